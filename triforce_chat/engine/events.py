@@ -1,0 +1,120 @@
+"""What an answer emits while it is made; the panel, --json and the statistics all fold these same values.
+
+Nothing here knows tensors or terminals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "interrupted"]
+RebuildReason = Literal["first", "stride", "acceptance", "rewind"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Progress of a prefill; the last one has ``done == total``."""
+
+    done: int  # prompt tokens in the cache, the reused ones included
+    total: int  # prompt tokens in all
+    cached: int  # of these, found in the cache from earlier turns
+    seconds: float  # since this prefill began
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """One verification at one level: ``accepted`` of ``proposed`` drafted tokens passed, one more was sampled."""
+
+    level: str  # "target" (full cache) or "retrieval" (target weights, small cache)
+    proposed: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The retrieval cache selected its chunks anew."""
+
+    at: int  # committed tokens at that moment
+    reason: RebuildReason
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Tokens that were committed, and the characters they complete (may be empty inside a character)."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of an answer."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    prefill_s: float
+    first_token_s: float  # from the request to the first token
+    decode_s: float  # after the prefill
+
+
+Event = Prefilled | Verified | Rebuilt | Text | Finished
+
+
+@dataclass(slots=True)
+class LevelTally:
+    """Counts of one level; acceptance is per tested token, as TriForce's alpha and beta."""
+
+    proposed: int = 0
+    accepted: int = 0
+    tested: int = 0  # accepted plus rejected: tokens behind a rejection were never judged
+    rounds: int = 0
+
+    def add(self, event: Verified) -> None:
+        self.rounds += 1
+        self.proposed += event.proposed
+        self.accepted += event.accepted
+        self.tested += min(event.accepted + 1, event.proposed)
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted / self.tested if self.tested else None
+
+
+@dataclass(slots=True)
+class Tally:
+    """A fold of the events of one answer."""
+
+    top: str = "target"
+    levels: dict[str, LevelTally] = field(default_factory=dict)
+    rebuilds: list[Rebuilt] = field(default_factory=list)
+    prefill: Prefilled | None = None
+    finished: Finished | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Prefilled():
+                self.prefill = event
+            case Verified():
+                self.levels.setdefault(event.level, LevelTally()).add(event)
+            case Rebuilt():
+                self.rebuilds.append(event)
+            case Text():
+                self.token_ids.extend(event.token_ids)
+                self.text += event.text
+            case Finished():
+                self.finished = event
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the top level, that is forwards over the full cache."""
+        return self.levels[self.top].rounds if self.top in self.levels else 0
+
+    @property
+    def tokens_per_round(self) -> float:
+        return len(self.token_ids) / self.rounds if self.rounds else 0.0

@@ -1,0 +1,47 @@
+"""What can go wrong for a user: one line of text and an exit code for each kind."""
+
+from __future__ import annotations
+
+INTERRUPTED = 130  # the shell's convention for SIGINT
+
+
+class TriforceError(Exception):
+    """A condition that the user can understand and act on; printed as one line, never as a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(TriforceError):
+    """The command line or a setting makes no sense."""
+
+    exit_code = 2
+
+
+class DocumentError(TriforceError):
+    """A document cannot be read or holds no text."""
+
+    exit_code = 3
+
+
+class DoesNotFit(TriforceError):
+    """The text is longer than the context; carries the numbers and the choices in its message."""
+
+    exit_code = 4
+
+
+class ModelError(TriforceError):
+    """A model cannot be found, fetched or run by this program."""
+
+    exit_code = 5
+
+
+class OutOfMemory(TriforceError):
+    """The machine has less memory than the work needs."""
+
+    exit_code = 6
+
+
+class ExactnessError(TriforceError):
+    """Speculative output was measurably different from the target's own."""
+
+    exit_code = 7
