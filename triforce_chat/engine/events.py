@@ -118,3 +118,37 @@ class Tally:
     @property
     def tokens_per_round(self) -> float:
         return len(self.token_ids) / self.rounds if self.rounds else 0.0
+
+    @property
+    def ms_per_token(self) -> float:
+        """Decoding time per token, prefill left out (reported beside it)."""
+        done = self.finished
+        return 1000 * done.decode_s / done.completion_tokens if done and done.completion_tokens else 0.0
+
+
+Side = Literal["speculative", "autoregressive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same prefilled context answered twice, each run alone on the machine."""
+
+    speculative: Tally
+    autoregressive: Tally
+    identical: bool  # the two token sequences are the same
+    ties: int | None  # tokens where plain decoding's best two logits lie within rounding; None: sampled, not greedy
+
+    @property
+    def decode_speedup(self) -> float:
+        fast = self.speculative.ms_per_token
+        return self.autoregressive.ms_per_token / fast if fast else 0.0
+
+    @property
+    def end_to_end_speedup(self) -> float:
+        """The same prefill counted on both sides, decoding per token of equal length."""
+        done = self.speculative.finished
+        if done is None or not done.completion_tokens:
+            return 0.0
+        tokens = done.completion_tokens
+        plain = done.prefill_s + tokens * self.autoregressive.ms_per_token / 1000
+        return plain / (done.prefill_s + done.decode_s)

@@ -1,0 +1,67 @@
+"""What the terminal needs of a conversation; ``session.Session`` provides it, tests provide a scripted one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from triforce_chat.documents import Document
+from triforce_chat.engine.events import Comparison, Event, Side, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question and what was answered (partial when it was interrupted)."""
+
+    question: str
+    answer: str
+    tally: Tally
+
+
+class Conversation(Protocol):
+    """Documents and turns. Every iterator below may be closed at any event: what was said so far is kept."""
+
+    @property
+    def documents(self) -> Sequence[Document]: ...
+    @property
+    def turns(self) -> Sequence[Turn]: ...
+    @property
+    def system(self) -> str: ...
+    @property
+    def context_used(self) -> int: ...
+    @property
+    def context_limit(self) -> int: ...
+
+    def ask(self, question: str) -> Iterator[Event]:
+        """Answer; raises ``DoesNotFit`` before anything is computed."""
+        ...
+
+    def retry(self) -> Iterator[Event]:
+        """Answer the last question again; raises ``UsageError`` when there is none."""
+        ...
+
+    def compare(self, question: str) -> Iterator[tuple[Side, Event] | Comparison]:
+        """Answer twice, first hierarchically, then plainly; the ``Comparison`` comes last."""
+        ...
+
+    def prefill(self) -> Iterator[Event]:
+        """Read the documents into the cache ahead of the first question."""
+        ...
+
+    def add(self, document: Document) -> int:
+        """Put a document behind what was said; returns its tokens; raises ``DoesNotFit``."""
+        ...
+
+    def set_system(self, text: str) -> None: ...
+    def set_option(self, name: str, value: str) -> None:
+        """Change one setting; raises ``UsageError`` naming the valid ones."""
+        ...
+
+    def options(self) -> dict[str, str]:
+        """Every setting that /set knows, with its present value."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the turns, keep the documents."""
+        ...
