@@ -1,0 +1,40 @@
+"""One attention function, registered with transformers, which reads whatever cache the forward was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "triforce"
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of n new tokens over the cache passed to the model as ``kv=``.
+
+    query: [1, Hq, n, D], key and value: [1, Hkv, n, D], all post-RoPE. Returns [1, n, Hq, D].
+    The query heads that share a KV head become rows of one matrix, so keys and values are never repeated.
+    """
+    keys, values, mask = kwargs["kv"].update(module.layer_idx, query, key, value)
+    _, heads, n, dim = query.shape
+    rows = query.reshape(1, key.shape[1], -1, dim)  # [1, Hkv, G*n, D]
+    out = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scaling)
+    return out.reshape(1, heads, n, dim).transpose(1, 2), None
+
+
+def register() -> None:
+    """Make ``attend`` known to transformers under NAME, with no mask of its own."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, lambda *_, **__: None)

@@ -1,0 +1,66 @@
+"""The full cache: every token of the history, post-RoPE, at its absolute position."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from triforce_chat.engine.cache.slab import Shape, Slab, View
+
+
+class QueryRing:
+    """The queries of the latest positions, which choose what a retrieval cache keeps."""
+
+    def __init__(self, shape: Shape, size: int) -> None:
+        self.size = size
+        self.data = Slab(shape, 0).keys.new_empty(shape.layers, shape.query_heads, size, shape.head_dim)
+        self.positions = [-1] * size  # which position each slot holds
+
+    def write(self, layer: int, position: int, q: Tensor) -> None:
+        """q: [1, Hq, n, D], the queries of positions ``position`` .. ``position+n-1``."""
+        n = min(q.shape[2], self.size)
+        first = position + q.shape[2] - n
+        slots = [(first + i) % self.size for i in range(n)]
+        self.data[layer][:, slots] = q[0, :, q.shape[2] - n :]
+        for i, slot in enumerate(slots):
+            self.positions[slot] = first + i
+
+    def latest(self, length: int, most: int) -> list[int]:
+        """Slots of up to ``most`` consecutive positions that end at ``length - 1``."""
+        slots: list[int] = []
+        for position in range(length - 1, max(length - 1 - most, -1), -1):
+            slot = position % self.size
+            if self.positions[slot] != position:
+                break
+            slots.append(slot)
+        return slots
+
+
+class FullCache:
+    """Keys and values of all committed tokens; grows in place, is never copied."""
+
+    def __init__(self, shape: Shape, capacity: int, query_window: int = 64) -> None:
+        self.shape = shape
+        self.slab = Slab(shape, capacity)
+        self.queries = QueryRing(shape, query_window)
+        self.length = 0
+
+    @property
+    def position(self) -> int:
+        return self.length
+
+    def pending(self, tokens: Tensor) -> Tensor:
+        return tokens[self.length :]
+
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:
+        self.queries.write(layer, self.length, q)
+        return self.slab.write(layer, self.length, k, v)
+
+    def advance(self, n: int) -> None:
+        self.length += n
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def recent_queries(self, most: int) -> Tensor:
+        """Queries of the latest committed tokens: [layers, Hq, up to ``most``, D]."""
+        return self.queries.data[:, :, self.queries.latest(self.length, most)]

@@ -1,0 +1,110 @@
+"""Preallocated key/value storage, and what the attention function sees of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The dimensions that one model's keys and values have."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(config: Any, dtype: torch.dtype, device: torch.device) -> Shape:
+        """Read them off a transformers configuration."""
+        heads = config.num_attention_heads
+        return Shape(
+            layers=config.num_hidden_layers,
+            query_heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            dtype=dtype,
+            device=device,
+        )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.query_heads // self.kv_heads
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class View(NamedTuple):
+    """What one layer's attention reads."""
+
+    keys: Tensor  # [1, Hkv, S, D]
+    values: Tensor  # [1, Hkv, S, D]
+    mask: Tensor | None  # [1, 1, G*n, S], additive; None for a single new token
+
+
+class KVCache(Protocol):
+    """A cache as the forward and the levels use it. ``length`` counts the tokens of the history it covers."""
+
+    length: int
+
+    @property
+    def position(self) -> int:
+        """The position (for RoPE) of the next token."""
+        ...
+
+    def pending(self, tokens: Tensor) -> Tensor:
+        """The ids to feed so that all of ``tokens`` [m] is covered; may first drop what must go."""
+        ...
+
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:
+        """Store k, v [1, Hkv, n, D] behind what is there; q [1, Hq, n, D] is the same tokens' queries."""
+        ...
+
+    def advance(self, n: int) -> None:
+        """Count n tokens as stored; once per forward, after its last layer."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forget everything behind the first ``length`` tokens of the history."""
+        ...
+
+
+class Slab:
+    """Keys and values of all layers in two tensors [layers, Hkv, capacity, D]."""
+
+    def __init__(self, shape: Shape, capacity: int) -> None:
+        self.shape = shape
+        self.capacity = capacity
+        size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
+        self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self._mask: Tensor | None = None
+
+    def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> View:
+        """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``; the view reaches to the last of them."""
+        n = k.shape[2]
+        end = at + n
+        if end > self.capacity:
+            raise ValueError(f"cache overflow: slot {end} of {self.capacity}")
+        self.keys[layer, :, at:end] = k[0]
+        self.values[layer, :, at:end] = v[0]
+        mask = self._tail_mask(n, end) if n > 1 else None
+        return View(self.keys[layer, None, :, :end], self.values[layer, None, :, :end], mask)
+
+    def _tail_mask(self, n: int, width: int) -> Tensor:
+        """Causal among the last n slots, everything before them visible; the same for all layers."""
+        rows = self.shape.group * n
+        if self._mask is None or self._mask.shape[2:] != (rows, width):
+            mask = torch.zeros(n, width, dtype=self.shape.dtype, device=self.shape.device)
+            mask[:, width - n :].fill_(float("-inf")).triu_(1)
+            self._mask = mask.repeat(self.shape.group, 1)[None, None]
+        return self._mask

@@ -1,0 +1,29 @@
+"""What a level hands to the level above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A chain of proposed tokens with the very distributions they were drawn from."""
+
+    tokens: Tensor  # [n], int64
+    probs: Tensor  # [n, V]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @staticmethod
+    def empty(vocabulary: int, device: torch.device) -> Draft:
+        return Draft(
+            torch.empty(0, dtype=torch.long, device=device), torch.empty(0, vocabulary, device=device)
+        )
+
+    @staticmethod
+    def join(parts: list[Draft]) -> Draft:
+        return Draft(torch.cat([part.tokens for part in parts]), torch.cat([part.probs for part in parts]))

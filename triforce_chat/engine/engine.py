@@ -1,0 +1,175 @@
+"""One target, its full cache, and a stack of levels on top: token ids in, events out."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Text
+from triforce_chat.engine.level import Speculative
+from triforce_chat.engine.runner import Runner
+from triforce_chat.engine.sampling import Sampler, Sampling
+from triforce_chat.engine.stacks import Builder, StackOptions
+from triforce_chat.engine.text import Detokenizer, StopStrings
+
+PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
+PLAIN = StackOptions(name="autoregressive")
+SLACK = 64  # slots behind the context for proposals that are not committed yet
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer to make."""
+
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: Sequence[str] = ()
+
+
+class Engine:
+    """Answers requests one at a time; what two prompts share at their start is computed once."""
+
+    def __init__(
+        self,
+        target: Runner,
+        context: int,
+        eos_ids: frozenset[int],
+        decode: Callable[[Sequence[int]], str],
+        draft: Runner | None = None,
+        options: StackOptions | None = None,
+    ) -> None:
+        self.target, self.draft, self.context = target, draft, context
+        self.eos_ids, self.decode = eos_ids, decode
+        self.full = FullCache(target.shape, context + SLACK)
+        self.cached: list[int] = []  # the ids whose keys and values the full cache holds
+        self.pending: deque[Event] = deque()
+        self.restack(options or StackOptions())
+
+    def restack(self, options: StackOptions) -> None:
+        """Put another stack on the same cache."""
+        self.options = options
+        self.top = self._build(options)
+
+    def _build(self, options: StackOptions) -> Speculative:
+        return Builder(self.target, self.full, self.draft, options, self.pending.append).build()
+
+    def prefill(self, prompt: Sequence[int]) -> Iterator[Prefilled]:
+        """Bring the full cache to exactly ``prompt``; may be closed at any chunk and resumed later."""
+        started = time.perf_counter()
+        cached = self._reuse(prompt)
+        while True:
+            done = len(self.cached)
+            yield Prefilled(done, len(prompt), cached, time.perf_counter() - started)
+            if done == len(prompt):
+                return
+            chunk = list(prompt[done : done + PREFILL_CHUNK])
+            self.target.prefill(self._tensor(chunk), self.full)
+            self.cached += chunk
+
+    def _reuse(self, prompt: Sequence[int]) -> int:
+        """Keep the longest common start of what is cached and ``prompt``; returns its length."""
+        common = 0
+        for have, want in zip(self.cached, prompt, strict=False):
+            if have != want:
+                break
+            common += 1
+        self._rollback(common)
+        return common
+
+    def _rollback(self, length: int) -> None:
+        self.top.rollback(length)
+        del self.cached[length:]
+
+    def answer(self, request: Request, plain: bool = False) -> Iterator[Event]:
+        """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
+
+        May be closed at any event: the tokens of every ``Text`` event are kept, nothing else is.
+        """
+        started = time.perf_counter()
+        cached = 0
+        for progress in self.prefill(request.prompt[:-1]):
+            cached = progress.cached
+            yield progress
+        ready = time.perf_counter()
+        answer = Answer(self, request, self._build(PLAIN) if plain else self.top)
+        yield from answer.events()
+        finished = time.perf_counter()
+        yield Finished(
+            reason=answer.reason or "stop",
+            prompt_tokens=len(request.prompt),
+            cached_tokens=cached,
+            completion_tokens=len(answer.made),
+            prefill_s=ready - started,
+            first_token_s=(answer.first or finished) - started,
+            decode_s=finished - ready,
+        )
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """``tokens`` are committed; the last of them is not in the cache yet."""
+        self.cached = list(tokens[: min(self.full.length, len(tokens) - 1)])
+        self._rollback(len(self.cached))
+
+    def _tensor(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor(ids, dtype=torch.long, device=self.target.device)
+
+
+class Answer:
+    """The decoding of one request whose prompt, but for its last token, is in the cache."""
+
+    def __init__(self, engine: Engine, request: Request, top: Speculative) -> None:
+        self.engine, self.request, self.top = engine, request, top
+        self.sampler = Sampler(request.sampling, len(request.prompt))
+        self.detokenizer = Detokenizer(engine.decode)
+        self.stops = StopStrings(request.stop)
+        self.most = min(request.max_tokens, engine.context - len(request.prompt))
+        self.made: list[int] = []
+        self.first: float | None = None  # when the first token was there
+        self.reason: FinishReason | None = None if self.most > 0 else "length"
+
+    def events(self) -> Iterator[Event]:
+        history = self.engine._tensor(self.request.prompt)
+        self.engine.pending.clear()
+        try:
+            while self.reason is None:
+                tokens = self.top.step(history, self.sampler, self.most - len(self.made) - 1).tokens
+                self.first = self.first or time.perf_counter()
+                text = self._commit(tokens.tolist())
+                history = torch.cat([history, tokens])
+                yield from self._drain()
+                yield text
+        finally:
+            self.engine.settle([*self.request.prompt, *self.made])
+
+    def _commit(self, ids: Sequence[int]) -> Text:
+        """Take tokens up to the first stop, in whatever role it came."""
+        before, shown = len(self.made), ""
+        for token in ids:
+            self.made.append(token)
+            shown += self._show(token)
+            if self.reason is None and len(self.made) == self.most:
+                self.reason = "length"
+            if self.reason is not None:
+                break
+        if self.reason == "length":
+            shown += self.stops.push(self.detokenizer.flush())[0] + self.stops.held
+        return Text(tuple(self.made[before:]), shown)
+
+    def _show(self, token: int) -> str:
+        if token in self.engine.eos_ids:
+            self.reason = "stop"
+            return self.stops.push(self.detokenizer.flush())[0] + self.stops.held
+        text, met = self.stops.push(self.detokenizer.push([token]))
+        if met:
+            self.reason = "stop"
+        return text
+
+    def _drain(self) -> Iterator[Event]:
+        while self.engine.pending:
+            yield self.engine.pending.popleft()

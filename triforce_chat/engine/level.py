@@ -1,0 +1,128 @@
+"""Levels: whatever proposes tokens together with the distributions they were drawn from.
+
+TriForce's hierarchy is plain recursion: a level that verifies its drafter's tokens emits tokens that follow
+its own distribution, which makes it a legal drafter for the level above.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.slab import KVCache
+from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.events import Event, Verified
+from triforce_chat.engine.runner import Forward
+from triforce_chat.engine.sampling import Sampler
+from triforce_chat.engine.timing import StepTimes
+from triforce_chat.engine.verify import verify
+
+
+class Level(Protocol):
+    """A source of proposals. ``tokens`` [m] is always the full history, the pending proposals included."""
+
+    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
+        """About n tokens that follow ``tokens``; fewer, even none, where the level has nothing to say."""
+        ...
+
+    def rollback(self, length: int) -> None:
+        """Only the first ``length`` tokens of the history stand."""
+        ...
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        """How the last proposal fared one level up."""
+        ...
+
+
+class Silent:
+    """Proposes nothing: the level above it decodes plainly."""
+
+    def __init__(self, model: Forward) -> None:
+        self.nothing = Draft.empty(model.vocabulary, model.device)
+
+    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
+        return self.nothing
+
+    def rollback(self, length: int) -> None:
+        pass
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        pass
+
+
+class Autoregressive:
+    """A small model that drafts token by token."""
+
+    def __init__(self, model: Forward, cache: KVCache) -> None:
+        self.model, self.cache = model, cache
+
+    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
+        drawn = [Draft.empty(self.model.vocabulary, self.model.device)]
+        for _ in range(n):
+            logits = self.model(self.cache.pending(tokens), self.cache, 1)
+            probs = sampler.probs(logits, tokens)
+            drawn.append(Draft(sampler.draw(probs[0])[None], probs))
+            tokens = torch.cat([tokens, drawn[-1].tokens])
+        return Draft.join(drawn)
+
+    def rollback(self, length: int) -> None:
+        self.cache.truncate(length)
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        pass
+
+
+class Speculative:
+    """Verifies a drafter's tokens with one forward of ``model`` over ``cache`` (TriForce, Alg. 1).
+
+    ``gamma`` is how many tokens it asks of its drafter for one verification.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Forward,
+        cache: KVCache,
+        drafter: Level,
+        gamma: int,
+        emit: Callable[[Event], None],
+        times: StepTimes | None = None,
+    ) -> None:
+        self.name, self.model, self.cache = name, model, cache
+        self.drafter, self.gamma, self.emit = drafter, gamma, emit
+        self.times = times or StepTimes()
+
+    def step(self, tokens: Tensor, sampler: Sampler, most: int) -> Draft:
+        """One round: draft up to ``most`` tokens, verify, commit; returns the k+1 tokens that follow."""
+        draft = self.drafter.propose(tokens, min(self.gamma, most), sampler)
+        started = time.perf_counter()
+        extended = torch.cat([tokens, draft.tokens])
+        logits = self.model(self.cache.pending(extended), self.cache, len(draft) + 1)
+        verdict = verify(draft, sampler.probs(logits, extended), sampler)
+        accepted = len(verdict) - 1
+        self.times.add(len(draft) + 1, time.perf_counter() - started)
+        self.rollback(len(tokens) + accepted)
+        self.drafter.judged(len(draft), accepted)
+        self.emit(Verified(self.name, len(draft), accepted))
+        return verdict
+
+    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
+        """At least n tokens by whole rounds, so that no verified token goes to waste."""
+        rounds = [Draft.empty(self.model.vocabulary, self.model.device)]
+        made = 0
+        while made < n:
+            rounds.append(self.step(tokens, sampler, self.gamma))
+            made += len(rounds[-1])
+            tokens = torch.cat([tokens, rounds[-1].tokens])
+        return Draft.join(rounds)
+
+    def rollback(self, length: int) -> None:
+        self.cache.truncate(length)
+        self.drafter.rollback(length)
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        self.cache.judged(proposed, accepted)

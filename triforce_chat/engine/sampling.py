@@ -1,0 +1,136 @@
+"""The one place with randomness: the warp from logits to probabilities, acceptance, and drawing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triforce_chat.errors import UsageError
+
+NUCLEUS_GUESS = 256  # candidates sorted first; a full sort of 49K logits per row costs more than attention
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. ``temperature`` 0 is greedy; 0 or 1 switch the other filters off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over the tokens of this answer, never over the document
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "temperature must be 0 or more": self.temperature >= 0,
+            "top-k must be 0 (off) or more": self.top_k >= 0,
+            "top-p must be above 0 and at most 1": 0 < self.top_p <= 1,
+            "min-p must be at least 0 and below 1": 0 <= self.min_p < 1,
+            "repetition penalty must be above 0": self.repetition_penalty > 0,
+        }
+        for complaint, holds in checks.items():
+            if not holds:
+                raise UsageError(complaint)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class Sampler:
+    """Warps and draws for one answer; the same object serves every level, so p and q share one rule.
+
+    ``answer_start`` is the index of the answer's first token in the history (for the repetition penalty).
+    """
+
+    def __init__(self, sampling: Sampling, answer_start: int = 0) -> None:
+        self.sampling = sampling
+        self.answer_start = answer_start
+        self.generator = torch.Generator()
+        if sampling.seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(sampling.seed)
+
+    def probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Distributions of the tokens that follow.
+
+        logits: [n, V]; the last row follows all of ``tokens`` [m], the first row follows ``tokens[:m-n+1]``.
+        Returns [n, V], at least fp32, rows sum to 1; at temperature 0 one-hot at the first maximum.
+        """
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.sampling.repetition_penalty != 1:
+            logits = self._penalize(logits, tokens)
+        if self.sampling.greedy:
+            return one_hot(logits.argmax(-1), logits.shape[-1], logits.dtype)
+        return truncate(torch.softmax(logits / self.sampling.temperature, -1), self.sampling)
+
+    def _penalize(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        n = logits.shape[0]
+        before = len(tokens) - n + 1
+        seen = torch.zeros_like(logits, dtype=torch.bool)  # [n, V]
+        seen[:, tokens[min(self.answer_start, before) : before]] = True
+        for row in range(1, n):
+            seen[row:, tokens[before + row - 1]] = True
+        factor = self.sampling.repetition_penalty
+        return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+
+    def leading(self, p: Tensor, q: Tensor) -> int:
+        """How many leading drafted tokens pass ``U < p/q``.
+
+        p, q: [n], the probabilities of the drafted tokens under the verifying and the drafting distribution.
+        One fresh fp32 uniform in [0, 1) per token; the test is strict, so p = 0 never passes.
+        """
+        u = torch.rand(p.shape, generator=self.generator, dtype=torch.float32).to(p.device)
+        return int((u * q < p).long().cumprod(0).sum())
+
+    def draw(self, weights: Tensor) -> Tensor:
+        """One index drawn in proportion to ``weights`` [V] (non-negative, not all zero); shape []."""
+        cumulative = weights.double().cumsum(0)
+        u = torch.rand((), generator=self.generator, dtype=torch.float64).to(weights.device)
+        # A weightless index never comes first above u; the clamp guards u * total rounding up to total.
+        index = torch.searchsorted(cumulative, u * cumulative[-1], right=True)
+        return torch.minimum(index, weights.nonzero()[-1, 0])
+
+
+def one_hot(index: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """All mass on one token: index [n] -> [n, V]."""
+    zeros = torch.zeros(len(index), vocabulary, dtype=dtype, device=index.device)
+    return zeros.scatter_(-1, index[:, None], 1)
+
+
+def truncate(probs: Tensor, sampling: Sampling) -> Tensor:
+    """Apply top-k, top-p and min-p to probs [n, V] and renormalize.
+
+    Each filter is a threshold on the unfiltered probability, so equal tokens stay or go together and the
+    result does not depend on the order of a sort.
+    """
+    floor = torch.zeros_like(probs[:, :1])
+    if 0 < sampling.top_k < probs.shape[-1]:
+        floor = torch.maximum(floor, probs.topk(sampling.top_k, -1).values[:, -1:])
+    if sampling.top_p < 1:
+        floor = torch.maximum(floor, nucleus_floor(probs, sampling.top_p))
+    if sampling.min_p > 0:
+        floor = torch.maximum(floor, sampling.min_p * probs.amax(-1, keepdim=True))
+    kept = torch.where(probs >= floor, probs, 0)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
+    """The smallest probability inside each row's nucleus: [n, V] -> [n, 1].
+
+    The nucleus is the shortest prefix of the sorted row whose mass reaches ``top_p``.
+    """
+    vocabulary = probs.shape[-1]
+    width = min(NUCLEUS_GUESS, vocabulary)
+    while True:
+        ranked = probs.topk(width, -1).values
+        mass = ranked.cumsum(-1)
+        if width == vocabulary or bool((mass[:, -1] >= top_p).all()):
+            break
+        width = min(width * 8, vocabulary)
+    last = (mass < top_p).sum(-1, keepdim=True).clamp(max=width - 1)
+    return ranked.gather(-1, last)
