@@ -1,0 +1,114 @@
+"""EPUB files: the spine's documents in order, read in memory and never unpacked to disk."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from io import BytesIO
+from urllib.parse import unquote
+from zipfile import ZipFile
+
+from bs4 import BeautifulSoup, Tag
+
+from triforce_chat.documents.encoding import decode
+from triforce_chat.documents.html import parse_html
+from triforce_chat.documents.model import Parsed
+from triforce_chat.errors import DocumentError
+
+CONTAINER = "META-INF/container.xml"
+ENCRYPTION = "META-INF/encryption.xml"
+MAX_UNPACKED = 32 << 20  # bytes of text; the longest novels have five million
+ENCRYPTED_FLAG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """Reads members of a ZIP file whose declared sizes stay within ``MAX_UNPACKED`` together."""
+
+    file: ZipFile
+
+    def read(self, name: str) -> bytes:
+        self.require([name])
+        return self.file.read(name)  # zipfile stops at the declared size
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raises ``DocumentError`` for members that are locked or too large, before reading any."""
+        members = [self.file.getinfo(name) for name in names]
+        if any(member.flag_bits & ENCRYPTED_FLAG for member in members):
+            raise DocumentError("the EPUB is encrypted and cannot be read")
+        if sum(member.file_size for member in members) > MAX_UNPACKED:
+            raise DocumentError(f"the EPUB unpacks to more than {MAX_UNPACKED >> 20} MiB of text; refused")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.file.NameToInfo
+
+
+def parse_epub(data: bytes) -> Parsed:
+    """Sections of every document in the spine. Raises ``DocumentError`` for DRM, bombs and other ZIPs."""
+    with ZipFile(BytesIO(data)) as file:
+        archive = Archive(file)
+        package = _package_name(archive)
+        opf = _xml(archive, package)
+        names = _spine(opf, posixpath.dirname(package))
+        present = [name for name in names if name in archive]
+        archive.require(present)
+        _refuse_drm(archive, present)
+        chapters = [parse_html(archive.read(name)) for name in present]
+    return Parsed(_texts(chapters), _title(opf), notices=_notices(chapters, len(names) - len(present)))
+
+
+def _xml(archive: Archive, name: str) -> BeautifulSoup:
+    # The HTML parser knows no custom entities: nothing in the file can make it expand one.
+    return BeautifulSoup(decode(archive.read(name)).text, "html.parser")
+
+
+def _package_name(archive: Archive) -> str:
+    root = _tags(_xml(archive, CONTAINER), "rootfile") if CONTAINER in archive else []
+    declared = [str(tag.get("full-path", "")) for tag in root]
+    others = [name for name in archive.file.namelist() if name.endswith(".opf")]
+    found = next((name for name in [*declared, *others] if name in archive), None)
+    if found is None:
+        raise DocumentError("a ZIP archive, not an EPUB; save office documents as PDF or text first")
+    return found
+
+
+def _spine(opf: BeautifulSoup, folder: str) -> list[str]:
+    items = {str(item.get("id")): item for item in _tags(opf, "item")}
+    order = dict.fromkeys(str(ref.get("idref")) for ref in _tags(opf, "itemref"))
+    chosen = [items[name] for name in order if name in items]
+    return [_path(folder, item) for item in chosen if "html" in str(item.get("media-type", "html"))]
+
+
+def _path(folder: str, item: Tag) -> str:
+    href = unquote(str(item.get("href", "")).split("#")[0])
+    return posixpath.normpath(posixpath.join(folder, href))
+
+
+def _refuse_drm(archive: Archive, names: Iterable[str]) -> None:
+    if ENCRYPTION not in archive:
+        return
+    references = _tags(_xml(archive, ENCRYPTION), "cipherreference")
+    locked = {unquote(str(tag.get("uri", ""))) for tag in references}
+    if not locked.isdisjoint(names):
+        raise DocumentError("the EPUB is protected (DRM) and cannot be read")
+
+
+def _tags(soup: BeautifulSoup, name: str) -> list[Tag]:
+    return soup.find_all(re.compile(rf"(?:[^:]+:)?{name}$"))
+
+
+def _title(opf: BeautifulSoup) -> str:
+    return next((tag.get_text() for tag in _tags(opf, "title")), "")
+
+
+def _texts(chapters: Iterable[Parsed]) -> list[str]:
+    # Covers and ornaments have no text; as empty sections they would look like scans.
+    return [text for chapter in chapters for text in chapter.texts if text.strip()]
+
+
+def _notices(chapters: Iterable[Parsed], missing: int) -> tuple[str, ...]:
+    said = dict.fromkeys(notice for chapter in chapters for notice in chapter.notices)
+    lost = f"{missing} chapter file{'s' * (missing > 1)} missing from the EPUB"
+    return (*said, *([lost] if missing else []))

@@ -1,0 +1,104 @@
+"""Titles, pages, and what has to be said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from triforce_chat.documents.ranges import PageRange, fold
+from triforce_chat.errors import DocumentError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page (or section, for formats without pages); ``number`` counts from 1 as a reader would."""
+
+    number: int
+    text: str
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.text.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a format's parser found: texts in reading order; ``broken`` counts from 1 like pages."""
+
+    texts: Sequence[str]
+    title: str = ""
+    unit: str = "section"
+    broken: tuple[int, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A title and its pages in reading order; ``broken`` names the pages that could not be read."""
+
+    title: str
+    source: str
+    pages: tuple[Page, ...]
+    unit: str = "page"  # or "section"
+    broken: tuple[int, ...] = ()
+    notices: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def text(self) -> str:
+        """All pages joined; they carry their own line ends."""
+        return "".join(page.text for page in self.pages)
+
+    @property
+    def empty_pages(self) -> tuple[int, ...]:
+        """Numbers of the pages without text, damaged ones included."""
+        return tuple(page.number for page in self.pages if page.is_empty)
+
+    @property
+    def warning(self) -> str | None:
+        """One line that names everything the reader of these pages would miss, or None."""
+        silent = [number for number in self.empty_pages if number not in self.broken]
+        lines = [
+            self._told(silent, "holds no text: scanned?", "hold no text: scanned?"),
+            self._told(self.broken, "is damaged and left out", "are damaged and left out"),
+            *self.notices,
+        ]
+        return "; ".join(line for line in lines if line) or None
+
+    def select(self, pages: Sequence[PageRange]) -> Document:
+        """Keep the named pages under their own numbers, in reading order.
+
+        Raises ``UsageError`` for a page that does not exist, ``DocumentError`` when those kept hold no text.
+        """
+        for chosen in pages:
+            self._require(chosen.last or chosen.first)
+        kept = tuple(page for page in self.pages if any(page.number in chosen for chosen in pages))
+        if not kept:
+            raise UsageError(f"{self.title}: none of these {self.unit}s is in the document")
+        broken = tuple(page.number for page in kept if page.number in self.broken)
+        return replace(self, pages=kept, broken=broken).with_text()
+
+    def with_text(self) -> Document:
+        """Itself; raises ``DocumentError`` when no page holds text."""
+        if not all(page.is_empty for page in self.pages):
+            return self
+        raise DocumentError(f"{self.title}: {self._silence()}")
+
+    def _silence(self) -> str:
+        numbers = [page.number for page in self.pages]
+        if self.broken and len(self.broken) == len(numbers):
+            return f"damaged, none of its {len(numbers)} {self.unit}(s) can be read"
+        if self.unit != "page":
+            return "holds no text"
+        advice = "no text; if this is a scan, run OCR on it first"
+        return self._told(numbers, f"holds {advice}", f"hold {advice}")
+
+    def _told(self, numbers: Sequence[int], one: str, many: str) -> str:
+        if not numbers:
+            return ""
+        return f"{self.unit}{'s' * (len(numbers) > 1)} {fold(numbers)} {many if len(numbers) > 1 else one}"
+
+    def _require(self, number: int) -> None:
+        last = max(page.number for page in self.pages)
+        if number > last:
+            count = f"{last} {self.unit}{'s' * (last > 1)}"
+            raise UsageError(f"{self.unit} {number} is out of range: {self.title} has {count}")

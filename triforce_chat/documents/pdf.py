@@ -1,0 +1,55 @@
+"""PDF files by way of pypdf, page by page."""
+
+from __future__ import annotations
+
+import re
+from io import BytesIO
+
+from pypdf import PasswordType, PdfReader
+
+from triforce_chat.documents.encoding import clean
+from triforce_chat.documents.model import Parsed
+from triforce_chat.errors import DocumentError
+
+# What programs write where nobody gave a title; the file's own name says more.
+NO_TITLE = re.compile(
+    r"\(?(?:untitled|unnamed|none)\)?|microsoft word - .*|.*\.(?:docx?|tex|dvi|indd|qxd|pdf)", re.I
+)
+
+
+def parse_pdf(data: bytes, password: str | None = None) -> Parsed:
+    """Text of every page; a page that fails is listed as broken. Raises ``DocumentError`` when locked."""
+    reader = PdfReader(BytesIO(data))
+    if reader.is_encrypted:
+        _unlock(reader, password)
+    texts = [_page_text(reader, index) for index in range(len(reader.pages))]
+    if not texts:
+        raise DocumentError("the PDF has no pages")
+    broken = tuple(number for number, text in enumerate(texts, 1) if text is None)
+    return Parsed([text or "" for text in texts], _title(reader), "page", broken)
+
+
+def _unlock(reader: PdfReader, password: str | None) -> None:
+    for attempt in (password or "", ""):
+        if reader.decrypt(attempt) is not PasswordType.NOT_DECRYPTED:
+            return
+    if password:
+        raise DocumentError("the PDF is encrypted and this password does not open it: check --password")
+    raise DocumentError("the PDF is encrypted: pass its password with --password")
+
+
+def _page_text(reader: PdfReader, index: int) -> str | None:
+    try:
+        text = clean(reader.pages[index].extract_text())
+    except Exception:  # a damaged page raises almost anything; the others are still worth reading
+        return None
+    lines = [line.rstrip(" \t") for line in text.rstrip("\n").split("\n")]
+    return "\n".join([*lines, ""]) if text else ""
+
+
+def _title(reader: PdfReader) -> str:
+    try:
+        title = str(reader.metadata.title or "") if reader.metadata else ""
+    except Exception:  # odd metadata must not cost the document
+        return ""
+    return "" if NO_TITLE.fullmatch(title.strip()) else title

@@ -1,0 +1,184 @@
+"""Model folders in the user's cache: made once, complete or absent, and checked at every start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+from triforce_chat.errors import ModelError
+from triforce_chat.models.progress import Progress, Report
+
+FORMAT = 1  # of the manifest and of what lies beside it; a new number makes every folder anew
+MANIFEST = "manifest.json"
+HEAD_BYTES = 1 << 20  # holds a safetensors header, and the whole of a small file
+SMALL_BYTES = 16 << 20  # up to here a file is hashed at every start: 16 MiB take about 50 ms
+
+Build = Callable[[Path], None]  # fills an empty folder; may put scratch files beside it
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one file looked like when it was complete; sizes in bytes, time in nanoseconds."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+    head: str  # sha256 of the first HEAD_BYTES
+
+
+def cache_folder() -> Path:
+    """The folder for everything that can be made again; TRIFORCE_CHAT_CACHE overrides the system's."""
+    override = os.environ.get("TRIFORCE_CHAT_CACHE")
+    if override:
+        return Path(override).expanduser().absolute()
+    return platformdirs.user_cache_path("triforce-chat", appauthor=False)
+
+
+def ensure(folder: Path, source: str, build: Build, report: Report) -> Path:
+    """Return ``folder``, made by ``build`` unless an intact copy made from ``source`` is there.
+
+    One process builds while others wait for its result. Raises ModelError when the disk refuses.
+    """
+    if is_intact(folder, source):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder, report):
+            if not is_intact(folder, source):  # another process may have made it meanwhile
+                _install(folder, source, build)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ModelError(
+            f"cannot write the cache {folder.parent}: {reason}; TRIFORCE_CHAT_CACHE names another folder"
+        ) from error
+    return folder
+
+
+def is_intact(folder: Path, source: str) -> bool:
+    """Whether every file is as the manifest says; large files are read whole only if touched since."""
+    try:
+        records = _read_manifest(folder, source)
+        if not all(_matches(folder / name, record) for name, record in records.items()):
+            return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    _remember_times(folder, source, records)
+    return True
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(folder: Path, source: str) -> None:
+    """Push the files of a finished folder to the disk and write its manifest last."""
+    records = {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    for name in records:
+        _sync(folder / name)
+    _write_manifest(folder, source, records)
+
+
+def _record(path: Path) -> Record:
+    stat = path.stat()
+    return Record(stat.st_size, stat.st_mtime_ns, sha256_of(path), _head(path))
+
+
+def _head(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+
+
+def _matches(path: Path, record: Record) -> bool:
+    stat = path.stat()
+    if stat.st_size != record.size:
+        return False
+    if stat.st_size <= SMALL_BYTES or stat.st_mtime_ns != record.mtime_ns:
+        return sha256_of(path) == record.sha256
+    return _head(path) == record.head
+
+
+def _read_manifest(folder: Path, source: str) -> dict[str, Record]:
+    manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+    if (manifest["format"], manifest["source"]) != (FORMAT, source) or not manifest["files"]:
+        raise ValueError("made by another version")
+    return {name: Record(**record) for name, record in manifest["files"].items()}
+
+
+def _write_manifest(folder: Path, source: str, records: dict[str, Record]) -> None:
+    files = {name: asdict(record) for name, record in records.items()}
+    text = json.dumps({"format": FORMAT, "source": source, "files": files}, indent=1)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=".", delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(folder / MANIFEST)
+
+
+def _remember_times(folder: Path, source: str, records: dict[str, Record]) -> None:
+    """A copied cache has new times: note them, so that it is hashed whole only once."""
+    now = {name: (folder / name).stat().st_mtime_ns for name in records}
+    if all(now[name] == record.mtime_ns for name, record in records.items()):
+        return
+    renewed = {name: Record(r.size, now[name], r.sha256, r.head) for name, r in records.items()}
+    try:
+        _write_manifest(folder, source, renewed)
+    except OSError:
+        return  # a read-only cache is still a good one
+
+
+@contextmanager
+def _locked(folder: Path, report: Report) -> Iterator[None]:
+    lock = filelock.FileLock(folder.parent / f"{folder.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        report(Progress("waiting", 0, 1))
+        lock.acquire()
+        report(Progress("waiting", 1, 1))
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _install(folder: Path, source: str, build: Build) -> None:
+    for stale in folder.parent.glob(f".{folder.name}.*"):  # left by a process that was killed
+        shutil.rmtree(stale, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        made = work / "made"
+        made.mkdir()
+        build(made)
+        seal(made, source)
+        _swap_in(made, folder, work / "damaged")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _swap_in(made: Path, folder: Path, aside: Path) -> None:
+    if folder.exists():
+        folder.rename(aside)
+    made.rename(folder)
+    _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open a folder
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,49 @@
+"""Which tokens end an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# A base model's config often names only the end of a text, its chat template ends turns with another.
+END_MARKERS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<|eom_id|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+)
+
+
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Ids from the generation config, the config, the tokenizer, and well-known special end markers."""
+    configs = (getattr(model, "generation_config", None), model.config, tokenizer)
+    declared = [_as_ids(getattr(config, "eos_token_id", None)) for config in configs]
+    return frozenset[int]().union(*declared, _marker_ids(tokenizer))
+
+
+def settle_gguf_tokenizer(tokenizer: Any, config: Any) -> None:
+    """Give a tokenizer read from GGUF the special tokens of the config, and exact decoding.
+
+    Some versions of transformers guess both: they took the beginning marker for the end marker.
+    """
+    for role in ("bos_token", "eos_token", "pad_token"):
+        number = getattr(config, f"{role}_id", None)
+        if isinstance(number, int):
+            setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(number))
+    tokenizer.clean_up_tokenization_spaces = False
+
+
+def _as_ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)
+
+
+def _marker_ids(tokenizer: Any) -> frozenset[int]:
+    special = {
+        token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    return frozenset(special[marker] for marker in END_MARKERS if marker in special)

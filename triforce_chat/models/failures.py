@@ -1,0 +1,34 @@
+"""What libraries raise while they read a model, as one line for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from triforce_chat.errors import ModelError, OutOfMemory, TriforceError
+
+ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+@contextmanager
+def explained(name: str, device: str) -> Iterator[None]:
+    """Whatever a library raises while it reads a model becomes one line about that model."""
+    try:
+        yield
+    except TriforceError:
+        raise
+    except Exception as error:
+        if _is_out_of_memory(error):
+            raise OutOfMemory(
+                f"{name} does not fit into the memory of {device}; take a smaller model"
+            ) from error
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise ModelError(f"{name} cannot be loaded: {first or type(error).__name__}") from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in ALLOCATION_FAILED)

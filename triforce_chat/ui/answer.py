@@ -1,0 +1,138 @@
+"""Show one answer: consume its events, stop when the user asks for it, give the figures back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Protocol, Self, TypeVar
+
+from rich.console import Console
+from rich.text import Text
+
+from triforce_chat.engine.events import Event, Finished, Tally
+from triforce_chat.engine.events import Text as Said
+from triforce_chat.ui import figures
+from triforce_chat.ui.clean import Cleaner
+from triforce_chat.ui.panel import EnginePanel
+from triforce_chat.ui.stream import MarkdownTail
+from triforce_chat.ui.terminal import Detail, Interrupt, Screen, keys_hidden
+
+Item = TypeVar("Item")
+
+
+class View(Protocol):
+    """Something that an answer is shown on."""
+
+    panel: EnginePanel
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...
+    def add(self, event: Event) -> None: ...
+
+
+class BareView:
+    """The answer's text and a line end; no escape code, nothing else."""
+
+    def __init__(self, screen: Screen, panel: EnginePanel) -> None:
+        self.panel = panel
+        self._screen, self._cleaner = screen, Cleaner()
+        self._open = False  # the line that the cursor is on
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._write(self._cleaner.rest())
+        if self._open:
+            self._write("\n")
+
+    def add(self, event: Event) -> None:
+        self.panel.add(event)
+        if isinstance(event, Said):
+            self._write(self._cleaner.feed(event.text))
+        self._open = self._open or (isinstance(event, Finished) and not self.panel.tally.text)
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._open = not text.endswith("\n")
+            self._screen.out.file.write(text)
+            self._screen.out.file.flush()
+
+
+class PlainView(BareView):
+    """The same, and one summary line on stderr."""
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        _summarise(self._screen.err, self.panel.tally)
+
+
+class LiveView:
+    """Markdown with the engine's panel below; the panel leaves one line behind."""
+
+    def __init__(self, screen: Screen, panel: EnginePanel) -> None:
+        self.panel = panel
+        self._out, self._cleaner = screen.out, Cleaner()
+        self._tail = MarkdownTail(screen.out, panel)
+
+    def __enter__(self) -> Self:
+        self._tail.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._tail.write(self._cleaner.rest())
+        finally:
+            self._tail.__exit__(*error)
+        _summarise(self._out, self.panel.tally)
+
+    def add(self, event: Event) -> None:
+        self.panel.add(event)
+        if isinstance(event, Said):
+            self._tail.write(self._cleaner.feed(event.text))
+
+
+def _summarise(console: Console, tally: Tally) -> None:
+    line = figures.fit(figures.summary(tally), console.width)
+    if line:
+        console.print(Text(line, "dim"), soft_wrap=True)
+
+
+VIEWS: Mapping[Detail, Callable[[Screen, EnginePanel], View]] = {
+    "live": LiveView,
+    "plain": PlainView,
+    "bare": BareView,
+}
+
+
+def show_answer(events: Iterator[Event], screen: Screen, *, title: str = "", limit: int = 0) -> Tally:
+    """Show the events of one answer and return their fold.
+
+    ``title`` names the stack and ``limit`` is the context in tokens, both for the panel. Ctrl-C closes
+    ``events`` and ends the tally with ``Finished("interrupted", ...)``; a second one raises ``Leave``.
+    """
+    view = VIEWS[screen.detail](screen, EnginePanel(title, limit))
+    with keys_hidden(), Interrupt(partial(_stopping, view.panel)) as interrupt, view:
+        with closing(until(interrupt, events)) as answer:
+            for event in answer:
+                view.add(event)
+        if interrupt.requested:
+            view.panel.interrupted()
+    return view.panel.tally
+
+
+def _stopping(panel: EnginePanel) -> None:
+    panel.stopping = True
+
+
+def until(interrupt: Interrupt, items: Iterator[Item]) -> Generator[Item]:
+    """The items up to an interrupt; the source is closed in any case, so that it keeps what it made."""
+    try:
+        for item in items:
+            yield item
+            if interrupt.requested:
+                return
+    finally:
+        if isinstance(items, Generator):
+            items.close()

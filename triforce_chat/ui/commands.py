@@ -1,0 +1,250 @@
+"""The slash commands: a ``cmd_*`` method is one, its docstring the help, ``complete_*`` what may follow."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from triforce_chat.documents import Document, Page
+from triforce_chat.engine.events import Event, Rebuilt, Tally
+from triforce_chat.errors import UsageError
+from triforce_chat.ui import figures
+from triforce_chat.ui.clean import clean
+from triforce_chat.ui.compare import show_comparison
+from triforce_chat.ui.conversation import Conversation
+from triforce_chat.ui.terminal import Screen
+from triforce_chat.ui.transcript import describe, transcript
+
+PAGES = re.compile(r"\d+(-\d*)?(,\d+(-\d*)?)*")
+USAGE = re.compile(r"Usage: (.*)")
+ReadDocument = Callable[[str, str | None], Document]
+Choice = tuple[str, str]  # what may be typed, and what it means
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command as /help and the completion show it."""
+
+    name: str
+    arguments: str
+    help: str
+    run: Callable[[str], None]
+
+    @classmethod
+    def of(cls, method: Callable[[str], None]) -> Command:
+        text = method.__doc__ or ""
+        usage = USAGE.search(text)
+        name = method.__name__.removeprefix("cmd_")
+        return cls(name, usage[1].rstrip(".") if usage else "", text.splitlines()[0], method)
+
+
+class Commands:
+    """What the slash commands do to a conversation; ``show`` displays the events of an answer."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        read_document: ReadDocument,
+        screen: Screen,
+        show: Callable[[Iterator[Event]], None],
+    ) -> None:
+        self.leaving = False
+        self.last: Tally | None = None  # of the last answer
+        self._conversation, self._read_document = conversation, read_document
+        self._screen, self._show = screen, show
+        self._saved: set[Path] = set()
+        methods = (getattr(self, name) for name in vars(Commands) if name.startswith("cmd_"))
+        self.all = {command.name: command for command in map(Command.of, methods)}
+
+    def run(self, line: str) -> None:
+        """Run ``/name arguments``; raises ``UsageError`` for a name that does not exist."""
+        name, _, arguments = line.removeprefix("/").partition(" ")
+        command = self.all.get(name)
+        if command is None:
+            close = difflib.get_close_matches(name, self.all, 1)
+            hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
+            raise UsageError(f"there is no command /{clean(name)}; {hint}")
+        command.run(arguments.strip())
+
+    def choices(self, name: str) -> Iterable[Choice]:
+        """What may follow a command; paths are not among them."""
+        complete: Callable[[], Iterable[Choice]] = getattr(self, f"complete_{name}", lambda: ())
+        return complete()
+
+    def cmd_help(self, name: str) -> None:
+        """Show the commands, or one of them.
+
+        Usage: [COMMAND]
+        """
+        wanted = name.removeprefix("/")
+        table = _table("", "")
+        for command in [self.all[wanted]] if wanted in self.all else self.all.values():
+            table.add_row(Text(f"/{command.name} {command.arguments}"), Text(command.help))
+        self._screen.notes.print(table)
+
+    def complete_help(self) -> Iterable[Choice]:
+        return [(command.name, command.help) for command in self.all.values()]
+
+    def cmd_doc(self, arguments: str) -> None:
+        """Add a document behind what was said.
+
+        Usage: PATH [PAGES]
+        """
+        path, pages = _path_and_pages(arguments)
+        if not path:
+            raise UsageError("/doc needs a path: /doc PATH [PAGES], for instance /doc book.pdf 12-40")
+        document = self._read_document(path, pages)
+        tokens = self._conversation.add(document)
+        self._say(f"added {describe(document)}, {figures.count(tokens, 'token')}")
+        self._show(self._conversation.prefill())
+
+    def cmd_pages(self, arguments: str) -> None:
+        """List the documents, or show pages as the model sees them.
+
+        Usage: [PAGES]
+        """
+        if not self._conversation.documents:
+            raise UsageError("there is no document; add one with /doc PATH")
+        if not arguments:
+            return self._say(*map(describe, self._conversation.documents))
+        if not PAGES.fullmatch(arguments):
+            raise UsageError(f"{clean(arguments)} is no page range; write 12, 12-14 or 3,8-")
+        return self._say_pages(arguments)
+
+    def cmd_stats(self, _arguments: str) -> None:
+        """Show the figures of the last answer."""
+        tally = self.last
+        if tally is None:
+            raise UsageError("there are no figures yet: ask something first")
+        table = _table("level", "accepted", "proposed", "tested", "rounds", "acceptance")
+        for name, level in figures.levels(tally):
+            counts = (level.accepted, level.proposed, level.tested, level.rounds)
+            table.add_row(clean(name), *(f"{number:,}" for number in counts), figures.share(level.acceptance))
+        self._say(*figures.summary(tally), *figures.reading(tally), *_rebuilds(tally.rebuilds))
+        if tally.levels:
+            self._screen.notes.print(table)
+
+    def cmd_compare(self, question: str) -> None:
+        """Answer a question hierarchically and plainly, side by side.
+
+        Usage: QUESTION
+        """
+        if not question:
+            raise UsageError("/compare needs a question: /compare QUESTION")
+        limit = self._conversation.context_limit
+        show_comparison(self._conversation.compare(question), self._screen, limit=limit)
+
+    def cmd_system(self, text: str) -> None:
+        """Show or change the system text; "" empties it.
+
+        Usage: [TEXT]
+        """
+        if text:
+            self._conversation.set_system("" if text in ('""', "''") else text)
+        self._say(self._conversation.system or "the system text is empty")
+
+    def cmd_set(self, arguments: str) -> None:
+        """Show the settings, or change one.
+
+        Usage: [NAME VALUE]
+        """
+        name, value = [*arguments.replace("=", " ", 1).split(None, 1), "", ""][:2]
+        options = self._conversation.options()
+        if value or (name and name not in options):
+            self._conversation.set_option(name, value.strip())
+            options = self._conversation.options()
+        shown = {name: options[name]} if name in options else options
+        self._say(*(f"{name} = {value}" for name, value in shown.items()))
+
+    def complete_set(self) -> Iterable[Choice]:
+        return [(name, f"now {value}") for name, value in self._conversation.options().items()]
+
+    def cmd_retry(self, _arguments: str) -> None:
+        """Answer the last question again."""
+        self._show(self._conversation.retry())
+
+    def cmd_save(self, file: str) -> None:
+        """Write the conversation to a Markdown file.
+
+        Usage: FILE
+        """
+        if not file:
+            raise UsageError("/save needs a file: /save FILE")
+        path = Path(file.strip("\"'")).expanduser()
+        if path.exists() and path.resolve() not in self._saved:
+            raise UsageError(f"{path} exists; nothing was written, choose another name")
+        path.write_text(transcript(self._conversation), encoding="utf-8")
+        self._saved.add(path.resolve())
+        self._say(f"wrote {figures.count(len(self._conversation.turns), 'turn')} to {path}")
+
+    def cmd_tokens(self, _arguments: str) -> None:
+        """Show how much of the context is used."""
+        used, limit = self._conversation.context_used, self._conversation.context_limit
+        self._say(f"context {figures.context(used, limit)}, {max(0, limit - used):,} left")
+
+    def cmd_clear(self, _arguments: str) -> None:
+        """Forget what was said; the documents stay."""
+        self._conversation.clear()
+        self._say("forgot what was said; the documents stay")
+
+    def cmd_exit(self, _arguments: str) -> None:
+        """Leave; Ctrl-D does the same."""
+        self.leaving = True
+
+    def cmd_quit(self, arguments: str) -> None:
+        """Leave."""
+        self.cmd_exit(arguments)
+
+    def _say(self, *lines: str) -> None:
+        for line in lines:
+            self._screen.notes.print(Text(clean(line)))
+
+    def _say_pages(self, pages: str) -> None:
+        documents = self._conversation.documents
+        found = [(document, page) for document in documents for page in chosen(document, pages)]
+        if not found:
+            raise UsageError(f"no document has {pages}; /pages lists what there is")
+        for document, page in found:
+            self._screen.notes.print(Text(f"{clean(document.title)}, {document.unit} {page.number}", "bold"))
+            self._say(page.text.strip() or "(no text)")
+
+
+def chosen(document: Document, pages: str) -> list[Page]:
+    """The pages of a document that a range such as "3,8-12,40-" names."""
+    spans = [span.partition("-") for span in pages.split(",")]
+    return [page for page in document.pages if any(_within(page.number, *span) for span in spans)]
+
+
+def _within(number: int, first: str, dash: str, last: str) -> bool:
+    return int(first) <= number <= (int(last) if last else number if dash else int(first))
+
+
+def _path_and_pages(arguments: str) -> tuple[str, str | None]:
+    """A path may contain spaces; the last word is a page range only if the whole is no file."""
+    path, _, last = arguments.rpartition(" ")
+    whole = arguments.strip("\"'")
+    if path and PAGES.fullmatch(last) and not Path(whole).expanduser().exists():
+        return path.strip(" \"'"), last
+    return whole, None
+
+
+def _rebuilds(rebuilds: list[Rebuilt]) -> list[str]:
+    last = {rebuilt.reason: rebuilt.at for rebuilt in rebuilds}
+    counts = Counter(rebuilt.reason for rebuilt in rebuilds)
+    return [f"cache built for {why}: {counts[why]}, the last at token {at:,}" for why, at in last.items()]
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD if first else None, pad_edge=False, show_header=bool(first))
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right" if heading else "left")
+    return table

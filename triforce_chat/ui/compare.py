@@ -1,0 +1,182 @@
+"""The same question answered hierarchically and plainly, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from itertools import zip_longest
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from triforce_chat.engine.events import Comparison, Event, Side, Tally
+from triforce_chat.ui import figures
+from triforce_chat.ui.answer import BareView, until
+from triforce_chat.ui.clean import clean
+from triforce_chat.ui.markdown import Page
+from triforce_chat.ui.panel import EnginePanel
+from triforce_chat.ui.stream import Frame, Region
+from triforce_chat.ui.terminal import Interrupt, Screen, keys_hidden
+
+HEADINGS: Mapping[Side, str] = {"speculative": "hierarchical", "autoregressive": "plain"}
+EDGES = 6  # rows that the borders, the headings and the cursor need
+Items = Iterator[tuple[Side, Event] | Comparison]
+
+
+def show_comparison(items: Items, screen: Screen, *, limit: int = 0) -> Comparison | None:
+    """Show both answers while they are made, then the figures; None when the user stopped it.
+
+    Ctrl-C closes ``items``; a second one raises ``Leave``.
+    """
+    show = _show_live if screen.detail == "live" else _show_plain
+    with keys_hidden(), Interrupt() as interrupt, closing(until(interrupt, items)) as stream:
+        result = show(stream, screen, limit)
+    if result is None:
+        screen.notes.print(Text("comparison stopped", "yellow"))
+    return result
+
+
+def _show_live(items: Items, screen: Screen, limit: int) -> Comparison | None:
+    columns = Columns(limit)
+    try:
+        with Region(screen.out, Frame(columns)):
+            result = _feed(items, columns)
+    finally:
+        columns.complete = True
+        screen.out.print(columns)
+    if result is not None:
+        screen.out.print(Group(figures_table(result), *map(Text, verdicts(result)), ""))
+    return result
+
+
+def _feed(items: Items, columns: Columns) -> Comparison | None:
+    for item in items:
+        if isinstance(item, Comparison):
+            return item
+        columns.add(*item)
+    return None
+
+
+class Columns:
+    """Two growing answers; each column has its own speed and shows its last lines."""
+
+    def __init__(self, limit: int) -> None:
+        self.complete = False  # show everything, however tall
+        self._sides: dict[Side, EnginePanel] = {}
+        self._limit = limit
+
+    def add(self, side: Side, event: Event) -> None:
+        self._sides.setdefault(side, EnginePanel("", self._limit)).add(event)
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=box.ROUNDED, expand=True, border_style="cyan")
+        for side in HEADINGS:
+            table.add_column(self._heading(side), ratio=1)
+        rows = None if self.complete else options.size.height - EDGES
+        table.add_row(*(Clipped(self._body(side), rows) for side in HEADINGS))
+        yield table
+
+    def _heading(self, side: Side) -> Text:
+        heading = Text(HEADINGS[side], "bold", no_wrap=True, overflow="ellipsis")
+        speed = self._sides[side].speed if side in self._sides else []
+        return heading.append(f"  {speed[0]}" if speed else "", "none")
+
+    def _body(self, side: Side) -> RenderableType:
+        panel = self._sides.get(side)
+        if panel is None:
+            return Text("waits: each runs alone on the machine", "dim")
+        read = panel.tally.prefill
+        if panel.reading and read:
+            return Text(f"reading {read.done:,} / {read.total:,} tokens", "dim")
+        return Page(clean(panel.tally.text))
+
+
+class Clipped:
+    """The last ``rows`` lines of a renderable; all of them if that is None."""
+
+    def __init__(self, inner: RenderableType, rows: int | None) -> None:
+        self._inner, self._rows = inner, rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._inner, options.update(height=None), new_lines=True)
+        for line in lines if self._rows is None else lines[-max(1, self._rows) :]:
+            yield from line
+
+
+def _show_plain(items: Items, screen: Screen, limit: int) -> Comparison | None:
+    views: dict[Side, BareView] = {}
+    with ExitStack() as open_view:
+        for item in items:
+            if isinstance(item, Comparison):
+                open_view.close()
+                _print_lines(screen, [*_as_lines(item), *verdicts(item)])
+                return item
+            side, event = item
+            if side not in views:
+                open_view.close()
+                _print_lines(screen, [f"{HEADINGS[side]}:"])
+                views[side] = open_view.enter_context(BareView(screen, EnginePanel("", limit)))
+            views[side].add(event)
+    return None
+
+
+def _as_lines(result: Comparison) -> list[str]:
+    names = list(HEADINGS.values())
+    return [f"{name}: {names[0]} {left}, {names[1]} {right}" for name, left, right in speeds(result)]
+
+
+def _print_lines(screen: Screen, lines: Iterable[str]) -> None:
+    screen.out.file.write("".join(f"{line}\n" for line in lines))
+    screen.out.file.flush()
+
+
+def speeds(result: Comparison) -> list[tuple[str, str, str]]:
+    """Name, hierarchical and plain figure of each thing that was measured on both sides."""
+    fast, plain = result.speculative, result.autoregressive
+    return [
+        ("tokens/s", _per_second(fast), _per_second(plain)),
+        ("ms/token", f"{fast.ms_per_token:.1f}", f"{plain.ms_per_token:.1f}"),
+        ("tokens", f"{len(fast.token_ids):,}", f"{len(plain.token_ids):,}"),
+    ]
+
+
+def _per_second(tally: Tally) -> str:
+    return f"{1000 / tally.ms_per_token:.1f}" if tally.ms_per_token else "-"
+
+
+def figures_table(result: Comparison) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for heading in HEADINGS.values():
+        table.add_column(heading, justify="right")
+    for row in speeds(result):
+        table.add_row(*row)
+    return table
+
+
+def verdicts(result: Comparison) -> list[str]:
+    """What the comparison says, a line each: factors, acceptance, equality."""
+    fast = result.speculative
+    done = fast.finished
+    read = f" (its prefill of {figures.duration(done.prefill_s)} counted on both sides)" if done else ""
+    lines = [f"decoding: {result.decode_speedup:.2f}x", f"end to end: {result.end_to_end_speedup:.2f}x{read}"]
+    if fast.levels:
+        lines.append(f"accepted: {', '.join(figures.acceptance(fast))}")
+    return [*lines, f"tokens: {_equality(result)}"]
+
+
+def _equality(result: Comparison) -> str:
+    if result.ties is None:
+        return "sampled, so the two sequences are not comparable token by token"
+    ties = f"{figures.count(result.ties, 'near tie')} where rounding may decide"
+    if result.identical:
+        return f"identical, {len(result.speculative.token_ids):,} of them; {ties}"
+    return f"different from token {_first_difference(result):,} on; {ties}"
+
+
+def _first_difference(result: Comparison) -> int:
+    """Counted from 1; one answer may be the beginning of the other."""
+    pairs = zip_longest(result.speculative.token_ids, result.autoregressive.token_ids)
+    return next((at for at, (left, right) in enumerate(pairs, 1) if left != right), 0)

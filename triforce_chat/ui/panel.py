@@ -1,0 +1,141 @@
+"""What the engine is doing right now: an object that folds its events and that Rich draws."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
+from triforce_chat.engine.events import Text as Said
+from triforce_chat.ui import figures
+from triforce_chat.ui.clean import clean
+
+GAP = "   "
+WIDE = 110  # columns from which the bars may be long
+LABEL = 9  # columns of the words at the left
+
+
+class EnginePanel:
+    """Folds the events of one answer; ``title`` names the stack, ``limit`` is the context in tokens."""
+
+    def __init__(self, title: str, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tally = Tally()
+        self.stopping = False
+        self._title, self._limit, self._clock = clean(title), limit, clock
+        self._began = self._read_until = self._said_until = clock()
+        self._first: float | None = None
+
+    def add(self, event: Event) -> None:
+        self.tally.add(event)
+        now = self._clock()
+        if isinstance(event, Prefilled):
+            self._read_until = self._said_until = now
+        elif isinstance(event, Said):
+            self._said_until = now
+            self._first = now if self._first is None else self._first
+
+    def interrupted(self) -> None:
+        """Close the tally of an answer that the user stopped: the engine says nothing after that."""
+        if self.tally.finished is None:
+            self.tally.add(self._stopped())
+
+    def _stopped(self) -> Finished:
+        read = self.tally.prefill or Prefilled(0, 0, 0, 0.0)
+        first = (self._said_until if self._first is None else self._first) - self._began
+        said = len(self.tally.token_ids)
+        spent = self._decode_seconds
+        return Finished("interrupted", read.total, read.cached, said, read.seconds, first, spent)
+
+    @property
+    def _decode_seconds(self) -> float:
+        done = self.tally.finished
+        return done.decode_s if done else self._said_until - self._read_until
+
+    @property
+    def reading(self) -> bool:
+        """The prompt is not in the cache yet."""
+        read = self.tally.prefill
+        return not self.tally.token_ids and (read is None or read.done < read.total)
+
+    @property
+    def speed(self) -> list[str]:
+        """Tokens a second and milliseconds a token, as they are now."""
+        said, spent = len(self.tally.token_ids), self._decode_seconds
+        if not said or spent <= 0:
+            return []
+        return [figures.rate(said, spent), f"{1000 * spent / said:.1f} ms/token"]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        body = self._prefill_rows() if self.reading else self._answer_rows(options.max_width)
+        title = f"{self._title} · stopping, Ctrl-C again leaves" if self.stopping else self._title
+        known = self._limit and self.tally.prefill
+        used = figures.context(figures.context_used(self.tally), self._limit) if known else ""
+        yield Panel(
+            body,
+            title=Text(title, "bold") if title else None,
+            subtitle=Text(f"context {used}", "none") if used else None,
+            title_align="left",
+            subtitle_align="right",
+            border_style="yellow" if self.stopping else "cyan",
+        )
+
+    def _prefill_rows(self) -> RenderableType:
+        read = self.tally.prefill or Prefilled(0, 0, 0, 0.0)
+        top = Table.grid(padding=(0, 2), expand=True)
+        for ratio in (None, 1, None):
+            top.add_column(ratio=ratio, no_wrap=True)
+        bar = ProgressBar(read.total or None, read.done, pulse=not read.total, complete_style="green")
+        top.add_row(Text("reading", "dim"), bar, _progress(read))
+        return Group(top, _row("", [Text(piece) for piece in _prefill_pieces(read)]))
+
+    def _answer_rows(self, width: int) -> RenderableType:
+        cells = 20 if width >= WIDE else 10
+        bars = [_meter(name, level.acceptance, cells) for name, level in figures.levels(self.tally)]
+        pace = [*self.speed, f"{self.tally.tokens_per_round:.1f} tokens/round"]
+        return Group(
+            _row("accepted", bars or [Text("no speculation")]),
+            _row("pace", [Text(piece) for piece in (pace if self.tally.rounds else self.speed)]),
+            _row("cache", [Text(piece) for piece in self._rebuild_pieces()]),
+        )
+
+    def _rebuild_pieces(self) -> list[str]:
+        built = self.tally.rebuilds[-1:]
+        if not built:
+            return ["complete, nothing was selected"]
+        ago = max(0, figures.context_used(self.tally) - built[0].at)
+        last = f"last at {built[0].at:,}, {figures.count(ago, 'token')} ago ({built[0].reason})"
+        return [f"built {len(self.tally.rebuilds)}×", last]
+
+
+def _progress(read: Prefilled) -> str:
+    percent = figures.share(read.done / read.total) if read.total else ""
+    return f"{percent:>5}{GAP}{read.done:,} / {read.total:,} tokens" if percent else ""
+
+
+def _prefill_pieces(read: Prefilled) -> list[str]:
+    computed = read.done - read.cached
+    pieces = [figures.computed(read)] if computed > 0 and read.seconds > 0 else ["starting"]
+    if computed > 0 and read.seconds > 0:
+        pieces.append(f"{figures.duration((read.total - read.done) * read.seconds / computed)} left")
+    if read.cached:
+        pieces.append(f"{figures.share(read.cached / read.total)} from the cache")
+    return pieces
+
+
+def _row(label: str, pieces: list[Text]) -> Text:
+    row = Text(no_wrap=True, overflow="ellipsis")
+    row.append(f"{label:<{LABEL}}", "dim")
+    return row.append_text(Text(GAP).join(pieces))
+
+
+def _meter(name: str, value: float | None, cells: int) -> Text:
+    full = round((value or 0.0) * cells)
+    meter = Text(f"{clean(name)} ")
+    meter.append("━" * full, "green").append("━" * (cells - full), "bright_black")
+    return meter.append(f" {figures.share(value)}", "bold")

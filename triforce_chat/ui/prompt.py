@@ -1,0 +1,131 @@
+"""The input line: keys, history, completion and what counts as one message."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document as Line
+from prompt_toolkit.formatted_text import AnyFormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
+from prompt_toolkit.shortcuts import CompleteStyle, PromptSession
+from prompt_toolkit.styles import Style
+
+from triforce_chat.ui.commands import Commands
+
+FENCE = '"""'
+PATH_COMMANDS = {"doc", "save"}
+STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold ansicyan"})
+
+
+class SlashCompleter(Completer):
+    """Completes commands with their help, and what may follow them."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Line, complete_event: CompleteEvent) -> Iterable[Completion]:
+        typed = document.text_before_cursor
+        if not typed.startswith("/") or "\n" in typed:
+            return ()
+        name, space, argument = typed[1:].partition(" ")
+        if not space:
+            return _matching(name, [(c.name, c.help) for c in self._commands.all.values()])
+        if name in PATH_COMMANDS:
+            return self._paths.get_completions(Line(argument), complete_event)
+        return _matching(argument, self._commands.choices(name))
+
+
+def _matching(typed: str, choices: Iterable[tuple[str, str]]) -> list[Completion]:
+    start = -len(typed)
+    return [Completion(text, start, display_meta=meta) for text, meta in choices if text.startswith(typed)]
+
+
+def open_block(text: str) -> bool:
+    """A message that began with three quotation marks goes on until it ends with them."""
+    text = text.strip()
+    return text.startswith(FENCE) and not (text.endswith(FENCE) and len(text) >= 2 * len(FENCE))
+
+
+def message(text: str) -> str:
+    """What was typed, without the quotation marks of a block."""
+    text = text.strip()
+    if text.startswith(FENCE) and not open_block(text):
+        text = text.removeprefix(FENCE).removesuffix(FENCE)
+    return text.strip()
+
+
+def is_command(text: str, names: Container[str]) -> bool:
+    """``/name`` is a command; ``//text``, and an existing path that begins a question, are not."""
+    word = text.split(maxsplit=1)[0] if text else ""
+    if not word.startswith("/") or word.startswith("//"):
+        return False
+    return word[1:] in names or not os.path.exists(word)
+
+
+def prompt_session(
+    commands: Commands,
+    history: Path | None,
+    toolbar: AnyFormattedText,
+    keyboard: Input | None = None,
+    output: Output | None = None,
+) -> PromptSession[str]:
+    """Enter submits, Alt-Enter begins a new line, a paste is one message, Ctrl-X Ctrl-E opens the editor."""
+    return PromptSession(
+        [("class:prompt", "> ")],
+        multiline=True,
+        prompt_continuation="  ",
+        key_bindings=_keys(),
+        history=_history(history),
+        completer=SlashCompleter(commands),
+        complete_while_typing=False,
+        complete_style=CompleteStyle.COLUMN,
+        bottom_toolbar=toolbar,
+        style=STYLE,
+        enable_open_in_editor=True,
+        tempfile_suffix=".md",
+        input=keyboard,
+        output=output,
+    )
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def submit(event: KeyPressEvent) -> None:
+        _enter(event.current_buffer)
+
+    @keys.add("escape", "enter")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _enter(buffer: Buffer) -> None:
+    if buffer.complete_state and buffer.complete_state.current_completion:
+        buffer.complete_state = None  # Enter takes the highlighted completion
+    elif open_block(buffer.text):
+        buffer.insert_text("\n")
+    else:
+        buffer.validate_and_handle()
+
+
+def _history(path: Path | None) -> History:
+    """A file that only its owner reads; without one (a read-only home, say) the session remembers itself."""
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(path)

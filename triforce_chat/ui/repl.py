@@ -1,0 +1,142 @@
+"""The chat: read a message, answer it, go on whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from prompt_toolkit.input import Input
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.shortcuts import PromptSession
+from rich.text import Text
+
+from triforce_chat.engine.events import Event
+from triforce_chat.errors import INTERRUPTED, TriforceError
+from triforce_chat.ui import figures
+from triforce_chat.ui.answer import show_answer
+from triforce_chat.ui.clean import clean
+from triforce_chat.ui.commands import Commands, ReadDocument
+from triforce_chat.ui.conversation import Conversation
+from triforce_chat.ui.prompt import is_command, message, prompt_session
+from triforce_chat.ui.terminal import Leave, Screen
+
+HINT = "Ctrl-D leaves, Ctrl-C stops an answer, /help shows the commands"
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Names for the panel and the toolbar."""
+
+    model: str
+    stack: str
+
+
+class Repl:
+    """A chat on the terminal (``run``) or over lines of a file (``run_lines``).
+
+    ``labels`` is asked anew each time, because /set may change the stack.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        read_document: ReadDocument,
+        screen: Screen,
+        labels: Callable[[], Labels],
+        history: Path | None = None,
+    ) -> None:
+        self.exit_code = 0  # of the last thing that went wrong
+        self._conversation, self._screen, self._labels = conversation, screen, labels
+        self._commands = Commands(conversation, read_document, screen, self._show)
+        self._history = history
+
+    def run(self, keyboard: Input | None = None, output: Output | None = None) -> int:
+        """Chat until Ctrl-D, /exit or a double Ctrl-C; returns the exit code."""
+        output = output or create_output(always_prefer_tty=True)  # the prompt is not for a stdout in a file
+        session = prompt_session(self._commands, self._history, self._toolbar, keyboard, output)
+        try:
+            self._welcome()
+            return self._loop(session)
+        except Leave:
+            return INTERRUPTED
+
+    def run_lines(self, lines: Iterable[str]) -> int:
+        """Take each line as one message; returns the exit code of the last thing that went wrong, or 0."""
+        try:
+            for line in lines:
+                self._safely(partial(self.handle, line))
+                if self._commands.leaving or self.exit_code == INTERRUPTED:
+                    break
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        return self.exit_code
+
+    def handle(self, text: str) -> None:
+        """Do what a message says: run a command or answer a question; raises ``TriforceError``."""
+        text = message(text)
+        if is_command(text, self._commands.all):
+            self._commands.run(text)
+        elif text:
+            question = text[1:] if text.startswith("//") else text
+            self._show(self._conversation.ask(question))
+
+    def _loop(self, session: PromptSession[str]) -> int:
+        while not self._commands.leaving:
+            try:
+                text = session.prompt()
+            except KeyboardInterrupt:
+                self._remark(HINT)
+            except EOFError:
+                break
+            else:
+                self._safely(partial(self.handle, text))
+        return 0
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """The chat goes on whatever a message leads to."""
+        try:
+            work()
+        except Leave:
+            raise
+        except BrokenPipeError:  # nobody reads any more: there is nothing to go on with
+            raise
+        except KeyboardInterrupt:
+            self._fail("stopped", INTERRUPTED)
+        except TriforceError as error:
+            self._fail(str(error), error.exit_code)
+        except OSError as error:
+            self._fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 1)
+
+    def _fail(self, text: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        line = " ".join(clean(text).split())
+        self._screen.err.print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+
+    def _remark(self, text: str) -> None:
+        self._screen.err.print(Text(clean(text), "dim"), soft_wrap=True)
+
+    def _show(self, events: Iterator[Event]) -> None:
+        limit = self._conversation.context_limit
+        tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit)
+        self._commands.last = tally if tally.token_ids else self._commands.last
+        if tally.finished and tally.finished.reason == "interrupted":
+            self.exit_code = INTERRUPTED
+        if self._screen.detail == "live":
+            self._screen.out.print()
+
+    def _welcome(self) -> None:
+        labels = self._labels()
+        hint = "/help shows the commands, Ctrl-D leaves"
+        self._remark(figures.SEPARATOR.join(filter(None, [labels.model, labels.stack, hint])))
+        if self._conversation.documents:
+            self._safely(lambda: self._show(self._conversation.prefill()))
+
+    def _toolbar(self) -> str:
+        talk = self._conversation
+        documents = ", ".join(clean(document.title) for document in talk.documents) or "no document"
+        used = f"context {figures.context(talk.context_used, talk.context_limit)}"
+        last = self._commands.last
+        pace = f"{last.ms_per_token:.1f} ms/token" if last else ""
+        return " " + figures.SEPARATOR.join(filter(None, [self._labels().model, used, pace, documents]))

@@ -1,0 +1,49 @@
+"""What was said, as a Markdown file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from triforce_chat.documents import Document
+from triforce_chat.ui import figures
+from triforce_chat.ui.clean import clean
+from triforce_chat.ui.conversation import Conversation, Turn
+
+
+def transcript(conversation: Conversation) -> str:
+    """Documents, system text and every turn; questions as quotations, answers as they are."""
+    return "\n".join(_parts(conversation)) + "\n"
+
+
+def _parts(conversation: Conversation) -> Iterator[str]:
+    yield "# Conversation\n"
+    yield from (f"- {describe(document)}" for document in conversation.documents)
+    if conversation.system:
+        yield f"\nSystem: {clean(conversation.system)}"
+    for turn in conversation.turns:
+        yield from _turn(turn)
+
+
+def _turn(turn: Turn) -> Iterator[str]:
+    question = clean(turn.question).splitlines() or [""]
+    yield "\n" + "\n".join(f"> {line}" for line in question) + "\n"
+    yield clean(turn.answer).strip()
+    yield f"\n*{figures.SEPARATOR.join(figures.summary(turn.tally)) if turn.tally.finished else 'stopped'}*"
+
+
+def describe(document: Document) -> str:
+    """A document in one line; pages without text are named."""
+    line = f"{clean(document.title)}: {figures.count(len(document.pages), document.unit)}"
+    empty = ranges([page.number for page in document.pages if not page.text.strip()])
+    return f"{line} ({empty} without text)" if empty else line
+
+
+def ranges(numbers: list[int]) -> str:
+    """Sorted numbers, runs of them shortened: 3, 7-9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
