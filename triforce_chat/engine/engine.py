@@ -111,6 +111,22 @@ class Engine:
             decode_s=finished - ready,
         )
 
+    def rescore(self, request: Request, made: Sequence[int], rows: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
+        """What plain decoding says of tokens that were made: (scores [n, V], the made tokens [n]) in blocks.
+
+        The scores are those of ``Sampler.scores`` at every position, from the full cache.
+        """
+        for _ in self.prefill(request.prompt[:-1]):
+            pass
+        sampler = Sampler(request.sampling, len(request.prompt))
+        history = self._tensor([*request.prompt, *made])
+        for first in range(len(request.prompt), len(history), rows):
+            fed = history[: min(first + rows, len(history)) - 1]
+            n = len(fed) - first + 1
+            logits = self.target(self.full.pending(fed), self.full, n)
+            yield sampler.scores(logits, fed), history[first : first + n]
+        self.settle(history.tolist())
+
     def settle(self, tokens: Sequence[int]) -> None:
         """``tokens`` are committed; the last of them is not in the cache yet."""
         self.cached = list(tokens[: min(self.full.length, len(tokens) - 1)])

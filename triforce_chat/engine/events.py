@@ -136,7 +136,8 @@ class Comparison:
     speculative: Tally
     autoregressive: Tally
     identical: bool  # the two token sequences are the same
-    ties: int | None  # tokens where plain decoding's best two logits lie within rounding; None: sampled, not greedy
+    ties: int | None  # tokens within rounding of plain decoding's choice; None: sampled, not greedy
+    mismatches: int = 0  # greedy tokens that are neither its choice nor a tie: a defect
 
     @property
     def decode_speedup(self) -> float:

@@ -61,12 +61,15 @@ class Sampler:
         logits: [n, V]; the last row follows all of ``tokens`` [m], the first row follows ``tokens[:m-n+1]``.
         Returns [n, V], at least fp32, rows sum to 1; at temperature 0 one-hot at the first maximum.
         """
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.sampling.repetition_penalty != 1:
-            logits = self._penalize(logits, tokens)
+        scores = self.scores(logits, tokens)
         if self.sampling.greedy:
-            return one_hot(logits.argmax(-1), logits.shape[-1], logits.dtype)
-        return truncate(torch.softmax(logits / self.sampling.temperature, -1), self.sampling)
+            return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
+        return truncate(torch.softmax(scores / self.sampling.temperature, -1), self.sampling)
+
+    def scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Logits after the repetition penalty, at least fp32; shapes as in ``probs``."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits if self.sampling.repetition_penalty == 1 else self._penalize(logits, tokens)
 
     def _penalize(self, logits: Tensor, tokens: Tensor) -> Tensor:
         n = logits.shape[0]

@@ -1,8 +1,8 @@
-"""What the terminal needs of a conversation; ``session.Session`` provides it, tests provide a scripted one."""
+"""What the terminal needs of a conversation; ``session.Session`` provides it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,19 +33,19 @@ class Conversation(Protocol):
     @property
     def context_limit(self) -> int: ...
 
-    def ask(self, question: str) -> Iterator[Event]:
+    def ask(self, question: str) -> Generator[Event, None, None]:
         """Answer; raises ``DoesNotFit`` before anything is computed."""
         ...
 
-    def retry(self) -> Iterator[Event]:
+    def retry(self) -> Generator[Event, None, None]:
         """Answer the last question again; raises ``UsageError`` when there is none."""
         ...
 
-    def compare(self, question: str) -> Iterator[tuple[Side, Event] | Comparison]:
+    def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
         """Answer twice, first hierarchically, then plainly; the ``Comparison`` comes last."""
         ...
 
-    def prefill(self) -> Iterator[Event]:
+    def prefill(self) -> Generator[Event, None, None]:
         """Read the documents into the cache ahead of the first question."""
         ...
 

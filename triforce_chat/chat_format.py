@@ -1,0 +1,85 @@
+"""From roles and contents to token ids, by the model's own chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_MARK = "\ue000{}\ue001"  # private-use characters stand for contents while the template is rendered
+_MARKS = re.compile("\ue000([0-9]+)\ue001")
+_PLAIN = (
+    "{{ bos_token or '' }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+PLAIN_STOP = "\nuser:"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; its content is tokenized already."""
+
+    role: str  # "system", "user" or "assistant"
+    content: Sequence[int]
+
+
+@dataclass(slots=True)
+class ChatFormat:
+    """Joins tokenized contents with the tokens that a chat template puts between them.
+
+    The template is rendered around marks, and only its own text may become special tokens: a document that
+    holds ``<|im_end|>`` stays a document. What was tokenized once is never tokenized again, so the ids of a
+    longer conversation begin with the ids of a shorter one and the cache stays valid.
+    """
+
+    tokenizer: Any
+    _known: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end an answer because the format has no token for it."""
+        return () if self.tokenizer.chat_template else (PLAIN_STOP,)
+
+    def text(self, text: str) -> list[int]:
+        """Tokenize foreign text; nothing in it is special."""
+        return self._encode(text, split_special_tokens=True)
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a whole conversation, ready for the next answer."""
+        ids: list[int] = []
+        for i, piece in enumerate(_MARKS.split(self._template(messages))):
+            ids += messages[int(piece)].content if i % 2 else self._own(piece)
+        return ids
+
+    def _template(self, messages: Sequence[Message]) -> str:
+        marked = [{"role": m.role, "content": _MARK.format(i)} for i, m in enumerate(messages)]
+        template = self.tokenizer.chat_template or _PLAIN
+        rendered: str = self._first_that_works(
+            lambda shown: self.tokenizer.apply_chat_template(
+                shown, chat_template=template, tokenize=False, add_generation_prompt=True
+            ),
+            marked,
+        )
+        return rendered
+
+    def _first_that_works(
+        self, render: Callable[[list[dict[str, str]]], str], marked: list[dict[str, str]]
+    ) -> str:
+        """Templates that know no system role get its text in front of the first question."""
+        from jinja2 import TemplateError
+
+        try:
+            return render(marked)
+        except TemplateError:
+            system, first, *rest = marked
+            return render([{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest])
+
+    def _own(self, piece: str) -> list[int]:
+        if piece not in self._known:
+            self._known[piece] = self._encode(piece) if piece else []
+        return self._known[piece]
+
+    def _encode(self, text: str, **options: bool) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False, **options)["input_ids"]
+        return ids

@@ -1,0 +1,328 @@
+"""The commands. Only this module wires everything together; it imports torch when a command needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat import __version__
+from triforce_chat.config import POLICIES, STACKS, Settings
+from triforce_chat.errors import INTERRUPTED, ExactnessError, OutOfMemory, TriforceError, UsageError
+
+if TYPE_CHECKING:
+    from triforce_chat.documents import Document
+    from triforce_chat.session import Session
+    from triforce_chat.ui.terminal import Screen
+
+EXIT_CODES = """Exit codes: 0 success, 1 unexpected error, 2 usage, 3 unreadable document, 4 does not fit the \
+context, 5 model unavailable, 6 out of memory, 7 exactness failure, 130 interrupted."""
+
+app = typer.Typer(
+    help="Chat with whole books: exact hierarchical speculative decoding on your own machine.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ANSWER, ENGINE, OUTPUT = "Answer", "Engine", "Output"
+
+
+def option(help_text: str, panel: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, **more)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """Flags that every command shares."""
+
+    model: Annotated[
+        str, option("Preset name, folder (safetensors or GGUF), .gguf file, or hub id.", ENGINE)
+    ] = "default"
+    draft: Annotated[
+        str | None, option("Draft model with the same vocabulary; without one, lookup drafts.", ENGINE)
+    ] = None
+    stack: Annotated[str, option(f"Who drafts for whom: {', '.join(STACKS)}.", ENGINE)] = "auto"
+    budget: Annotated[int | None, option("Retrieval cache in tokens.", ENGINE)] = None
+    chunk: Annotated[int, option("Tokens that are selected together.", ENGINE)] = 8
+    policy: Annotated[str, option(f"How chunks are scored: {', '.join(POLICIES)}.", ENGINE)] = "mean"
+    gamma: Annotated[int | None, option("Tokens drafted per verification (auto: at most).", ENGINE)] = None
+    draft_gamma: Annotated[int, option("Tokens drafted per step of the middle level.", ENGINE)] = 4
+    context: Annotated[int | None, option("Context to allocate, in tokens.", ENGINE)] = None
+    device: Annotated[str, option("auto, cpu or cuda.", ENGINE)] = "auto"
+    dtype: Annotated[str, option("auto, float32, float16 or bfloat16.", ENGINE)] = "auto"
+    temperature: Annotated[float | None, option("0 is greedy.", ANSWER)] = None
+    top_p: Annotated[float | None, option("Nucleus: keep this much probability.", ANSWER)] = None
+    top_k: Annotated[int, option("Keep this many tokens; 0 keeps all.", ANSWER)] = 0
+    min_p: Annotated[float, option("Drop tokens below this share of the best one.", ANSWER)] = 0.0
+    repetition_penalty: Annotated[
+        float | None, option("Over the answer's own tokens; 1 is off.", ANSWER)
+    ] = None
+    seed: Annotated[int | None, option("Makes sampling repeatable.", ANSWER)] = None
+    max_tokens: Annotated[int, option("Longest answer.", ANSWER)] = 512
+    system: Annotated[str, option("System text.", ANSWER)] = ""
+    pages: Annotated[str | None, option("Only these pages, as in 1-80,90.", ANSWER)] = None
+    password: Annotated[str | None, option("For encrypted documents.", ANSWER)] = None
+    json: Annotated[bool, option("Print one JSON object.", OUTPUT, "--json")] = False
+    jsonl: Annotated[bool, option("Print every event as a JSON line.", OUTPUT, "--jsonl")] = False
+    quiet: Annotated[bool, option("Print the answer and nothing else.", OUTPUT, "--quiet", "-q")] = False
+    no_live: Annotated[bool, option("No live panel.", OUTPUT, "--no-live")] = False
+    debug: Annotated[bool, option("Show tracebacks.", OUTPUT, "--debug")] = False
+
+    @property
+    def settings(self) -> Settings:
+        names = [field.name for field in dataclasses.fields(Settings)]
+        return Settings(**{name: getattr(self, name) for name in names})
+
+
+def command(run: Callable[..., None]) -> Callable[..., None]:
+    """Register a command that takes ``options: Options`` last: its fields become flags."""
+
+    @wraps(run)
+    def called(**given: Any) -> None:
+        shared = {field.name: given.pop(field.name) for field in dataclasses.fields(Options)}
+        with failures(shared["debug"]):
+            run(**given, options=Options(**shared))
+
+    own = [p for name, p in inspect.signature(run, eval_str=True).parameters.items() if name != "options"]
+    flags = inspect.signature(Options, eval_str=True).parameters.values()
+    parameters = [*own, *(flag.replace(kind=inspect.Parameter.KEYWORD_ONLY) for flag in flags)]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    del called.__wrapped__  # type: ignore[attr-defined]  # its signature is not the command's
+    return app.command()(called)
+
+
+@contextmanager
+def failures(debug: bool) -> Iterator[None]:
+    """Turn what can go wrong into one line and an exit code."""
+    try:
+        yield
+    except (TriforceError, KeyboardInterrupt, MemoryError, RuntimeError) as error:
+        known = _known(error)
+        if debug or known is None:
+            raise
+        _complain(str(known) or "interrupted")
+        raise typer.Exit(getattr(known, "exit_code", INTERRUPTED)) from None
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stderr.close()
+        raise typer.Exit(0) from None
+
+
+def _known(error: BaseException) -> BaseException | None:
+    """The error to report; None for a defect of the program."""
+    if isinstance(error, TriforceError | KeyboardInterrupt):
+        return error
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
+        return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
+    if "allocate memory" in str(error):  # torch on a CPU has no class for it
+        return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
+    return None
+
+
+def _complain(line: str) -> None:
+    from triforce_chat.ui.clean import clean
+
+    print(f"error: {clean(line)}", file=sys.stderr)
+
+
+Documents = Annotated[
+    list[str], typer.Argument(metavar="DOC...", help="PDF, EPUB, HTML, Markdown or text; - is standard input.")
+]
+Compare = Annotated[bool, typer.Option("--compare-autoregressive", help="Answer again plainly, side by side.")]
+
+
+@command
+def summarize(documents: Documents, options: Options, compare_autoregressive: Compare = False) -> None:
+    """Summarize documents."""
+    from triforce_chat.prompts import prompt
+
+    answer(documents, prompt("summarize"), options, compare_autoregressive)
+
+
+@command
+def ask(
+    arguments: Annotated[list[str], typer.Argument(metavar='[DOC...] "QUESTION"', help="Documents, question.")],
+    options: Options,
+    compare_autoregressive: Compare = False,
+) -> None:
+    """Ask one question about documents."""
+    *documents, question = arguments
+    if not documents and Path(question).is_file():
+        raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
+    if not question.strip():
+        raise UsageError("the question is empty")
+    answer(documents, question, options, compare_autoregressive)
+
+
+@command
+def chat(
+    options: Options,
+    documents: Annotated[list[str] | None, typer.Argument(metavar="[DOC...]", help="To begin with.")] = None,
+) -> None:
+    """Talk about documents, turn by turn; /help lists the commands."""
+    from triforce_chat.ui.repl import Labels, Repl
+
+    if options.json or options.jsonl:
+        raise UsageError("--json and --jsonl go with ask and summarize")
+    interactive = sys.stdin.isatty()
+    if "-" in (documents or []):
+        raise UsageError("chat reads your questions from standard input; give it the document as a file")
+    screen = screen_of(options)
+    session, _ = open_session(read_all(documents or [], options, screen), options, screen)
+    repl = Repl(
+        session,
+        lambda path, pages: read_one(path, options, pages),
+        screen,
+        lambda: Labels(options.model, session.settings.stack),
+        history_file(),
+    )
+    code = repl.run() if interactive else repl.run_lines(sys.stdin)
+    if code:
+        raise typer.Exit(code)
+
+
+def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
+    """Answer one question in the form that the options ask for."""
+    from triforce_chat.report import Origin
+
+    screen = screen_of(options)
+    session, load_s = open_session(read_all(documents, options, screen), options, screen)
+    origin = Origin(options.model, options.draft, options.stack, load_s)
+    show = compare_once if compare else answer_once
+    reason = show(session, question, options, screen, origin)
+    if reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def answer_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:
+    from triforce_chat.engine.events import Tally
+    from triforce_chat.report import answer_object, event_object
+    from triforce_chat.ui.answer import show_answer
+
+    events = session.ask(question)
+    if options.json or options.jsonl:
+        tally = Tally()
+        for event in events:
+            tally.add(event)
+            if options.jsonl:
+                print_json(event_object(event))
+        if options.json:
+            print_json(answer_object(tally, origin))
+    else:
+        tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
+    return tally.finished.reason if tally.finished else "interrupted"
+
+
+def compare_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:
+    from triforce_chat.engine.events import Comparison
+    from triforce_chat.report import comparison_object, event_object
+    from triforce_chat.ui.compare import show_comparison
+
+    items, result = session.compare(question), None
+    if options.json or options.jsonl:
+        for item in items:
+            if isinstance(item, Comparison):
+                result = item
+                print_json(comparison_object(item, origin))
+            elif options.jsonl:
+                print_json(event_object(item[1], item[0]))
+    else:
+        result = show_comparison(items, screen, limit=session.context_limit)
+    if result is not None and result.mismatches:
+        raise ExactnessError(f"{result.mismatches} tokens differ from plain decoding beyond rounding")
+    return "stop" if result else "interrupted"
+
+
+def print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def screen_of(options: Options) -> Screen:
+    from rich.console import Console
+
+    from triforce_chat.ui.terminal import Screen
+
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    quiet = options.quiet or options.json or options.jsonl
+    return Screen.of(Console(), Console(stderr=True), live=not options.no_live, quiet=quiet)
+
+
+def read_all(paths: list[str], options: Options, screen: Screen) -> list[Document]:
+    """Read documents before anything slow is loaded; say what they lack."""
+    if paths.count("-") > 1:
+        raise UsageError("standard input can be read only once")
+    documents = [read_one(path, options, options.pages) for path in paths]
+    for document in documents:
+        if document.warning and not options.quiet:
+            from triforce_chat.ui.clean import clean
+
+            screen.err.print(f"{clean(document.title)}: {document.warning}", markup=False, style="yellow")
+    return documents
+
+
+def read_one(path: str, options: Options, pages: str | None) -> Document:
+    from triforce_chat.documents import parse_pages, read
+
+    ranges = parse_pages(pages) if pages else None
+    document = read(path, password=options.password, stdin=sys.stdin.buffer if path == "-" else None)
+    return document.select(ranges) if ranges else document
+
+
+def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
+    """Load the model and put the documents into a conversation: (session, seconds of loading)."""
+    from triforce_chat.ui.loading import loading
+
+    settings = options.settings
+    started = time.perf_counter()
+    with loading(screen, settings.model) as report:
+        from triforce_chat.session import Session
+        from triforce_chat.wiring import load_engine
+
+        engine, target = load_engine(settings, report)
+    session = Session(engine, target, settings, options.system)
+    for document in documents:
+        session.add(document)
+    return session, time.perf_counter() - started
+
+
+def history_file() -> Path:
+    from platformdirs import user_state_path
+
+    folder = user_state_path("triforce-chat", appauthor=False)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / "history"
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        print(f"triforce-chat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The program."""
+    app()

@@ -1,0 +1,100 @@
+"""Everything a user can set, in one frozen value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from triforce_chat.errors import UsageError
+
+STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive")
+POLICIES = ("mean", "minmax")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Defaults of a run. None means: what the model's preset recommends, or what the context suggests."""
+
+    model: str = "default"
+    draft: str | None = None
+    stack: str = "auto"
+    policy: str = "mean"
+    budget: int | None = None  # tokens
+    chunk: int = 8  # tokens
+    gamma: int | None = None  # tokens asked of the level below the target
+    draft_gamma: int = 4  # tokens asked of the drafter
+    temperature: float | None = None
+    top_k: int = 0
+    top_p: float | None = None
+    min_p: float = 0.0
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int = 512
+    context: int | None = None  # tokens
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        _one_of("stack", self.stack, STACKS)
+        _one_of("policy", self.policy, POLICIES)
+        _one_of("dtype", self.dtype, DTYPES)
+        for name in ("budget", "chunk", "gamma", "draft_gamma", "max_tokens", "context"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name.replace('_', '-')} must be at least 1, not {value}")
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        if self.chunk > 1024:
+            raise UsageError(f"chunk must be at most 1024 tokens, not {self.chunk}")
+        if self.budget is not None and self.budget < 96 + self.chunk:
+            raise UsageError(f"budget must be at least {96 + self.chunk} tokens for chunks of {self.chunk}")
+        for name in ("gamma", "draft_gamma"):
+            if (getattr(self, name) or 0) > 32:
+                raise UsageError(f"{name.replace('_', '-')} must be at most 32")
+
+    def with_text(self, name: str, text: str) -> Settings:
+        """Change one setting as a user typed it; "auto" or "default" restores the default."""
+        key = name.replace("-", "_")
+        if key not in CHANGEABLE:
+            known = ", ".join(name.replace("_", "-") for name in CHANGEABLE)
+            raise UsageError(f"no setting '{name}'; there are {known}")
+        default = next(field.default for field in fields(Settings) if field.name == key)
+        if text in ("default", "auto") and text not in STACKS:
+            return replace(self, **{key: default})
+        return replace(self, **{key: default if text == "default" else _parse(name, text, CHANGEABLE[key])})
+
+
+CHANGEABLE: dict[str, Callable[[str], Any]] = {
+    "stack": str,
+    "policy": str,
+    "budget": int,
+    "chunk": int,
+    "gamma": int,
+    "draft_gamma": int,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+    "seed": int,
+    "max_tokens": int,
+}
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"no {name} '{value}'; choose one of {', '.join(choices)}")
+
+
+def _parse(name: str, text: str, kind: Callable[[str], Any]) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise UsageError(f"{name} takes a number, not '{text}'") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{name} takes a finite number, not '{text}'")
+    return value

@@ -1,0 +1,121 @@
+"""Checks that what was decoded is what the target alone would have decoded (or could have, when sampling)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Text
+from triforce_chat.engine.sampling import truncate
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How a speculative answer compares with a plain one."""
+
+    identical: bool
+    ties: int | None  # None: sampled
+    mismatches: int
+
+
+def judge(engine: Engine, request: Request, fast: Sequence[int], plain: Sequence[int]) -> Judgement:
+    """Compare two answers; where greedy ones differ, prove every token of the fast one a choice or a tie.
+
+    Plain decoding is replayed over the fast answer, so differences behind a tie are judged like any other.
+    """
+    identical = list(fast) == list(plain)
+    if not request.sampling.greedy:
+        return Judgement(identical, None, 0)
+    if identical:
+        return Judgement(True, 0, 0)
+    ties = mismatches = 0
+    for gap, tolerance in gaps(engine, request, fast):
+        ties += 0 < gap <= tolerance
+        mismatches += gap > tolerance
+    return Judgement(False, ties, mismatches)
+
+
+def gaps(engine: Engine, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float]]:
+    """For each made token: how far its score lies below the best, and how much of that is rounding."""
+    relative = max(1e-5, 2 * torch.finfo(engine.target.shape.dtype).eps)
+    for scores, tokens in engine.rescore(request, made):
+        best = scores.max(-1).values
+        below = best - scores.gather(-1, tokens[:, None])[:, 0]
+        scale = scores.masked_fill(scores.isinf(), 0).abs().amax(-1).clamp_min(1)
+        yield from zip(below.tolist(), (relative * scale).tolist(), strict=True)
+
+
+class SamplingTest:
+    """Whether sampled tokens follow the target's own law, from its conditionals at every position.
+
+    Two statistics that are computed token by token: the randomized probability integral transform, uniform
+    when the law is right, and the surprise -log p minus its expectation, which sees over-confident copying.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.transformed: list[float] = []
+        self.surprise = self.variance = 0.0
+
+    def add(self, engine: Engine, request: Request, made: Sequence[int]) -> None:
+        """Judge one sampled answer."""
+        for scores, tokens in engine.rescore(request, made):
+            probs = truncate(torch.softmax(scores / request.sampling.temperature, -1), request.sampling)
+            for row, token in zip(probs.double().cpu(), tokens.tolist(), strict=True):
+                self._add(row, token)
+
+    def _add(self, p: Tensor, token: int) -> None:
+        share = float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        self.transformed.append(float(p[:token].sum()) + share * float(p[token]))
+        information = -p.clamp_min(1e-300).log()
+        entropy = float((p * information).sum())
+        self.surprise += float(information[token]) - entropy
+        self.variance += float((p * (information - entropy) ** 2).sum())
+
+    @property
+    def p_value(self) -> float:
+        """Of both statistics together (Bonferroni)."""
+        return min(1.0, 2 * min(kolmogorov_p(self.transformed), self._surprise_p()))
+
+    def _surprise_p(self) -> float:
+        if self.variance == 0:
+            return 1.0 if self.surprise == 0 else 0.0
+        return math.erfc(abs(self.surprise) / math.sqrt(2 * self.variance))
+
+
+def kolmogorov_p(values: Sequence[float]) -> float:
+    """P-value of the hypothesis that ``values`` are uniform on [0, 1] (Kolmogorov-Smirnov, Stephens' form)."""
+    ordered, n = sorted(values), len(values)
+    if n == 0:
+        return 1.0
+    distance = max(max((i + 1) / n - u, u - i / n) for i, u in enumerate(ordered))
+    x = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * distance
+    if x < 0.3:  # the series converges slowly where the answer is 1 anyway
+        return 1.0
+    return min(1.0, max(0.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 101))))
+
+
+def greedy_test(engine: Engine, request: Request) -> Judgement:
+    """Decode hierarchically and plainly, and compare."""
+    return judge(engine, request, tokens_of(engine, request), tokens_of(engine, request, plain=True))
+
+
+def sampling_test(engine: Engine, request: Request, seeds: Sequence[int]) -> SamplingTest:
+    """Sample one answer per seed and test them together."""
+    test = SamplingTest()
+    for seed in seeds:
+        sampled = replace(request, sampling=replace(request.sampling, seed=seed))
+        test.add(engine, sampled, tokens_of(engine, sampled))
+    return test
+
+
+def tokens_of(engine: Engine, request: Request, plain: bool = False) -> list[int]:
+    """Only the ids of an answer."""
+    events = engine.answer(request, plain)
+    return [token for event in events if isinstance(event, Text) for token in event.token_ids]
+

@@ -1,0 +1,247 @@
+"""A conversation over documents: turns become token ids that extend what is cached."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+
+from triforce_chat.chat_format import ChatFormat, Message
+from triforce_chat.config import CHANGEABLE, Settings
+from triforce_chat.documents import Document
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Comparison, Event, Finished, Side, Tally
+from triforce_chat.engine.exactness import judge
+from triforce_chat.errors import DoesNotFit, UsageError
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.prompts import prompt
+from triforce_chat.ui.conversation import Turn
+from triforce_chat.wiring import sampling_of, stack_of
+
+QUESTION_ROOM = 64  # tokens kept free for a question when a document is added
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A document as the model sees it; every token knows its page."""
+
+    document: Document
+    before: list[int]  # the heading
+    pages: list[list[int]]
+    after: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        return self.before + [token for page in self.pages for token in page] + self.after
+
+    def page_of(self, offset: int) -> int | None:
+        """The page number of the token at ``offset`` in ``ids``; None in the heading."""
+        starts = [len(self.before)]
+        for page in self.pages:
+            starts.append(starts[-1] + len(page))
+        if not starts[0] <= offset < starts[-1]:
+            return None
+        return self.document.pages[bisect_right(starts, offset) - 1].number
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One turn in tokens: documents put before the question, the question, and what was answered."""
+
+    readings: tuple[Reading, ...]
+    question: list[int]
+    turn: Turn
+
+    @property
+    def asked(self) -> list[int]:
+        return [token for reading in self.readings for token in reading.ids] + self.question
+
+
+class Session:
+    """Implements ``ui.conversation.Conversation`` on an engine."""
+
+    def __init__(self, engine: Engine, loaded: LoadedModel, settings: Settings, system: str = "") -> None:
+        self.engine, self.loaded, self.settings = engine, loaded, settings
+        self.format = ChatFormat(loaded.tokenizer)
+        self.exchanges: list[Exchange] = []
+        self.waiting: list[Reading] = []  # documents that belong to the next question
+        self._system = system or prompt("system")
+
+    @property
+    def documents(self) -> Sequence[Document]:
+        return [reading.document for reading in self.readings]
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [reading for exchange in self.exchanges for reading in exchange.readings] + self.waiting
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        return [exchange.turn for exchange in self.exchanges]
+
+    @property
+    def system(self) -> str:
+        return self._system
+
+    def set_system(self, text: str) -> None:
+        self._system = text or prompt("system")
+
+    @property
+    def context_used(self) -> int:
+        return len(self._prompt([]))
+
+    @property
+    def context_limit(self) -> int:
+        return self.engine.context
+
+    def options(self) -> dict[str, str]:
+        shown = sampling_of(self.settings, self.loaded)
+        values = {name: getattr(shown, name, getattr(self.settings, name, None)) for name in CHANGEABLE}
+        return {
+            name.replace("_", "-"): "auto" if value is None else str(value) for name, value in values.items()
+        }
+
+    def set_option(self, name: str, value: str) -> None:
+        changed = self.settings.with_text(name, value)
+        sampling_of(changed, self.loaded)  # complains about what makes no sense
+        options = stack_of(changed, self.engine.context)
+        if options != self.engine.options:
+            self.engine.restack(options)
+        self.settings = changed
+
+    def add(self, document: Document) -> int:
+        reading = self._read(document)
+        self.waiting.append(reading)
+        try:
+            self._check_document(reading)
+        except DoesNotFit:
+            self.waiting.pop()
+            raise
+        return len(reading.ids)
+
+    def clear(self) -> None:
+        self.waiting, self.exchanges = self.readings, []
+
+    def prefill(self) -> Generator[Event, None, None]:
+        """Read the waiting documents into the cache; the question will follow them."""
+        mark = [-1]  # stands where the question will be
+        prompt_ids = self._prompt(mark)
+        yield from self.engine.prefill(prompt_ids[: prompt_ids.index(-1)])
+
+    def ask(self, question: str) -> Generator[Event, None, None]:
+        tally = Tally()
+        request = self._request(question)
+        try:
+            for event in self.engine.answer(request):
+                tally.add(event)
+                yield event
+        finally:
+            self._keep(question, tally)
+
+    def retry(self) -> Generator[Event, None, None]:
+        if not self.exchanges:
+            raise UsageError("there is no question to answer again")
+        last = self.exchanges.pop()
+        waiting, self.waiting = self.waiting, list(last.readings)
+        count = len(self.exchanges)
+        try:
+            yield from self.ask(last.turn.question)
+        finally:
+            if len(self.exchanges) == count:  # stopped before the first token: the old answer stands
+                self.exchanges.append(last)
+            self.waiting = waiting
+
+    def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
+        fast, plain = Tally(), Tally()
+        request = self._request(question)
+        try:
+            for event in self.engine.answer(request):
+                fast.add(event)
+                yield "speculative", event
+            for event in self.engine.answer(request, plain=True):
+                plain.add(event)
+                yield "autoregressive", event
+            verdict = judge(self.engine, request, fast.token_ids, plain.token_ids)
+            yield Comparison(fast, plain, verdict.identical, verdict.ties, verdict.mismatches)
+        finally:
+            self._keep(question, fast)
+
+    def _keep(self, question: str, tally: Tally) -> None:
+        """Record what was said, also when it was interrupted; nothing said, nothing recorded."""
+        if not tally.token_ids:
+            return
+        if tally.finished is None:
+            tally.add(_interrupted(tally))
+        turn = Turn(question, tally.text, tally)
+        self.exchanges.append(Exchange(tuple(self.waiting), self.format.text(question), turn))
+        self.waiting = []
+
+    def _request(self, question: str) -> Request:
+        ids = self._prompt(self.format.text(question))
+        self._check_question(len(ids))
+        sampling = sampling_of(self.settings, self.loaded)
+        return Request(ids, self.settings.max_tokens, sampling, self.format.stop)
+
+    def _prompt(self, question: list[int]) -> list[int]:
+        messages = [Message("system", self.format.text(self._system))]
+        for exchange in self.exchanges:
+            messages.append(Message("user", exchange.asked))
+            messages.append(Message("assistant", self._said(exchange.turn.tally.token_ids)))
+        asked = [token for reading in self.waiting for token in reading.ids] + question
+        return self.format.render([*messages, Message("user", asked)])
+
+    def _said(self, ids: list[int]) -> list[int]:
+        """An answer without its end token: the template writes one of its own."""
+        return ids[:-1] if ids and ids[-1] in self.loaded.eos_ids else ids
+
+    def _read(self, document: Document) -> Reading:
+        heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")
+        pages = [self.format.text(page.text) for page in document.pages]
+        return Reading(document, self.format.text(heading), pages, self.format.text(ending + "\n\n"))
+
+    def _check_document(self, reading: Reading) -> None:
+        reserve = QUESTION_ROOM + self.settings.max_tokens
+        needed, limit = self.context_used + reserve, self.context_limit
+        if needed <= limit:
+            return
+        document, total = reading.document, len(reading.ids)
+        room = max(0, limit - (needed - total))
+        raise DoesNotFit(
+            f"{document.title}: {total:,} tokens do not fit: the context holds {limit:,}, of which {room:,} are "
+            f"free for it ({reserve:,} are kept for a question and its answer); {_advice(reading, room)}"
+        )
+
+    def _check_question(self, prompt_tokens: int) -> None:
+        limit, most = self.context_limit, self.settings.max_tokens
+        if prompt_tokens + most > limit:
+            free = limit - prompt_tokens
+            choices = f"--max-tokens {free} (in the chat: /set max-tokens {free}), " if free >= 16 else ""
+            raise DoesNotFit(
+                f"the conversation has {prompt_tokens:,} tokens and the answer may take {most:,}, but the "
+                f"context holds {limit:,}; choose {choices}a shorter question, /clear, or fewer pages"
+            )
+
+
+def _advice(reading: Reading, room: int) -> str:
+    """What would fit, as an option to type."""
+    used, fitting = len(reading.before) + len(reading.after), 0
+    for page in reading.pages:
+        used += len(page)
+        if used > room:
+            break
+        fitting += 1
+    if not fitting:
+        return "not even its first page fits: choose a model with a longer context"
+    pages = reading.document.pages
+    first, last = pages[0].number, pages[fitting - 1].number
+    return f"--pages {first}-{last} would fit, or choose a model with a longer context"
+
+
+def _interrupted(tally: Tally) -> Finished:
+    done = tally.prefill
+    return replace(
+        Finished("interrupted", 0, 0, len(tally.token_ids), 0.0, 0.0, 0.0),
+        prompt_tokens=done.total + 1 if done else 0,
+        cached_tokens=done.cached if done else 0,
+        prefill_s=done.seconds if done else 0.0,
+    )

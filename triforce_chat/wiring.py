@@ -1,0 +1,123 @@
+"""From settings to a running engine; the place where models, engine and session meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from triforce_chat.config import Settings
+from triforce_chat.engine import attention
+from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.runner import Runner, stride_for_vectors
+from triforce_chat.engine.sampling import Sampling
+from triforce_chat.engine.stacks import StackOptions
+from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
+from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.progress import Report, unheard
+
+GAMMA = 8  # of a fixed stack
+MOST_GAMMA = 16  # what the planner may choose from
+SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
+
+
+def load_engine(settings: Settings, report: Report = unheard) -> tuple[Engine, LoadedModel]:
+    """Load target and draft and put the stack together.
+
+    Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
+    """
+    device, dtype = place(settings)
+    load = LoadOnce(device, dtype, report)
+    target = load(settings.model)
+    draft = load(settings.draft) if settings.draft else None
+    if draft:
+        check_draft(target, draft)
+    context = checked_context(settings, target)
+    try:
+        engine = Engine(
+            Runner(target.model),
+            context,
+            target.eos_ids,
+            decoder(target.tokenizer),
+            Runner(draft.model) if draft else None,
+            stack_of(settings, context),
+        )
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        raise OutOfMemory(f"no memory for a cache of {context:,} tokens; choose a smaller --context") from error
+    return engine, target
+
+
+class LoadOnce:
+    """Loads models for one place."""
+
+    def __init__(self, device: str, dtype: torch.dtype, report: Report) -> None:
+        self.device, self.dtype, self.report = device, dtype, report
+
+    def __call__(self, name: str) -> LoadedModel:
+        attention.register()
+        loaded = load_model(
+            name, device=self.device, dtype=self.dtype, attention=attention.NAME, report=self.report
+        )
+        if self.device == "cpu":
+            stride_for_vectors(loaded.model)
+        return loaded
+
+
+def place(settings: Settings) -> tuple[str, torch.dtype]:
+    """Device and dtype; on a CPU fp32, because most have no fast 16-bit arithmetic."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise UsageError(f"no device '{device}'; choose auto, cpu or cuda") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError("no CUDA device on this machine; choose --device cpu")
+    if settings.dtype != "auto":
+        return device, getattr(torch, settings.dtype)
+    return device, torch.float32 if kind == "cpu" else torch.bfloat16
+
+
+def checked_context(settings: Settings, target: LoadedModel) -> int:
+    """The context to allocate: what was asked for, within what the model was made for."""
+    context = settings.context or target.context
+    if context > target.context:
+        raise DoesNotFit(f"{target.name} was made for {target.context:,} tokens; --context {context:,} is more")
+    return context
+
+
+def stack_of(settings: Settings, context: int) -> StackOptions:
+    """Settings as the engine's options; an eighth of the context is a budget that the paper's sweep favours."""
+    budget = settings.budget or max(SMALLEST_BUDGET, min(LARGEST_BUDGET, context // 8))
+    gamma = settings.gamma or (MOST_GAMMA if settings.stack == "auto" else GAMMA)
+    return StackOptions(
+        name=settings.stack,
+        gamma=gamma,
+        draft_gamma=settings.draft_gamma,
+        policy=settings.policy,
+        budget=Budget(tokens=budget, chunk=settings.chunk),
+    )
+
+
+def sampling_of(settings: Settings, loaded: LoadedModel) -> Sampling:
+    """What the user set, else what the model's preset recommends, else the plain default."""
+
+    def chosen(name: str) -> Any:
+        value = getattr(settings, name)
+        return loaded.sampling.get(name, getattr(Sampling(), name)) if value is None else value
+
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    return Sampling(**{name: chosen(name) for name in names})
+
+
+def decoder(tokenizer: Any) -> Callable[[Any], str]:
+    """Ids to text, nothing cleaned up, nothing skipped but special tokens."""
+
+    def decode(ids: Any) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    return decode
