@@ -11,7 +11,7 @@ from triforce_chat.config import Settings
 from triforce_chat.engine import attention
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine
-from triforce_chat.engine.runner import Runner, stride_for_vectors
+from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampling
 from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
@@ -57,12 +57,9 @@ class LoadOnce:
 
     def __call__(self, name: str) -> LoadedModel:
         attention.register()
-        loaded = load_model(
+        return load_model(
             name, device=self.device, dtype=self.dtype, attention=attention.NAME, report=self.report
         )
-        if self.device == "cpu":
-            stride_for_vectors(loaded.model)
-        return loaded
 
 
 def place(settings: Settings) -> tuple[str, torch.dtype]:

@@ -7,6 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from triforce_chat.engine import onednn
+from triforce_chat.engine.cache.slab import View
+
 NAME = "triforce"
 
 
@@ -24,11 +27,18 @@ def attend(
     query: [1, Hq, n, D], key and value: [1, Hkv, n, D], all post-RoPE. Returns [1, n, Hq, D].
     The query heads that share a KV head become rows of one matrix, so keys and values are never repeated.
     """
-    keys, values, mask = kwargs["kv"].update(module.layer_idx, query, key, value)
+    view = kwargs["kv"].update(module.layer_idx, query, key, value)
     _, heads, n, dim = query.shape
     rows = query.reshape(1, key.shape[1], -1, dim)  # [1, Hkv, G*n, D]
-    out = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scaling)
+    out = softmax_attention(rows, view, dim**-0.5 if scaling is None else scaling)
     return out.reshape(1, heads, n, dim).transpose(1, 2), None
+
+
+def softmax_attention(rows: Tensor, view: View, scale: float) -> Tensor:
+    """rows [1, Hkv, R, D] over a view of S keys: [1, Hkv, R, D], by the fastest kernel for the device."""
+    if onednn.available(rows.device, rows.dtype):
+        return onednn.attention(rows, *view, scale)
+    return scaled_dot_product_attention(rows, view.keys, view.values, attn_mask=view.mask, scale=scale)
 
 
 def register() -> None:

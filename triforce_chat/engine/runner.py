@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from triforce_chat.engine import attention
+from triforce_chat.engine import attention, onednn
 from triforce_chat.engine.cache.slab import KVCache, Shape
 
 
@@ -23,7 +23,10 @@ class Forward(Protocol):
 
 
 class Runner:
-    """One model's weights; the cache is an argument, so the target serves two levels."""
+    """One model's weights; the cache is an argument, so the target serves two levels.
+
+    Takes the model over: it gets this program's attention function and, on a CPU, packed weights.
+    """
 
     def __init__(self, model: Any) -> None:
         attention.register()
@@ -32,6 +35,8 @@ class Runner:
         self.vocabulary: int = model.config.vocab_size
         self.device: torch.device = model.device
         self.shape = Shape.of(model.config, model.dtype, model.device)
+        if onednn.available(self.device, self.shape.dtype):
+            onednn.pack_linears(model)
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
@@ -55,15 +60,3 @@ class Runner:
         hidden: Tensor = out.last_hidden_state
         return hidden
 
-
-def stride_for_vectors(model: nn.Module) -> None:
-    """Store every linear weight column by column: same values, same shapes, other strides.
-
-    On a CPU one row times a weight is bound by memory, and the BLAS reads a column-major matrix at the full
-    rate but a row-major one at 60 % of it.
-    """
-    seen: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and id(module.weight) not in seen:
-            seen.add(id(module.weight))
-            module.weight.data = module.weight.data.t().contiguous().t()

@@ -31,7 +31,7 @@ PRESETS = (
         repository=None,
         draft=None,
         context=8192,
-        sampling=MappingProxyType({"temperature": 0.2, "top_p": 0.9}),  # its authors' own
+        sampling=MappingProxyType({"temperature": 0.0, "repetition_penalty": 1.1}),  # it loops without one
         aliases=("smollm2-135m",),
     ),
 )

@@ -1,0 +1,303 @@
+"""Toys that make the law of an answer exactly computable.
+
+Models are tables from the whole context to a distribution, caches remember the very ids they were fed, and the
+sampler walks through every outcome of every random choice. So a wrong acceptance rule, a vector that is not the
+law of its token, or a cache that was cut at the wrong place each change the law of the output.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine import level as level_module
+from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.level import Autoregressive, Level, Speculative
+from triforce_chat.engine.sampling import Sampler, Sampling
+
+Context = tuple[int, ...]
+Law = dict[Context, float]
+Rule = Callable[[Draft, Tensor, Sampler], Draft]
+PROMPT: Context = (0, 1)
+
+
+class ToyCache:
+    """Holds ids where a real cache holds keys and values."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.fed: list[int] = []
+        self.verdicts: list[tuple[int, int]] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    @length.setter
+    def length(self, value: int) -> None:
+        raise AssertionError("only advance and truncate change a cache")
+
+    @property
+    def position(self) -> int:
+        return len(self.ids)
+
+    def pending(self, tokens: Tensor) -> Tensor:
+        return tokens[len(self.ids) :]
+
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        raise AssertionError("toys have no attention")
+
+    def advance(self, n: int) -> None:
+        self.ids += self.fed[:n]
+
+    def truncate(self, length: int) -> None:
+        del self.ids[length:]
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        self.verdicts.append((proposed, accepted))
+
+
+@dataclass
+class ToyModel:
+    """A table over contexts: ``law(context)`` [V] is drawn once per context and kept."""
+
+    vocabulary: int
+    law: Callable[[Context], Tensor]
+    device: torch.device = torch.device("cpu")
+    known: dict[Context, Tensor] = field(default_factory=dict)
+
+    def logits(self, context: Context) -> Tensor:
+        if context not in self.known:
+            self.known[context] = self.law(context).double().log()
+        return self.known[context]
+
+    def __call__(self, ids: Tensor, cache: ToyCache, rows: int) -> Tensor:
+        fed = ids.tolist()
+        assert fed, "an empty forward"
+        cache.fed = fed
+        seen = (*cache.ids, *fed)
+        cache.advance(len(fed))
+        return torch.stack([self.logits(seen[: len(seen) - rows + i + 1]) for i in range(rows)])
+
+
+def random_law(vocabulary: int, seed: int, sharpness: float = 1.0) -> Callable[[Context], Tensor]:
+    def law(context: Context) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((seed, *context)) % 2**31)
+        return torch.softmax(sharpness * torch.randn(vocabulary, generator=generator, dtype=torch.float64), 0)
+
+    return law
+
+
+def support_law(vocabulary: int, seed: int, allowed: Sequence[int]) -> Callable[[Context], Tensor]:
+    """Like ``random_law``, with all mass on some tokens."""
+    base = random_law(vocabulary, seed)
+
+    def law(context: Context) -> Tensor:
+        mask = torch.zeros(vocabulary, dtype=torch.float64)
+        mask[list(allowed)] = 1
+        kept = base(context) * mask
+        return kept / kept.sum()
+
+    return law
+
+
+def fixed_law(*chances: float) -> Callable[[Context], Tensor]:
+    """The same distribution whatever came before."""
+    return lambda _: torch.tensor(chances, dtype=torch.float64)
+
+
+class Echo:
+    """A lookup-like drafter: one-hot proposals from a rule on the history, sometimes none at all."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+
+    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
+        ids = tokens.tolist()
+        said = [(sum(ids) + i) % self.vocabulary for i in range(min(n, sum(ids) % 4))]
+        chosen = torch.tensor(said, dtype=torch.long)
+        return Draft(chosen, torch.eye(self.vocabulary)[chosen])
+
+    def rollback(self, length: int) -> None:
+        pass
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        pass
+
+
+class Branching(Sampler):
+    """Walks all outcomes: replays a script of choices, then takes the first of each new choice.
+
+    ``horizon`` is the history length whose law is wanted: what a token behind it is, or whether it passes,
+    cannot matter, so one outcome stands for all.
+    """
+
+    def __init__(self, sampling: Sampling, answer_start: int, horizon: float = math.inf) -> None:
+        super().__init__(sampling, answer_start)
+        self.horizon = horizon
+        self.begin([])
+
+    def begin(self, script: list[int]) -> None:
+        self.script, self.taken, self.open = script, 0, []  # type: ignore[var-annotated]
+        self.chance = 1.0
+        self.at = 0  # history length in front of the next drawn token
+
+    def probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        self.at = len(tokens) - len(logits) + 1
+        return super().probs(logits, tokens)
+
+    def choose(self, chances: list[float]) -> int:
+        """Take one outcome with positive probability and remember the others."""
+        if self.taken < len(self.script):
+            choice = self.script[self.taken]
+        else:
+            possible = [i for i, chance in enumerate(chances) if chance > 0]
+            choice = possible[0]
+            self.open += [(self.script[: self.taken], other) for other in possible[1:]]
+            self.script = [*self.script[: self.taken], choice]
+        self.taken += 1
+        self.chance *= chances[choice]
+        return choice
+
+    def leading(self, p: Tensor, q: Tensor) -> int:
+        tested = max(0, min(len(p), int(min(self.horizon, 1e9)) - self.at))
+        passing, chances = 1.0, []
+        for w, v in zip(p.double().tolist()[:tested], q.double().tolist()[:tested], strict=True):
+            rate = min(1.0, w / v)
+            chances.append(passing * (1 - rate))
+            passing *= rate
+        k = self.choose([*chances, passing])
+        k = len(p) if k == tested else k
+        self.at += k
+        return k
+
+    def draw(self, weights: Tensor) -> Tensor:
+        total = float(weights.double().sum())
+        assert total > 0, "drawing from nothing"
+        if self.at >= self.horizon:
+            return weights.argmax()
+        return torch.tensor(self.choose([w / total for w in weights.double().tolist()]))
+
+
+@dataclass
+class Stack:
+    """A top level together with everything in it that changes between rounds."""
+
+    top: Speculative
+    parts: list[Any]
+
+    def save(self) -> list[dict[str, Any]]:
+        return [copy.deepcopy(vars(part)) for part in self.parts]
+
+    def load(self, state: list[dict[str, Any]]) -> None:
+        for part, values in zip(self.parts, state, strict=True):
+            vars(part).update(copy.deepcopy(values))
+
+
+def print_of(state: list[dict[str, Any]]) -> str:
+    """Two states with the same print behave alike: counters for statistics are left out."""
+    skip = ("fed", "verdicts")
+    return repr([{k: v for k, v in values.items() if k not in skip} for values in state])
+
+
+def rounds(stack: Stack, sampler: Branching, tokens: Context, most: int) -> Iterator[tuple[Context, float, Any]]:
+    """Every outcome of one round from the state that the stack is in."""
+    start = stack.save()
+    scripts: list[list[int]] = [[]]
+    while scripts:
+        stack.load(start)
+        sampler.begin(scripts.pop())
+        made = stack.top.step(torch.tensor(tokens), sampler, most).tokens.tolist()
+        assert 1 <= len(made)
+        scripts += [[*prefix, other] for prefix, other in sampler.open]
+        yield (*tokens, *made), sampler.chance, stack.save()
+
+
+def law_of(stack: Stack, sampling: Sampling, n: int, lump: bool = True) -> Law:
+    """The exact law of the first ``n`` tokens that the stack emits behind PROMPT."""
+    horizon = len(PROMPT) + n
+    sampler = Branching(sampling, len(PROMPT), horizon if lump else math.inf)
+    law: Law = {}
+    waiting: dict[tuple[Context, str], tuple[float, Any]] = {(PROMPT, ""): (1.0, stack.save())}
+    while waiting:
+        (tokens, _), (mass, state) = waiting.popitem()
+        stack.load(state)
+        for after, chance, left in rounds(stack, sampler, tokens, horizon - len(tokens) - 1):
+            if len(after) >= horizon:
+                said = after[len(PROMPT) : horizon]
+                law[said] = law.get(said, 0.0) + mass * chance
+            else:
+                key = (after, print_of(left))
+                before = waiting[key][0] if key in waiting else 0.0
+                waiting[key] = (before + mass * chance, left)
+    return law
+
+
+def exact_law(model: ToyModel, sampling: Sampling, n: int) -> Law:
+    """The product of the target's conditionals, straight from the definition."""
+    sampler = Sampler(sampling, len(PROMPT))
+    law: Law = {(): 1.0}
+    for _ in range(n):
+        longer: Law = {}
+        for said, mass in law.items():
+            context = (*PROMPT, *said)
+            probs = sampler.probs(model.logits(context)[None], torch.tensor(context))[0]
+            for token, chance in enumerate(probs.tolist()):
+                if chance > 0:
+                    longer[(*said, token)] = mass * chance
+        law = longer
+    return law
+
+
+def variation(a: Law, b: Law) -> float:
+    """Total variation distance."""
+    return sum(abs(a.get(said, 0.0) - b.get(said, 0.0)) for said in a.keys() | b.keys()) / 2
+
+
+def ruled(level: Speculative, rule: Rule) -> Speculative:
+    """The same level, its real ``step`` with another acceptance rule in it."""
+    step = FunctionType(Speculative.step.__code__, {**vars(level_module), "verify": rule})
+    level.step = step.__get__(level)  # type: ignore[method-assign]
+    return level
+
+
+def nothing(_: Any) -> None:
+    """Events nobody wants."""
+
+
+def two_levels(target: ToyModel, draft: ToyModel | Level, gamma: int) -> Stack:
+    cache = ToyCache()
+    parts: list[Any] = [cache]
+    return Stack(Speculative("target", target, cache, _drafter(draft, parts), gamma, nothing), parts)
+
+
+def three_levels(
+    target: ToyModel,
+    middle: ToyModel,
+    draft: ToyModel | Level,
+    gammas: tuple[int, int],
+    rule: Rule | None = None,
+) -> Stack:
+    """gammas: (asked of the drafter, asked of the middle); ``rule`` replaces the middle's acceptance rule."""
+    full, cache = ToyCache(), ToyCache()
+    parts: list[Any] = [full, cache]
+    level = Speculative("retrieval", middle, cache, _drafter(draft, parts), gammas[0], nothing)
+    if rule is not None:
+        ruled(level, rule)
+    return Stack(Speculative("target", target, full, level, gammas[1], nothing), parts)
+
+
+def _drafter(draft: ToyModel | Level, parts: list[Any]) -> Level:
+    if not isinstance(draft, ToyModel):
+        if not isinstance(draft, Echo):
+            parts.append(draft)
+        return draft
+    parts.append(ToyCache())
+    return Autoregressive(draft, parts[-1])
