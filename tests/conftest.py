@@ -25,7 +25,9 @@ def spell(ids: Sequence[int]) -> str:
     return "".join(chr(ord("A") + token) for token in ids)
 
 
-def random_model(architecture: str = "llama", vocabulary: int = 48, spread: float = 0.3, **changes: Any) -> Any:
+def random_model(
+    architecture: str = "llama", vocabulary: int = 48, spread: float = 0.3, **changes: Any
+) -> Any:
     """A tiny causal model of transformers with grouped KV heads; a wide spread gives decided logits."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -46,6 +48,7 @@ def random_model(architecture: str = "llama", vocabulary: int = 48, spread: floa
     }
     config = AutoConfig.for_model(architecture, **{**sizes, **changes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.get_input_embeddings().weight.data.normal_(0, spread)  # no zero row for padding
     for name, weight in model.named_parameters():
         if name.endswith("o_proj.weight"):
             weight.data *= 0.35  # the far context matters, but not so much that no draft is ever accepted
@@ -75,7 +78,9 @@ class Lab:
         stock = random_model(architecture, **changes)
         return Lab(stock, Runner(copy.deepcopy(stock)), Runner(perturbed(stock, noise)))
 
-    def engine(self, name: str = "triforce", context: int = 400, draft: bool = True, **options: Any) -> Engine:
+    def engine(
+        self, name: str = "triforce", context: int = 400, draft: bool = True, **options: Any
+    ) -> Engine:
         eos = options.pop("eos_ids", frozenset())
         settings: dict[str, Any] = {"gamma": 4, "draft_gamma": 2, "budget": SMALL_BUDGET, **options}
         drafter = self.draft if draft else None

@@ -21,6 +21,8 @@ from triforce_chat.errors import INTERRUPTED, ExactnessError, OutOfMemory, Trifo
 
 if TYPE_CHECKING:
     from triforce_chat.documents import Document
+    from triforce_chat.engine.engine import Engine
+    from triforce_chat.models.load import LoadedModel
     from triforce_chat.session import Session
     from triforce_chat.ui.terminal import Screen
 
@@ -65,9 +67,9 @@ class Options:
     top_p: Annotated[float | None, option("Nucleus: keep this much probability.", ANSWER)] = None
     top_k: Annotated[int, option("Keep this many tokens; 0 keeps all.", ANSWER)] = 0
     min_p: Annotated[float, option("Drop tokens below this share of the best one.", ANSWER)] = 0.0
-    repetition_penalty: Annotated[
-        float | None, option("Over the answer's own tokens; 1 is off.", ANSWER)
-    ] = None
+    repetition_penalty: Annotated[float | None, option("Over the answer's own tokens; 1 is off.", ANSWER)] = (
+        None
+    )
     seed: Annotated[int | None, option("Makes sampling repeatable.", ANSWER)] = None
     max_tokens: Annotated[int, option("Longest answer.", ANSWER)] = 512
     system: Annotated[str, option("System text.", ANSWER)] = ""
@@ -139,9 +141,12 @@ def _complain(line: str) -> None:
 
 
 Documents = Annotated[
-    list[str], typer.Argument(metavar="DOC...", help="PDF, EPUB, HTML, Markdown or text; - is standard input.")
+    list[str],
+    typer.Argument(metavar="DOC...", help="PDF, EPUB, HTML, Markdown or text; - is standard input."),
 ]
-Compare = Annotated[bool, typer.Option("--compare-autoregressive", help="Answer again plainly, side by side.")]
+Compare = Annotated[
+    bool, typer.Option("--compare-autoregressive", help="Answer again plainly, side by side.")
+]
 
 
 @command
@@ -154,7 +159,9 @@ def summarize(documents: Documents, options: Options, compare_autoregressive: Co
 
 @command
 def ask(
-    arguments: Annotated[list[str], typer.Argument(metavar='[DOC...] "QUESTION"', help="Documents, question.")],
+    arguments: Annotated[
+        list[str], typer.Argument(metavar='[DOC...] "QUESTION"', help="Documents, question.")
+    ],
     options: Options,
     compare_autoregressive: Compare = False,
 ) -> None:
@@ -192,6 +199,95 @@ def chat(
     code = repl.run() if interactive else repl.run_lines(sys.stdin)
     if code:
         raise typer.Exit(code)
+
+
+@command
+def verify(
+    options: Options,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[DOC...]", help="Text to test on.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per stack and test.")] = 256,
+) -> None:
+    """Test that speculative decoding is exact here; --stack auto tests every stack."""
+    from triforce_chat.prompts import prompt
+    from triforce_chat.ui.verdicts import show_outcome
+
+    screen = screen_of(options)
+    texts = [document.text for document in read_all(documents or [], options, screen)]
+    # A budget far below the text's length, or the retrieval cache would hold everything and prove nothing.
+    settings = dataclasses.replace(
+        options.settings,
+        dtype="float32" if options.dtype == "auto" else options.dtype,
+        budget=options.budget or 128,
+    )
+    engine, target, _ = open_engine(settings, screen)
+    from triforce_chat.verification import verify_stacks
+    from triforce_chat.wiring import stack_of
+
+    names = stacks_to_test(options)
+    stack = stack_of(settings, engine.context)
+    text = "\n\n".join(texts) or prompt("verify")
+    failed = []
+    for outcome in verify_stacks(engine, target, text, stack, names, tokens):
+        if not outcome.passed:
+            failed.append(outcome.stack)
+        if options.json or options.jsonl:
+            print_json({"schema": 1, **dataclasses.asdict(outcome), "passed": outcome.passed})
+        else:
+            show_outcome(outcome, screen)
+    if failed:
+        raise ExactnessError(f"not exact: {', '.join(failed)}")
+
+
+def stacks_to_test(options: Options) -> list[str]:
+    if options.stack != "auto":
+        return [options.stack]
+    return [name for name in STACKS if options.draft or name != "naive"]
+
+
+@command
+def bench(
+    documents: Documents,
+    options: Options,
+    contexts: Annotated[str, typer.Option(help="Context lengths in tokens.")] = "1024,4096",
+    stacks: Annotated[str, typer.Option(help="Stacks to compare.")] = "autoregressive,auto,triforce,lookup",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs; the median counts.")] = 3,
+    stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False,
+) -> None:
+    """Measure ms/token, prefill and memory at several context lengths."""
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    lengths, names = numbers(contexts), stacks.split(",")
+    for name in names:
+        dataclasses.replace(options.settings, stack=name)  # complains about an unknown one
+    engine, target, _ = open_engine(options.settings, screen, room=max(lengths) + tokens)
+    from triforce_chat.bench.machine import machine
+    from triforce_chat.bench.measure import Bench, prompt_of
+    from triforce_chat.bench.stock import Stock
+    from triforce_chat.bench.table import table
+
+    run = Bench(engine, target, options.settings, tokens, repeats)
+    prompts = [prompt_of(target, texts, length) for length in lengths]
+    rows = [row for ids in prompts for row in run.stacks(ids, names)]
+    if stock:
+        untouched = Stock(options.settings)
+        rows += [run.stock(untouched, ids) for ids in prompts]
+    if options.json:
+        record = {"schema": 1, "machine": machine(), "command": " ".join(["triforce-chat", *sys.argv[1:]])}
+        print_json({**record, "rows": [dataclasses.asdict(row) for row in rows]})
+    else:
+        screen.out.width = max(screen.out.width, 110)
+        screen.out.print(table(sorted(rows, key=lambda row: row.context)))
+
+
+def numbers(text: str) -> list[int]:
+    """Read "1024,8192"."""
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"'{text}' is not a list of numbers; write for example 1024,8192") from None
 
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
@@ -285,19 +381,27 @@ def read_one(path: str, options: Options, pages: str | None) -> Document:
 
 def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
     """Load the model and put the documents into a conversation: (session, seconds of loading)."""
-    from triforce_chat.ui.loading import loading
+    engine, target, seconds = open_engine(options.settings, screen)
+    from triforce_chat.session import Session
 
-    settings = options.settings
-    started = time.perf_counter()
-    with loading(screen, settings.model) as report:
-        from triforce_chat.session import Session
-        from triforce_chat.wiring import load_engine
-
-        engine, target = load_engine(settings, report)
-    session = Session(engine, target, settings, options.system)
+    session = Session(engine, target, options.settings, options.system)
     for document in documents:
         session.add(document)
-    return session, time.perf_counter() - started
+    return session, seconds
+
+
+def open_engine(
+    settings: Settings, screen: Screen, room: int | None = None
+) -> tuple[Engine, LoadedModel, float]:
+    """Load a model with progress on the screen: (engine, model, seconds)."""
+    from triforce_chat.ui.loading import loading
+
+    started = time.perf_counter()
+    with loading(screen, settings.model) as report:
+        from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
+
+        engine, target = load_engine(settings, report, room)
+    return engine, target, time.perf_counter() - started
 
 
 def history_file() -> Path:

@@ -23,9 +23,12 @@ MOST_GAMMA = 16  # what the planner may choose from
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
 
 
-def load_engine(settings: Settings, report: Report = unheard) -> tuple[Engine, LoadedModel]:
+def load_engine(
+    settings: Settings, report: Report = unheard, room: int | None = None
+) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
 
+    ``room`` allocates that many tokens whatever the model was made for: speed can be measured there.
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
     device, dtype = place(settings)
@@ -34,7 +37,7 @@ def load_engine(settings: Settings, report: Report = unheard) -> tuple[Engine, L
     draft = load(settings.draft) if settings.draft else None
     if draft:
         check_draft(target, draft)
-    context = checked_context(settings, target)
+    context = room or checked_context(settings, target)
     try:
         engine = Engine(
             Runner(target.model),
@@ -45,7 +48,9 @@ def load_engine(settings: Settings, report: Report = unheard) -> tuple[Engine, L
             stack_of(settings, context),
         )
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        raise OutOfMemory(f"no memory for a cache of {context:,} tokens; choose a smaller --context") from error
+        raise OutOfMemory(
+            f"no memory for a cache of {context:,} tokens; choose a smaller --context"
+        ) from error
     return engine, target
 
 
@@ -82,7 +87,9 @@ def checked_context(settings: Settings, target: LoadedModel) -> int:
     """The context to allocate: what was asked for, within what the model was made for."""
     context = settings.context or target.context
     if context > target.context:
-        raise DoesNotFit(f"{target.name} was made for {target.context:,} tokens; --context {context:,} is more")
+        raise DoesNotFit(
+            f"{target.name} was made for {target.context:,} tokens; --context {context:,} is more"
+        )
     return context
 
 

@@ -29,7 +29,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 STACKS = ("triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive", "auto")
 
 
-def fresh(runner: Runner, ids: Sequence[int], positions: int = 0) -> FullCache:  # noqa: ARG001
+def fresh(runner: Runner, ids: Sequence[int]) -> FullCache:
     cache = FullCache(runner.shape, len(ids))
     if ids:
         runner.prefill(torch.tensor(ids), cache)
@@ -136,7 +136,11 @@ def test_every_round_leaves_every_cache_as_a_fresh_one(
         for event in engine.answer(Request(prompt, 24, Sampling(temperature, seed=turn))):
             if isinstance(event, Text):
                 committed += event.token_ids
-                check_all(lab, engine, committed)
+                if (
+                    len(committed) < len(prompt) + 24
+                ):  # behind the last token a proposal may be left until the end
+                    check_all(lab, engine, committed)
+        check_all(lab, engine, committed)
         assert engine.cached == committed[:-1]
         assert engine.full.length == len(committed) - 1
         prompt = [*committed[: len(committed) - cut], *lab.text(5, seed=turn)]
@@ -177,8 +181,10 @@ def test_a_broken_restart_of_a_streaming_cache_is_made_good(lab: Lab) -> None:
     cache = StreamingCache(lab.draft.shape, 2, 4, 2)
     tokens = torch.tensor(lab.text(30))
     lab.draft(cache.pending(tokens), cache, 1)
-    cache.pending(tokens[:9])  # a restart whose forward never came
+    cache.truncate(26)
+    assert len(cache.pending(tokens[:28])) == 6  # a restart whose forward never came
     fed = cache.pending(tokens)
+    assert len(fed) == 6
     lab.draft(fed, cache, 1)
     check_streaming(cache, lab.draft, tokens.tolist())
 
@@ -256,18 +262,18 @@ def test_closing_at_every_event(lab: Lab, stack: str, monkeypatch: pytest.Monkey
     small_streaming(monkeypatch)
     first, engine = lab.text(50), lab.engine(stack)
     follow = [*first, 4, 5, *lab.text(6, seed=9)]
-    expected = lab.greedy(follow, 12)
-    total = len(list(lab.engine(stack).answer(Request(first, 14))))
-    assert total > 12
+    expected = lab.greedy(follow, 6)
+    total = len(list(lab.engine(stack).answer(Request(first, 10))))
+    assert total > 8
     for stop in range(1, total + 1):
-        events, told = engine.answer(Request(first, 14)), list(first)
+        events, told = engine.answer(Request(first, 10)), list(first)
         for _, event in zip(range(stop), events, strict=False):
             told += event.token_ids if isinstance(event, Text) else ()
         events.close()  # type: ignore[attr-defined]
         assert engine.full.length == len(engine.cached)
         assert engine.cached[: len(told) - 1] == told[: len(engine.cached)][: len(told) - 1]
         assert same(engine.full.slab, fresh(engine.target, engine.cached).slab, engine.full.length)
-        assert answer_of(engine, follow, 12) == expected
+        assert answer_of(engine, follow, 6) == expected
         engine.top.rollback(0)
         engine.cached.clear()
 
@@ -308,8 +314,11 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
             with pytest.raises(KeyboardInterrupt):
                 for event in engine.answer(Request(prompt, 100)):
                     told += event.token_ids if isinstance(event, Text) else ()
-        told += []
-        prompt = [*told[: luck.choice([len(told), len(told) - 5])], 3, *lab.text(luck.choice([1, 4]), seed=turn)]
+        prompt = [
+            *told[: luck.choice([len(told), len(told) - 5])],
+            3,
+            *lab.text(luck.choice([1, 4]), seed=turn),
+        ]
         if turn % 3 == 2:
             assert answer_of(engine, prompt, 9) == lab.greedy(prompt, 9)
             assert same(engine.full.slab, fresh(engine.target, engine.cached).slab, engine.full.length)
@@ -341,7 +350,7 @@ def test_an_error_in_the_forward_passes_through(lab: Lab, monkeypatch: pytest.Mo
         raise RuntimeError("out of luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "scaled_dot_product_attention", fail)
+        patch.setattr(attention, "softmax_attention", fail)
         with pytest.raises(RuntimeError, match="out of luck"):
             answer_of(engine, prompt)
     assert engine.cached == []

@@ -104,9 +104,7 @@ def test_prompts_around_the_borders_of_prefill_chunks(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_prefill_that_is_closed_and_resumed(
-    lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefill_that_is_closed_and_resumed(lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 8)
     engine, prompt = lab.engine(), lab.text(50, seed=seed)
     for stop in (2, 1, 3):
@@ -119,7 +117,9 @@ def test_a_prefill_that_is_closed_and_resumed(
 
 
 @pytest.mark.parametrize("arm", [0, 1, None, "all"])
-def test_the_planner_with_forced_arms(lab: Lab, arm: int | str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_planner_with_forced_arms(
+    lab: Lab, arm: int | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def forced(planner: Planner, forecast: object, length: int, n: int) -> Choice:  # noqa: ARG001
         turn = planner.rounds % 3 if arm == "all" else arm
         return Choice(0.0, min(n, 3), planner.arms[turn] if turn in (0, 1) else None)

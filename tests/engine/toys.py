@@ -207,7 +207,9 @@ def print_of(state: list[dict[str, Any]]) -> str:
     return repr([{k: v for k, v in values.items() if k not in skip} for values in state])
 
 
-def rounds(stack: Stack, sampler: Branching, tokens: Context, most: int) -> Iterator[tuple[Context, float, Any]]:
+def rounds(
+    stack: Stack, sampler: Branching, tokens: Context, most: int
+) -> Iterator[tuple[Context, float, Any]]:
     """Every outcome of one round from the state that the stack is in."""
     start = stack.save()
     scripts: list[list[int]] = [[]]

@@ -111,7 +111,9 @@ class Engine:
             decode_s=finished - ready,
         )
 
-    def rescore(self, request: Request, made: Sequence[int], rows: int = 64) -> Iterator[tuple[Tensor, Tensor]]:
+    def rescore(
+        self, request: Request, made: Sequence[int], rows: int = 64
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """What plain decoding says of tokens that were made: (scores [n, V], the made tokens [n]) in blocks.
 
         The scores are those of ``Sampler.scores`` at every position, from the full cache.

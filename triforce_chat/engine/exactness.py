@@ -18,6 +18,7 @@ from triforce_chat.engine.sampling import truncate
 class Judgement:
     """How a speculative answer compares with a plain one."""
 
+    tokens: int
     identical: bool
     ties: int | None  # None: sampled
     mismatches: int
@@ -30,14 +31,14 @@ def judge(engine: Engine, request: Request, fast: Sequence[int], plain: Sequence
     """
     identical = list(fast) == list(plain)
     if not request.sampling.greedy:
-        return Judgement(identical, None, 0)
+        return Judgement(len(fast), identical, None, 0)
     if identical:
-        return Judgement(True, 0, 0)
+        return Judgement(len(fast), True, 0, 0)
     ties = mismatches = 0
     for gap, tolerance in gaps(engine, request, fast):
         ties += 0 < gap <= tolerance
         mismatches += gap > tolerance
-    return Judgement(False, ties, mismatches)
+    return Judgement(len(fast), False, ties, mismatches)
 
 
 def gaps(engine: Engine, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float]]:
@@ -118,4 +119,3 @@ def tokens_of(engine: Engine, request: Request, plain: bool = False) -> list[int
     """Only the ids of an answer."""
     events = engine.answer(request, plain)
     return [token for event in events if isinstance(event, Text) for token in event.token_ids]
-

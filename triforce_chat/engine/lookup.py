@@ -14,7 +14,10 @@ from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.sampling import Sampler, one_hot
 
 ORDERS = 8  # longest match that is told apart
-LEARN = 0.1
+LEARN = 0.05
+# How often a place foretells the next token, by the length of its match: as measured on summaries and answers
+# of a small chat model over novels and reports. A start only; every forecast that comes true or not teaches.
+TRUST = (0.0, 0.18, 0.2, 0.32, 0.5, 0.65, 0.75, 0.75, 0.8)
 
 
 class Forecast(NamedTuple):
@@ -29,7 +32,7 @@ class NgramLookup:
 
     def __init__(self, vocabulary: int, cutoff: float = 0.25) -> None:
         self.cutoff = cutoff  # a token that is less likely than this to be reached is not proposed
-        self.trust = [0.0] + [0.3 + 0.07 * order for order in range(1, ORDERS + 1)]  # by length of match
+        self.trust = list(TRUST)
         self.vocabulary = vocabulary
         self.told: tuple[int, int, Tensor] | None = None  # history length, match, tokens foretold
 

@@ -59,4 +59,3 @@ class Runner:
         )
         hidden: Tensor = out.last_hidden_state
         return hidden
-

@@ -33,7 +33,9 @@ class Budget:
 
     @property
     def capacity(self) -> int:
-        return self.tokens + 2 * self.chunk + self.stride + self.scratch  # sinks and tail end on chunk borders
+        return (
+            self.tokens + 2 * self.chunk + self.stride + self.scratch
+        )  # sinks and tail end on chunk borders
 
 
 class FallingAcceptance:

@@ -1,0 +1,59 @@
+"""Names of what a figure was measured on, and how much memory it took."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+
+def machine() -> dict[str, str | int]:
+    """Processor, accelerator and versions, for the record beside every figure."""
+    found: dict[str, str | int] = {
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "triforce_chat": version("triforce-chat"),
+    }
+    if torch.cuda.is_available():
+        found["accelerator"] = torch.cuda.get_device_name()
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} logical cores" if names else platform.machine()
+
+
+def reset_peak() -> None:
+    """Forget the peak so far, where the system can."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_bytes() -> int:
+    """Largest memory since the last reset: the device's where there is one, else resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak

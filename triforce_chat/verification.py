@@ -1,0 +1,55 @@
+"""The exactness self-test behind ``triforce-chat verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from triforce_chat.chat_format import ChatFormat, Message
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import greedy_test, sampling_test
+from triforce_chat.engine.sampling import Sampling
+from triforce_chat.engine.stacks import StackOptions
+from triforce_chat.models.load import LoadedModel
+
+ALARM = 1e-4  # a p-value below this is a failure
+SAMPLING = Sampling(temperature=1.0, top_p=0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one stack showed."""
+
+    stack: str
+    greedy_tokens: int
+    identical: bool
+    ties: int
+    mismatches: int
+    sampled_tokens: int
+    p_value: float
+
+    @property
+    def passed(self) -> bool:
+        return self.mismatches == 0 and self.p_value >= ALARM
+
+
+def verify_stacks(
+    engine: Engine, loaded: LoadedModel, text: str, options: StackOptions, names: list[str], tokens: int
+) -> Iterator[Outcome]:
+    """Test each stack: ``tokens`` greedy ones against plain decoding, ``tokens`` sampled ones by their law."""
+    form = ChatFormat(loaded.tokenizer)
+    prompt = form.render([Message("user", form.text(text))])
+    each = min(64, tokens)
+    for name in names:
+        engine.restack(replace(options, name=name))
+        greedy = greedy_test(engine, Request(prompt, tokens, Sampling()))
+        sampled = sampling_test(engine, Request(prompt, each, SAMPLING), range(-(-tokens // each)))
+        yield Outcome(
+            stack=name,
+            greedy_tokens=greedy.tokens,
+            identical=greedy.identical,
+            ties=greedy.ties or 0,
+            mismatches=greedy.mismatches,
+            sampled_tokens=len(sampled.transformed),
+            p_value=sampled.p_value,
+        )
