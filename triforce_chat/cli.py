@@ -102,7 +102,7 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
-    del called.__wrapped__  # type: ignore[attr-defined]  # its signature is not the command's
+    vars(called).pop("__wrapped__")  # the wrapped function's signature is not the command's
     return app.command()(called)
 
 

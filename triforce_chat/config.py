@@ -62,10 +62,9 @@ class Settings:
         if key not in CHANGEABLE:
             known = ", ".join(name.replace("_", "-") for name in CHANGEABLE)
             raise UsageError(f"no setting '{name}'; there are {known}")
-        default = next(field.default for field in fields(Settings) if field.name == key)
-        if text in ("default", "auto") and text not in STACKS:
-            return replace(self, **{key: default})
-        return replace(self, **{key: default if text == "default" else _parse(name, text, CHANGEABLE[key])})
+        default: Any = next(field.default for field in fields(Settings) if field.name == key)
+        restore = text == "default" or (text == "auto" and key != "stack")
+        return replace(self, **{key: default if restore else _parse(name, text, CHANGEABLE[key])})
 
 
 CHANGEABLE: dict[str, Callable[[str], Any]] = {

@@ -207,7 +207,7 @@ class Session:
         document, total = reading.document, len(reading.ids)
         room = max(0, limit - (needed - total))
         raise DoesNotFit(
-            f"{document.title}: {total:,} tokens do not fit: the context holds {limit:,}, of which {room:,} are "
+            f"{document.title}: {total:,} tokens do not fit: of the context's {limit:,}, {room:,} are "
             f"free for it ({reserve:,} are kept for a question and its answer); {_advice(reading, room)}"
         )
 

@@ -36,7 +36,7 @@ class Outcome:
 def verify_stacks(
     engine: Engine, loaded: LoadedModel, text: str, options: StackOptions, names: list[str], tokens: int
 ) -> Iterator[Outcome]:
-    """Test each stack: ``tokens`` greedy ones against plain decoding, ``tokens`` sampled ones by their law."""
+    """Test each stack with ``tokens`` greedy tokens against plain decoding and as many sampled by their law."""
     form = ChatFormat(loaded.tokenizer)
     prompt = form.render([Message("user", form.text(text))])
     each = min(64, tokens)

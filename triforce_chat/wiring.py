@@ -94,7 +94,7 @@ def checked_context(settings: Settings, target: LoadedModel) -> int:
 
 
 def stack_of(settings: Settings, context: int) -> StackOptions:
-    """Settings as the engine's options; an eighth of the context is a budget that the paper's sweep favours."""
+    """Settings as the engine's options; the budget grows with the context up to the paper's optimum."""
     budget = settings.budget or max(SMALLEST_BUDGET, min(LARGEST_BUDGET, context // 8))
     gamma = settings.gamma or (MOST_GAMMA if settings.stack == "auto" else GAMMA)
     return StackOptions(

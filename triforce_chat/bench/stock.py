@@ -38,7 +38,7 @@ class Stock:
         clock = Clock()
         ids = torch.tensor([list(prompt)], device=self.loaded.model.device)
         started = time.perf_counter()
-        self.loaded.model.generate(  # type: ignore[operator]
+        self.loaded.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,

@@ -98,7 +98,8 @@ def kolmogorov_p(values: Sequence[float]) -> float:
     x = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * distance
     if x < 0.3:  # the series converges slowly where the answer is 1 anyway
         return 1.0
-    return min(1.0, max(0.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 101))))
+    tail = sum((-1.0) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 101))
+    return min(1.0, max(0.0, 2 * tail))
 
 
 def greedy_test(engine: Engine, request: Request) -> Judgement:

@@ -18,7 +18,7 @@ def available(device: torch.device, dtype: torch.dtype) -> bool:
     return (
         device.type == "cpu"
         and dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
+        and torch._C._has_mkldnn
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
 

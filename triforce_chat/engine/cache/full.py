@@ -61,6 +61,9 @@ class FullCache:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
+    def judged(self, proposed: int, accepted: int) -> None:
+        pass
+
     def recent_queries(self, most: int) -> Tensor:
         """Queries of the latest committed tokens: [layers, Hq, up to ``most``, D]."""
         return self.queries.data[:, :, self.queries.latest(self.length, most)]

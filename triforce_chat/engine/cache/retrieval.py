@@ -16,7 +16,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.selection import Policy, select
 from triforce_chat.engine.cache.slab import Slab, View
-from triforce_chat.engine.events import Event, Rebuilt, RebuildReason
+from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,10 @@ class KVCache(Protocol):
         """Forget everything behind the first ``length`` tokens of the history."""
         ...
 
+    def judged(self, proposed: int, accepted: int) -> None:
+        """How tokens that were proposed out of this cache fared one level up."""
+        ...
+
 
 class Slab:
     """Keys and values of all layers in two tensors [layers, Hkv, capacity, D]."""

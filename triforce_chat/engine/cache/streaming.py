@@ -53,3 +53,6 @@ class StreamingCache:
         if self.start > self.sinks and self.length < self.start:
             self.length = 0
             self.start = self.sinks
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        pass
