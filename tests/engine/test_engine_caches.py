@@ -311,7 +311,7 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
                 patch.setattr(kind, "update", breaking(kind, late=bool(turn % 2)))
             countdown = luck.randrange(1, 60)
             told = list(prompt)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
                 for event in engine.answer(Request(prompt, 100)):
                     told += event.token_ids if isinstance(event, Text) else ()
         prompt = [

@@ -99,11 +99,11 @@ def hierarchy(lab: Lab, name: str = "triforce", draft: bool = True) -> Engine:
 
 @pytest.mark.parametrize("draft", [True, False], ids=["draft", "lookup"])
 def test_the_joint_law_of_the_first_tokens(small: Lab, draft: bool) -> None:
-    assert joint_p(small, hierarchy(small, draft=draft), 1200) > ALARM
+    assert joint_p(small, hierarchy(small, draft=draft), 800) > ALARM
 
 
 def test_the_joint_law_with_a_nucleus(small: Lab) -> None:
-    assert joint_p(small, hierarchy(small), 1000, Sampling(temperature=0.8, top_p=0.85)) > ALARM
+    assert joint_p(small, hierarchy(small), 500, Sampling(temperature=0.8, top_p=0.85)) > ALARM
 
 
 def test_the_published_rule_raises_the_alarm(small: Lab) -> None:
@@ -111,7 +111,7 @@ def test_the_published_rule_raises_the_alarm(small: Lab) -> None:
     middle = engine.top.drafter
     assert isinstance(middle, Speculative)
     ruled(middle, middle_draws_from_its_target)
-    assert joint_p(small, engine, 1200) < ALARM
+    assert joint_p(small, engine, 800) < ALARM
 
 
 class Transformed:
@@ -123,8 +123,9 @@ class Transformed:
 
     def add(self, rows: Tensor, made: Sequence[int]) -> None:
         shares = torch.rand(len(made), generator=self.luck, dtype=torch.float64)
+        rows, order = rows.sort(-1, descending=True)  # the likely ones low, so that sharpening shows
         below = rows.cumsum(-1) - rows
-        index = torch.tensor(made)[:, None]
+        index = (order == torch.tensor(made)[:, None]).long().argmax(-1, keepdim=True)
         assert (rows.gather(1, index) > 0).all()
         inside = below.gather(1, index)[:, 0] + shares * rows.gather(1, index)[:, 0]
         self.answers.append(inside.tolist())
@@ -161,7 +162,7 @@ def test_long_answers_follow_the_conditionals(
 def test_the_transform_sees_a_wrong_temperature(small: Lab) -> None:
     engine, test, prompt = hierarchy(small, "autoregressive"), Transformed(), small.text(20)
     for seed in range(50):
-        made = ids_of(sampled(engine, prompt, 30, Sampling(temperature=0.8), seed))
+        made = ids_of(sampled(engine, prompt, 30, Sampling(temperature=0.6), seed))
         test.add(conditionals(small, prompt, made, PLAIN), made)
     assert test.p_value() < ALARM
 

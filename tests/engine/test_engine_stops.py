@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from conftest import SMALL_BUDGET, Lab, spell
 
@@ -55,7 +57,7 @@ def test_the_first_end_token_ends_the_answer_in_whatever_role(lab: Lab, stack: s
         assert result.token_ids == made[: at + 1]
         assert result.text == spell(made[:at])  # an end token has no text
         assert reason(result) == "stop"
-    assert stack == "autoregressive" or tried >= {"accepted", "recovered"}
+    assert tried >= ({"accepted", "recovered"} if stack in ("triforce", "streaming") else set(played[:1]))
 
 
 def test_an_end_token_as_a_bonus(lab: Lab) -> None:
@@ -109,14 +111,12 @@ def test_the_context_is_filled_to_its_last_token(lab: Lab, stack: str, room: int
 @pytest.mark.parametrize("gammas", [(32, 32), (1, 32), (32, 1)])
 def test_the_slack_holds_the_largest_proposals(lab: Lab, gammas: tuple[int, int]) -> None:
     """All that the settings allow, up to the last token of the context."""
-    from dataclasses import replace
-
     lab = Lab(lab.stock, lab.target, lab.target)  # long proposals need a good draft
     budget = replace(SMALL_BUDGET, scratch=64)
-    engine = lab.engine("triforce", context=100, gamma=gammas[0], draft_gamma=gammas[1], budget=budget)
+    engine = lab.engine("triforce", context=56, gamma=gammas[0], draft_gamma=gammas[1], budget=budget)
     prompt = lab.text(30)
-    assert tally(engine, Request(prompt, 500)).token_ids == lab.greedy(prompt, 70)
-    assert engine.full.slab.capacity == 100 + SLACK
+    assert tally(engine, Request(prompt, 500)).token_ids == lab.greedy(prompt, 26)
+    assert engine.full.slab.capacity == 56 + SLACK
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -124,7 +124,7 @@ def test_stop_strings_end_an_answer_wherever_they_fall(lab: Lab, stack: str) -> 
     prompt = lab.text(45, seed=6)
     made = lab.greedy(prompt, LONG)
     text, engine = spell(made), lab.engine(stack)
-    for at in range(0, 24, 2):
+    for at in range(0, 24, 3):
         stop = text[at : at + 3]
         first = text.index(stop)
         result = tally(engine, Request(prompt, LONG, stop=("never here", stop)))
@@ -144,10 +144,8 @@ def test_what_looked_like_a_stop_string_is_shown_after_all(lab: Lab) -> None:
 
 def test_half_a_character_at_the_limit_is_shown_as_broken(lab: Lab) -> None:
     engine, prompt = lab.engine(), lab.text(20)
-    engine.decode = lambda ids: (
-        "".join("€".encode()[i % 3 : i % 3 + 1] for i, _ in enumerate(ids))
-        if False
-        else ((b"\xe2\x82\xac" * len(ids))[: len(ids)].decode(errors="replace"))
-    )
+    euros = "€€€€".encode()
+    engine.decode = lambda ids: euros[: len(ids)].decode(errors="replace")  # one byte per token
     result = tally(engine, Request(prompt, 2))
     assert result.text == "\ufffd"
+    assert tally(engine, Request(prompt, 3)).text == "€"

@@ -41,7 +41,7 @@ class ToyCache:
         return len(self.ids)
 
     @length.setter
-    def length(self, value: int) -> None:
+    def length(self, _: int) -> None:
         raise AssertionError("only advance and truncate change a cache")
 
     @property
@@ -51,7 +51,7 @@ class ToyCache:
     def pending(self, tokens: Tensor) -> Tensor:
         return tokens[len(self.ids) :]
 
-    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def update(self, *_: Any) -> Any:
         raise AssertionError("toys have no attention")
 
     def advance(self, n: int) -> None:
@@ -70,7 +70,7 @@ class ToyModel:
 
     vocabulary: int
     law: Callable[[Context], Tensor]
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     known: dict[Context, Tensor] = field(default_factory=dict)
 
     def logits(self, context: Context) -> Tensor:
@@ -217,7 +217,7 @@ def rounds(
         stack.load(start)
         sampler.begin(scripts.pop())
         made = stack.top.step(torch.tensor(tokens), sampler, most).tokens.tolist()
-        assert 1 <= len(made)
+        assert len(made) >= 1
         scripts += [[*prefix, other] for prefix, other in sampler.open]
         yield (*tokens, *made), sampler.chance, stack.save()
 

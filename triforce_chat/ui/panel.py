@@ -107,7 +107,7 @@ class EnginePanel:
     def _rebuild_pieces(self) -> list[str]:
         built = self.tally.rebuilds[-1:]
         if not built:
-            return ["complete, nothing was selected"]
+            return ["not built so far"]
         ago = max(0, figures.context_used(self.tally) - built[0].at)
         last = f"last at {built[0].at:,}, {figures.count(ago, 'token')} ago ({built[0].reason})"
         return [f"built {len(self.tally.rebuilds)}×", last]

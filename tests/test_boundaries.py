@@ -1,0 +1,176 @@
+"""Imports point one way, and nothing heavy happens before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import triforce_chat
+
+PACKAGE = Path(triforce_chat.__file__).parent
+HEAVY = ("torch", "transformers", "pypdf", "numpy", "bs4", "tokenizers", "safetensors", "gguf", "accelerate")
+SLOW_TERMINAL = (
+    "rich.console",
+    "rich.progress",
+    "rich.markdown",
+    "rich.live",
+    "rich.table",
+    "prompt_toolkit",
+)
+BLINK = 0.4  # seconds
+
+
+def modules(folder: str) -> list[Path]:
+    found = sorted((PACKAGE / folder).rglob("*.py"))
+    assert found
+    return found
+
+
+def imports(path: Path, *, types: bool = False) -> Iterator[str]:
+    """Absolute names of what a module imports, also inside functions; without ``if TYPE_CHECKING``."""
+    tree = ast.parse(path.read_text("utf-8"))
+    skipped = set() if types else {id(node) for guard in guards(tree) for node in ast.walk(guard)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def guards(tree: ast.AST) -> Iterator[ast.If]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield node
+
+
+def file_of(name: str) -> Path | None:
+    """The package's own module that an imported name lives in."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):
+        place = PACKAGE.parent.joinpath(*parts[:n])
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def reached(path: Path) -> set[Path]:
+    """Modules of the package that an import of this one can ever lead to."""
+    found, open_ = set[Path](), [path]
+    while open_:
+        module = open_.pop()
+        found.add(module)
+        named = (file_of(name) for name in imports(module) if name.startswith("triforce_chat"))
+        open_ += [file for file in named if file and file not in found]
+    return found
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+def loaded_by(statement: str) -> set[str]:
+    return set(python(f"{statement}\nimport sys\nprint(*sys.modules)").stdout.split())
+
+
+@pytest.mark.parametrize("path", modules("engine"), ids=lambda path: path.stem)
+def test_the_engine_knows_no_terminal_and_no_document(path: Path) -> None:
+    rooms = (
+        "ui",
+        "cli",
+        "session",
+        "documents",
+        "models",
+        "wiring",
+        "report",
+        "bench",
+        "chat_format",
+        "config",
+    )
+    forbidden = [f"triforce_chat.{room}" for room in rooms]
+    names = [*imports(path, types=True)]
+    assert not [
+        name for name in names if within(name, *forbidden, "rich", "typer", "prompt_toolkit", "pypdf")
+    ]
+
+
+@pytest.mark.parametrize("path", modules("documents"), ids=lambda path: path.stem)
+def test_documents_know_only_errors(path: Path) -> None:
+    own = [name for name in imports(path, types=True) if within(name, "triforce_chat")]
+    assert not [name for name in own if not within(name, "triforce_chat.documents", "triforce_chat.errors")]
+
+
+@pytest.mark.parametrize("path", modules("ui"), ids=lambda path: path.stem)
+def test_the_terminal_never_reaches_torch(path: Path) -> None:
+    for module in reached(path):
+        assert not [name for name in imports(module) if within(name, "torch", "transformers")], module
+    own = [name for name in imports(path, types=True) if within(name, "triforce_chat")]
+    allowed = ("ui", "documents", "errors", "engine.events", "models.progress")
+    assert not [name for name in own if not within(name, *(f"triforce_chat.{room}" for room in allowed))]
+
+
+@pytest.mark.parametrize("path", modules("models"), ids=lambda path: path.stem)
+def test_models_know_no_terminal_and_no_engine(path: Path) -> None:
+    forbidden = [
+        f"triforce_chat.{room}" for room in ("ui", "cli", "session", "documents", "engine", "wiring")
+    ]
+    assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
+
+
+def test_importing_the_terminal_loads_no_torch() -> None:
+    names = [".".join(("triforce_chat.ui", path.stem)) for path in modules("ui") if path.stem != "__init__"]
+    loaded = loaded_by(f"import {', '.join(names)}, triforce_chat.report, triforce_chat.config")
+    assert "rich.console" in loaded  # the question is answered at all
+    assert not [name for name in loaded if within(name, "torch", "transformers", "pypdf")]
+
+
+def test_importing_the_commands_loads_nothing_heavy() -> None:
+    loaded = loaded_by("import triforce_chat.cli")
+    assert "triforce_chat.cli" in loaded
+    assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
+    package = {name for name in loaded if within(name, "triforce_chat")}
+    assert package == {f"triforce_chat{end}" for end in ("", ".cli", ".config", ".errors")}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["ask", "--help"], ["bench", "--help"], ["--version"]])
+def test_help_answers_in_a_blink(arguments: list[str]) -> None:
+    took, shown = [], ""
+    for _ in range(3):
+        started = time.perf_counter()
+        command = [sys.executable, "-X", "importtime", "-m", "triforce_chat", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        took.append(time.perf_counter() - started)
+        shown = done.stderr
+    assert min(took) < BLINK
+    loaded = {line.rpartition("|")[2].strip() for line in shown.splitlines()}
+    assert "triforce_chat.cli" in loaded
+    assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
+
+
+def test_nothing_happens_at_import(tmp_path: Path) -> None:
+    code = "import triforce_chat.cli, triforce_chat.ui.repl, triforce_chat.documents; print('silent')"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "PATH": ""},
+        timeout=60,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("silent\n", "")
+    assert list(tmp_path.iterdir()) == []
