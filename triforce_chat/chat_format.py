@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from triforce_chat.errors import ModelError
 
 _MARK = "\ue000{}\ue001"  # private-use characters stand for contents while the template is rendered
 _MARKS = re.compile("\ue000([0-9]+)\ue001")
 _PLAIN = (
-    "{{ bos_token or '' }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{{ bos_token or '' }}{% for message in messages %}"
+    "{{ message.role }}:{{ '' if message.role == 'assistant' else ' ' }}{{ message.content }}\n\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
 PLAIN_STOP = "\nuser:"
 
@@ -42,8 +45,8 @@ class ChatFormat:
         return () if self.tokenizer.chat_template else (PLAIN_STOP,)
 
     def text(self, text: str) -> list[int]:
-        """Tokenize foreign text; nothing in it is special."""
-        return self._encode(text, split_special_tokens=True)
+        """Tokenize foreign text; nothing in it is special. Bytes that were no text become question marks."""
+        return self._encode(text.encode("utf-8", "replace").decode(), split_special_tokens=True)
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a whole conversation, ready for the next answer."""
@@ -53,27 +56,32 @@ class ChatFormat:
         return ids
 
     def _template(self, messages: Sequence[Message]) -> str:
+        """The rendered template; one that knows no system role gets its text in front of the first question."""
         marked = [{"role": m.role, "content": _MARK.format(i)} for i, m in enumerate(messages)]
-        template = self.tokenizer.chat_template or _PLAIN
-        rendered: str = self._first_that_works(
-            lambda shown: self.tokenizer.apply_chat_template(
-                shown, chat_template=template, tokenize=False, add_generation_prompt=True
-            ),
-            marked,
-        )
+        rendered = self._rendered(marked)
+        if rendered is None and len(marked) > 1 and marked[0]["role"] == "system":
+            system, first, *rest = marked
+            both = f"{system['content']}\n\n{first['content']}"
+            rendered = self._rendered([{"role": "user", "content": both}, *rest])
+        if rendered is None:
+            raise ModelError("the model's chat template cannot render this conversation")
         return rendered
 
-    def _first_that_works(
-        self, render: Callable[[list[dict[str, str]]], str], marked: list[dict[str, str]]
-    ) -> str:
-        """Templates that know no system role get its text in front of the first question."""
+    def _rendered(self, marked: list[dict[str, str]]) -> str | None:
+        """None where the template complains or leaves a message out."""
         from jinja2 import TemplateError
 
         try:
-            return render(marked)
+            rendered: str = self.tokenizer.apply_chat_template(
+                marked,
+                chat_template=self.tokenizer.chat_template or _PLAIN,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
         except TemplateError:
-            system, first, *rest = marked
-            return render([{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest])
+            return None
+        whole = all(message["content"] in rendered for message in marked)
+        return rendered if whole else None
 
     def _own(self, piece: str) -> list[int]:
         if piece not in self._known:

@@ -18,7 +18,7 @@ import typer
 
 from triforce_chat import __version__
 from triforce_chat.config import POLICIES, STACKS, Settings
-from triforce_chat.errors import INTERRUPTED, ExactnessError, OutOfMemory, TriforceError, UsageError
+from triforce_chat.errors import ExactnessError, Interrupted, OutOfMemory, TriforceError, UsageError
 
 if TYPE_CHECKING:
     from triforce_chat.documents import Document
@@ -71,9 +71,11 @@ class Options:
     repetition_penalty: Annotated[float | None, option("Over the answer's own tokens; 1 is off.", ANSWER)] = (
         None
     )
-    seed: Annotated[int | None, option("Makes sampling repeatable.", ANSWER)] = None
+    seed: Annotated[
+        int | None, option("Makes sampling repeatable; auto then drafts by lookup alone.", ANSWER)
+    ] = None
     max_tokens: Annotated[int, option("Longest answer.", ANSWER)] = 512
-    system: Annotated[str, option("System text.", ANSWER)] = ""
+    system: Annotated[str | None, option("System text.", ANSWER)] = None
     pages: Annotated[str | None, option("Only these pages, as in 1-80,90.", ANSWER)] = None
     password: Annotated[str | None, option("For encrypted documents.", ANSWER)] = None
     json: Annotated[bool, option("Print one JSON object.", OUTPUT, "--json")] = False
@@ -112,25 +114,28 @@ def failures(debug: bool) -> Iterator[None]:
     """Turn what can go wrong into one line and an exit code."""
     try:
         yield
-    except (TriforceError, KeyboardInterrupt, MemoryError, RuntimeError) as error:
-        known = _known(error)
-        if debug or known is None:
-            raise
-        _complain(str(known) or "interrupted")
-        raise typer.Exit(getattr(known, "exit_code", INTERRUPTED)) from None
     except BrokenPipeError:  # the reader of a pipe has seen enough
         sys.stderr.close()
         raise typer.Exit(0) from None
+    except (TriforceError, KeyboardInterrupt, MemoryError, RuntimeError, OSError) as error:
+        known = _known(error)
+        if debug or known is None:
+            raise
+        _complain(str(known))
+        raise typer.Exit(known.exit_code) from None
 
 
-def _known(error: BaseException) -> BaseException | None:
-    """The error to report; None for a defect of the program."""
-    if isinstance(error, TriforceError | KeyboardInterrupt):
+def _known(error: BaseException) -> TriforceError | None:
+    """The error as a user can understand it; None for a defect of the program."""
+    if isinstance(error, TriforceError):
         return error
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError) or (torch and isinstance(error, torch.OutOfMemoryError)):
-        return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
-    if "allocate memory" in str(error):  # torch on a CPU has no class for it
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted")
+    if isinstance(error, OSError):
+        return TriforceError(error.strerror or str(error))
+    from triforce_chat.models.failures import is_out_of_memory
+
+    if is_out_of_memory(error):
         return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
     return None
 
@@ -168,11 +173,18 @@ def ask(
 ) -> None:
     """Ask one question about documents."""
     *documents, question = arguments
-    if not documents and Path(question).is_file():
+    if not documents and is_document(question):
         raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
     if not question.strip():
         raise UsageError("the question is empty")
     answer(documents, question, options, compare_autoregressive)
+
+
+def is_document(text: str) -> bool:
+    try:
+        return text == "-" or Path(text).is_file()
+    except (OSError, ValueError):  # too long or too odd for a path
+        return False
 
 
 @command
@@ -185,7 +197,7 @@ def chat(
 
     if options.json or options.jsonl:
         raise UsageError("--json and --jsonl go with ask and summarize")
-    interactive = sys.stdin.isatty()
+    interactive = sys.stdin is not None and sys.stdin.isatty()
     if "-" in (documents or []):
         raise UsageError("chat reads your questions from standard input; give it the document as a file")
     screen = screen_of(options)
@@ -197,7 +209,7 @@ def chat(
         lambda: Labels(options.model, session.settings.stack),
         history_file(),
     )
-    code = repl.run() if interactive else repl.run_lines(sys.stdin)
+    code = repl.run() if interactive else repl.run_lines(sys.stdin or ())
     if code:
         raise typer.Exit(code)
 
@@ -229,14 +241,16 @@ def verify(
     names = stacks_to_test(options)
     stack = stack_of(settings, engine.context)
     text = "\n\n".join(texts) or prompt("verify")
-    failed = []
+    outcomes = []
     for outcome in verify_stacks(engine, target, text, stack, names, tokens):
-        if not outcome.passed:
-            failed.append(outcome.stack)
-        if options.json or options.jsonl:
-            print_json({"schema": 1, **dataclasses.asdict(outcome), "passed": outcome.passed})
-        else:
+        outcomes.append(outcome.record())
+        if options.jsonl:
+            print_json(outcome.record())
+        elif not options.json:
             show_outcome(outcome, screen)
+    failed = [outcome["stack"] for outcome in outcomes if not outcome["passed"]]
+    if options.json:
+        print_json({"schema": 1, "model": options.model, "passed": not failed, "stacks": outcomes})
     if failed:
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 
@@ -301,21 +315,16 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, origin)
     if reason == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(Interrupted.exit_code)
 
 
 def answer_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:
-    from triforce_chat.engine.events import Tally
     from triforce_chat.report import answer_object, event_object
-    from triforce_chat.ui.answer import show_answer
+    from triforce_chat.ui.answer import fold_answer, show_answer
 
-    events = session.ask(question)
+    events, lines = session.ask(question), print_json if options.jsonl else ignore
     if options.json or options.jsonl:
-        tally = Tally()
-        for event in events:
-            tally.add(event)
-            if options.jsonl:
-                print_json(event_object(event))
+        tally = fold_answer(events, lambda event: lines(event_object(event)))
         if options.json:
             print_json(answer_object(tally, origin))
     else:
@@ -324,18 +333,14 @@ def answer_once(session: Session, question: str, options: Options, screen: Scree
 
 
 def compare_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:
-    from triforce_chat.engine.events import Comparison
     from triforce_chat.report import comparison_object, event_object
-    from triforce_chat.ui.compare import show_comparison
+    from triforce_chat.ui.compare import fold_comparison, show_comparison
 
-    items, result = session.compare(question), None
+    items, lines = session.compare(question), print_json if options.jsonl else ignore
     if options.json or options.jsonl:
-        for item in items:
-            if isinstance(item, Comparison):
-                result = item
-                print_json(comparison_object(item, origin))
-            elif options.jsonl:
-                print_json(event_object(item[1], item[0]))
+        result = fold_comparison(items, lambda side, event: lines(event_object(event, side)))
+        if result is not None and options.json:
+            print_json(comparison_object(result, origin))
     else:
         result = show_comparison(items, screen, limit=session.context_limit)
     if result is not None and result.mismatches:
@@ -343,8 +348,13 @@ def compare_once(session: Session, question: str, options: Options, screen: Scre
     return "stop" if result else "interrupted"
 
 
+def ignore(_value: dict[str, Any]) -> None:
+    """Where event lines go unless they were asked for."""
+
+
 def print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    readable = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, ensure_ascii=not readable), flush=True)
 
 
 def screen_of(options: Options) -> Screen:
@@ -363,7 +373,7 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
     """Read documents before anything slow is loaded; say what they lack."""
     if paths.count("-") > 1:
         raise UsageError("standard input can be read only once")
-    documents = [read_one(path, options, options.pages) for path in paths]
+    documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
     for document in documents:
         if document.warning and not options.quiet:
             from triforce_chat.ui.clean import clean
@@ -372,12 +382,15 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
     return documents
 
 
-def read_one(path: str, options: Options, pages: str | None) -> Document:
+def read_one(path: str, options: Options, pages: str | None, several: bool = False) -> Document:
+    """Read a document and keep the wanted pages; of several documents each gives those that it has."""
     from triforce_chat.documents import parse_pages, read
 
     ranges = parse_pages(pages) if pages else None
     document = read(path, password=options.password, stdin=sys.stdin.buffer if path == "-" else None)
-    return document.select(ranges) if ranges else document
+    if ranges is None:
+        return document
+    return document.select([r.within(document.pages[-1].number) for r in ranges] if several else ranges)
 
 
 def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
@@ -405,11 +418,15 @@ def open_engine(
     return engine, target, time.perf_counter() - started
 
 
-def history_file() -> Path:
+def history_file() -> Path | None:
+    """Where questions are remembered; None where nothing can be written."""
     from platformdirs import user_state_path
 
     folder = user_state_path("triforce-chat", appauthor=False)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return None
     return folder / "history"
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from triforce_chat.engine.options import Sampling
 from triforce_chat.errors import UsageError
 
 STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive")
 POLICIES = ("mean", "minmax")
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -46,6 +47,7 @@ class Settings:
             if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', '-')} must be at least 1, not {value}")
         self._check_budget()
+        Sampling(**{name: getattr(self, name) for name in SAMPLED if getattr(self, name) is not None})
 
     def _check_budget(self) -> None:
         if self.chunk > 1024:
@@ -91,9 +93,6 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _parse(name: str, text: str, kind: Callable[[str], Any]) -> Any:
     try:
-        value = kind(text)
+        return kind(text)
     except ValueError:
         raise UsageError(f"{name} takes a number, not '{text}'") from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{name} takes a finite number, not '{text}'")
-    return value

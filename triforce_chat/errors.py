@@ -45,3 +45,9 @@ class ExactnessError(TriforceError):
     """Speculative output was measurably different from the target's own."""
 
     exit_code = 7
+
+
+class Interrupted(TriforceError):
+    """The user pressed Ctrl-C."""
+
+    exit_code = INTERRUPTED

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.config import CHANGEABLE, Settings
-from triforce_chat.documents import Document
+from triforce_chat.documents import Document, runs
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Comparison, Event, Finished, Side, Tally
 from triforce_chat.engine.exactness import judge
@@ -60,12 +60,14 @@ class Exchange:
 class Session:
     """Implements ``ui.conversation.Conversation`` on an engine."""
 
-    def __init__(self, engine: Engine, loaded: LoadedModel, settings: Settings, system: str = "") -> None:
+    def __init__(
+        self, engine: Engine, loaded: LoadedModel, settings: Settings, system: str | None = None
+    ) -> None:
         self.engine, self.loaded, self.settings = engine, loaded, settings
         self.format = ChatFormat(loaded.tokenizer)
         self.exchanges: list[Exchange] = []
         self.waiting: list[Reading] = []  # documents that belong to the next question
-        self._system = system or prompt("system")
+        self._system = prompt("system") if system is None else system
 
     @property
     def documents(self) -> Sequence[Document]:
@@ -84,7 +86,7 @@ class Session:
         return self._system
 
     def set_system(self, text: str) -> None:
-        self._system = text or prompt("system")
+        self._system = text
 
     @property
     def context_used(self) -> int:
@@ -183,16 +185,21 @@ class Session:
         return Request(ids, self.settings.max_tokens, sampling, self.format.stop)
 
     def _prompt(self, question: list[int]) -> list[int]:
-        messages = [Message("system", self.format.text(self._system))]
+        messages = [Message("system", self.format.text(self._system))] if self._system else []
         for exchange in self.exchanges:
             messages.append(Message("user", exchange.asked))
-            messages.append(Message("assistant", self._said(exchange.turn.tally.token_ids)))
+            messages.append(Message("assistant", self._said(exchange.turn)))
         asked = [token for reading in self.waiting for token in reading.ids] + question
         return self.format.render([*messages, Message("user", asked)])
 
-    def _said(self, ids: list[int]) -> list[int]:
-        """An answer without its end token: the template writes one of its own."""
-        return ids[:-1] if ids and ids[-1] in self.loaded.eos_ids else ids
+    def _said(self, turn: Turn) -> list[int]:
+        """An answer without its end token or stop string: the template writes one of its own."""
+        ids = list(turn.tally.token_ids)
+        if ids and ids[-1] in self.loaded.eos_ids:
+            return ids[:-1]
+        while self.format.stop and ids and len(self.engine.decode(ids[:-1])) >= len(turn.answer):
+            ids.pop()
+        return ids
 
     def _read(self, document: Document) -> Reading:
         heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")
@@ -232,9 +239,8 @@ def _advice(reading: Reading, room: int) -> str:
         fitting += 1
     if not fitting:
         return "not even its first page fits: choose a model with a longer context"
-    pages = reading.document.pages
-    first, last = pages[0].number, pages[fitting - 1].number
-    return f"--pages {first}-{last} would fit, or choose a model with a longer context"
+    numbers = runs(page.number for page in reading.document.pages[:fitting])
+    return f"--pages {numbers} would fit, or choose a model with a longer context"
 
 
 def _interrupted(tally: Tally) -> Finished:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import greedy_test, sampling_test
-from triforce_chat.engine.sampling import Sampling
+from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.stacks import StackOptions
+from triforce_chat.errors import DoesNotFit
 from triforce_chat.models.load import LoadedModel
 
 ALARM = 1e-4  # a p-value below this is a failure
@@ -32,6 +34,10 @@ class Outcome:
     def passed(self) -> bool:
         return self.mismatches == 0 and self.p_value >= ALARM
 
+    def record(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {**asdict(self), "passed": self.passed}
+
 
 def verify_stacks(
     engine: Engine, loaded: LoadedModel, text: str, options: StackOptions, names: list[str], tokens: int
@@ -39,6 +45,11 @@ def verify_stacks(
     """Test each stack with ``tokens`` greedy tokens against plain decoding and as many sampled by their law."""
     form = ChatFormat(loaded.tokenizer)
     prompt = form.render([Message("user", form.text(text))])
+    if len(prompt) + tokens > engine.context:
+        raise DoesNotFit(
+            f"the text has {len(prompt):,} tokens and {tokens:,} are to be decoded, but the context holds "
+            f"{engine.context:,}; choose a shorter text or --tokens"
+        )
     each = min(64, tokens)
     for name in names:
         engine.restack(replace(options, name=name))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from triforce_chat.config import Settings
+from triforce_chat.config import SAMPLED, Settings
 from triforce_chat.engine import attention
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.runner import Runner
-from triforce_chat.engine.sampling import Sampling
 from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
+from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.progress import Report, unheard
 
@@ -47,7 +49,9 @@ def load_engine(
             Runner(draft.model) if draft else None,
             stack_of(settings, context),
         )
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise OutOfMemory(
             f"no memory for a cache of {context:,} tokens; choose a smaller --context"
         ) from error
@@ -72,10 +76,9 @@ def place(settings: Settings) -> tuple[str, torch.dtype]:
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise UsageError(f"no device '{device}'; choose auto, cpu or cuda") from None
+    kind = device.split(":")[0]
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
+        raise UsageError(f"no device '{device}'; choose auto, cpu, cuda or cuda:1")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError("no CUDA device on this machine; choose --device cpu")
     if settings.dtype != "auto":
@@ -95,10 +98,12 @@ def checked_context(settings: Settings, target: LoadedModel) -> int:
 
 def stack_of(settings: Settings, context: int) -> StackOptions:
     """Settings as the engine's options; the budget grows with the context up to the paper's optimum."""
+    # The planner decides by the clock, and another plan draws its random numbers in another order.
+    name = "lookup" if settings.stack == "auto" and settings.seed is not None else settings.stack
     budget = settings.budget or max(SMALLEST_BUDGET, min(LARGEST_BUDGET, context // 8))
-    gamma = settings.gamma or (MOST_GAMMA if settings.stack == "auto" else GAMMA)
+    gamma = settings.gamma or (MOST_GAMMA if name == "auto" else GAMMA)
     return StackOptions(
-        name=settings.stack,
+        name=name,
         gamma=gamma,
         draft_gamma=settings.draft_gamma,
         policy=settings.policy,
@@ -113,8 +118,7 @@ def sampling_of(settings: Settings, loaded: LoadedModel) -> Sampling:
         value = getattr(settings, name)
         return loaded.sampling.get(name, getattr(Sampling(), name)) if value is None else value
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    return Sampling(**{name: chosen(name) for name in names})
+    return Sampling(**{name: chosen(name) for name in SAMPLED})
 
 
 def decoder(tokenizer: Any) -> Callable[[Any], str]:

@@ -343,6 +343,30 @@ def test_an_interrupt_while_the_retrieval_cache_is_built(lab: Lab, monkeypatch: 
         assert answer_of(engine, prompt) == lab.greedy(prompt, 16)
 
 
+def test_a_later_build_that_breaks_off_leaves_no_half_built_cache(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, prompt = lab.engine(), lab.text(100)
+    prompt += answer_of(engine, prompt, 3)
+    [cache] = caches(engine, RetrievalCache)
+    built = cache.base
+    real = RetrievalCache._keep_best
+
+    def broken(cache: RetrievalCache, *arguments: Any) -> int:
+        real(cache, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RetrievalCache, "_keep_best", broken)
+        with pytest.raises(KeyboardInterrupt):
+            answer_of(engine, [*prompt, *lab.text(30, seed=8)])
+    assert cache.base == built
+    engine.top.rollback(len(prompt))  # back to where the old build would still serve
+    cache.pending(torch.tensor(prompt))
+    assert cache.base > built
+    check_retrieval(cache)
+
+
 def test_an_error_in_the_forward_passes_through(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = lab.engine("autoregressive"), lab.text(20)
 

@@ -20,6 +20,10 @@ class PageRange:
     first: int
     last: int | None
 
+    def within(self, count: int) -> PageRange:
+        """The part of it that a document of ``count`` pages has; the last page where it has none."""
+        return PageRange(min(self.first, count), min(self.last or count, count))
+
     def __contains__(self, number: int) -> bool:
         return self.first <= number and (self.last is None or number <= self.last)
 
@@ -49,6 +53,11 @@ def fold(numbers: Iterable[int]) -> str:
     shown = [str(first) if first == last else f"{first}-{last}" for first, last in islice(runs, SHOWN_RUNS)]
     more = next(runs, None) is not None
     return ", ".join(shown) + (f", ... ({len(ordered)} in all)" if more else "")
+
+
+def runs(numbers: Iterable[int]) -> str:
+    """All of them, as ``parse_pages`` reads it: ``1-1,5-9``."""
+    return ",".join(f"{first}-{last}" for first, last in _runs(sorted(numbers)))
 
 
 def _runs(ordered: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -13,8 +13,9 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Text
 from triforce_chat.engine.level import Speculative
+from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.runner import Runner
-from triforce_chat.engine.sampling import Sampler, Sampling
+from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.stacks import Builder, StackOptions
 from triforce_chat.engine.text import Detokenizer, StopStrings
 
@@ -54,8 +55,8 @@ class Engine:
 
     def restack(self, options: StackOptions) -> None:
         """Put another stack on the same cache."""
-        self.options = options
         self.top = self._build(options)
+        self.options = options
 
     def _build(self, options: StackOptions) -> Speculative:
         return Builder(self.target, self.full, self.draft, options, self.pending.append).build()

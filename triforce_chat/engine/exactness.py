@@ -34,21 +34,22 @@ def judge(engine: Engine, request: Request, fast: Sequence[int], plain: Sequence
         return Judgement(len(fast), identical, None, 0)
     if identical:
         return Judgement(len(fast), True, 0, 0)
-    ties = mismatches = 0
-    for gap, tolerance in gaps(engine, request, fast):
-        ties += 0 < gap <= tolerance
-        mismatches += gap > tolerance
-    return Judgement(len(fast), False, ties, mismatches)
+    missing = len(plain) - len(fast) if list(fast) == list(plain[: len(fast)]) else 0
+    doubtful = [(gap, tolerance) for gap, tolerance, chosen in gaps(engine, request, fast) if not chosen]
+    ties = sum(gap <= tolerance for gap, tolerance in doubtful)
+    return Judgement(len(fast), False, ties, len(doubtful) - ties + missing)
 
 
-def gaps(engine: Engine, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float]]:
-    """For each made token: how far its score lies below the best, and how much of that is rounding."""
+def gaps(engine: Engine, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float, bool]]:
+    """For each made token: how far its score lies below the best, how much of that may be rounding, and
+    whether plain decoding would have chosen it."""
     relative = max(1e-5, 2 * torch.finfo(engine.target.shape.dtype).eps)
     for scores, tokens in engine.rescore(request, made):
         best = scores.max(-1).values
         below = best - scores.gather(-1, tokens[:, None])[:, 0]
         scale = scores.masked_fill(scores.isinf(), 0).abs().amax(-1).clamp_min(1)
-        yield from zip(below.tolist(), (relative * scale).tolist(), strict=True)
+        chosen = scores.argmax(-1) == tokens
+        yield from zip(below.tolist(), (relative * scale).tolist(), chosen.tolist(), strict=True)
 
 
 class SamplingTest:

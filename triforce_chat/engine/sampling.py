@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from triforce_chat.errors import UsageError
+from triforce_chat.engine.options import Sampling
 
 NUCLEUS_GUESS = 256  # candidates sorted first; a full sort of 49K logits per row costs more than attention
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen. ``temperature`` 0 is greedy; 0 or 1 switch the other filters off."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over the tokens of this answer, never over the document
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        checks = {
-            "temperature must be 0 or more": self.temperature >= 0,
-            "top-k must be 0 (off) or more": self.top_k >= 0,
-            "top-p must be above 0 and at most 1": 0 < self.top_p <= 1,
-            "min-p must be at least 0 and below 1": 0 <= self.min_p < 1,
-            "repetition penalty must be above 0": self.repetition_penalty > 0,
-        }
-        for complaint, holds in checks.items():
-            if not holds:
-                raise UsageError(complaint)
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
 
 
 class Sampler:

@@ -20,7 +20,7 @@ def explained(name: str, device: str) -> Iterator[None]:
     except TriforceError:
         raise
     except Exception as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise OutOfMemory(
                 f"{name} does not fit into the memory of {device}; take a smaller model"
             ) from error
@@ -28,7 +28,8 @@ def explained(name: str, device: str) -> Iterator[None]:
         raise ModelError(f"{name} cannot be loaded: {first or type(error).__name__}") from error
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a library's error means that memory ran out, whatever class it has."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in ALLOCATION_FAILED)

@@ -122,6 +122,19 @@ def show_answer(events: Iterator[Event], screen: Screen, *, title: str = "", lim
     return view.panel.tally
 
 
+def fold_answer(events: Iterator[Event], each: Callable[[Event], object]) -> Tally:
+    """Hand every event to ``each`` and return their fold; Ctrl-C as in ``show_answer``."""
+    panel = EnginePanel("", 0)
+    with Interrupt() as interrupt:
+        with closing(until(interrupt, events)) as answer:
+            for event in answer:
+                panel.add(event)
+                each(event)
+        if interrupt.requested:
+            panel.interrupted()
+    return panel.tally
+
+
 def _stopping(panel: EnginePanel) -> None:
     panel.stopping = True
 

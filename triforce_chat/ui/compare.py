@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from itertools import zip_longest
 
@@ -36,6 +36,16 @@ def show_comparison(items: Items, screen: Screen, *, limit: int = 0) -> Comparis
     if result is None:
         screen.notes.print(Text("comparison stopped", "yellow"))
     return result
+
+
+def fold_comparison(items: Items, each: Callable[[Side, Event], object]) -> Comparison | None:
+    """Hand every event to ``each``; the comparison comes last, None when the user stopped it."""
+    with Interrupt() as interrupt, closing(until(interrupt, items)) as stream:
+        for item in stream:
+            if isinstance(item, Comparison):
+                return item
+            each(*item)
+    return None
 
 
 def _show_live(items: Items, screen: Screen, limit: int) -> Comparison | None:
