@@ -119,6 +119,21 @@ def lab() -> Lab:
     return Lab.of("llama", seed=1)
 
 
+GPU_SKIPPED: list[str] = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        GPU_SKIPPED.append(item.nodeid)
+        pytest.skip("no CUDA device")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if GPU_SKIPPED:
+        terminalreporter.section("GPU", yellow=True)
+        terminalreporter.line(f"{len(GPU_SKIPPED)} GPU tests did NOT run: no CUDA device on this machine")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Tiny tensors gain nothing from threads, and shared machines lose by them."""

@@ -283,7 +283,10 @@ def test_a_question_of_undecodable_bytes(ask: Ask) -> None:
         (["ask", "a.txt", "Why?", "--repetition-penalty", "inf"], "repetition"),
         (["ask", "a.txt", "Why?", "--top-p", "0"], "top-p must be above 0"),
         (["ask", "a.txt", "Why?", "--temperature", "1", "--seed", "99999999999999999999"], "seed"),
-        (["ask", "a.txt", "Why?", "--device", "abacus"], "no device 'abacus'; choose auto, cpu or cuda"),
+        (
+            ["ask", "a.txt", "Why?", "--device", "abacus"],
+            "no device 'abacus'; choose auto, cpu, cuda or cuda:1",
+        ),
         (["ask", "a.txt", "Why?", "--device", "meta"], "device"),
         (["ask", "a.txt", "Why?", "--pages", "one"], "'one' is not a page or a range of pages"),
         (["ask", "three.pdf", "Why?", "--pages", "2-4"], "page 4 is out of range"),
@@ -429,7 +432,7 @@ def test_tracebacks_only_for_those_who_ask(ask: Ask) -> None:
 def test_verify(ask: Ask) -> None:
     done = ask("verify", "a.txt", "--tokens", 24, "--json")
     assert done.code == 0
-    outcomes = [json.loads(line) for line in done.out.splitlines()]
+    outcomes = json.loads(done.out)["stacks"]
     assert [outcome["stack"] for outcome in outcomes] == [
         *("auto", "triforce", "retrieval", "streaming", "lookup", "autoregressive")
     ]
@@ -450,7 +453,7 @@ def test_verify_tests_something_or_refuses(ask: Ask, shelf: Path, context: int) 
     (shelf / "kilo.txt").write_text("k" * 1000)
     done = ask("verify", "kilo.txt", "--stack", "lookup", "--tokens", 20, "--context", context, "--json")
     assert done.crash is None
-    assert done.code == 4 or json.loads(done.out)["greedy_tokens"] > 0
+    assert done.code == 4 or json.loads(done.out)["stacks"][0]["greedy_tokens"] > 0
 
 
 # The chat without a terminal

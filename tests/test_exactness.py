@@ -256,7 +256,7 @@ def test_a_wrong_rule_is_found_by_greedy_answers(rough: Lab, monkeypatch: pytest
 
 def test_gaps_are_those_of_stock_logits(rough: Lab) -> None:
     request, made = Request(rough.text(30), 6), [3, 1, 4, 1, 5, 9]
-    found = [gap for gap, _ in gaps(rough.engine(), request, made)]
+    found = [gap for gap, _, _ in gaps(rough.engine(), request, made)]
     logits = rough.logits([*request.prompt, *made])[29:-1]
     expected = logits.max(-1).values - logits.gather(-1, torch.tensor(made)[:, None])[:, 0]
     assert torch.allclose(torch.tensor(found), expected, atol=1e-4)

@@ -173,9 +173,9 @@ def test_an_end_token_is_not_said_twice(loaded: tuple[Engine, LoadedModel]) -> N
     made = talk.says("Why?").token_ids
     assert finished(talk.turns[-1].tally).reason == "stop"
     assert made[-1] == last
-    assert talk._said(made) == made[:-1]
+    assert talk._said(talk.turns[-1]) == made[:-1]
     assert talk.prompt.count("<|im_end|>") == 4
-    assert END not in talk._said(made)
+    assert END not in talk._said(talk.turns[-1])
 
 
 class Scripted:

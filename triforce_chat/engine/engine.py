@@ -93,6 +93,8 @@ class Engine:
 
         May be closed at any event: the tokens of every ``Text`` event are kept, nothing else is.
         """
+        if not request.prompt:
+            raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()
         cached = 0
         for progress in self.prefill(request.prompt[:-1]):
@@ -159,10 +161,9 @@ class Answer:
             while self.reason is None:
                 tokens = self.top.step(history, self.sampler, self.most - len(self.made) - 1).tokens
                 self.first = self.first or time.perf_counter()
-                text = self._commit(tokens.tolist())
-                history = torch.cat([history, tokens])
                 yield from self._drain()
-                yield text
+                history = torch.cat([history, tokens])
+                yield self._commit(tokens.tolist())
         finally:
             self.engine.settle([*self.request.prompt, *self.made])
 

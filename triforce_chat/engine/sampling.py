@@ -34,7 +34,8 @@ class Sampler:
         scores = self.scores(logits, tokens)
         if self.sampling.greedy:
             return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
-        return truncate(torch.softmax(scores / self.sampling.temperature, -1), self.sampling)
+        below = scores - scores.amax(-1, keepdim=True)  # the quotient of a tiny temperature must not overflow
+        return truncate(torch.softmax(below / self.sampling.temperature, -1), self.sampling)
 
     def scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Logits after the repetition penalty, at least fp32; shapes as in ``probs``."""

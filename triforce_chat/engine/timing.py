@@ -13,6 +13,7 @@ class StepTimes:
         self.weight = self.rows = self.seconds = self.rows2 = self.product = 0.0
 
     def add(self, rows: int, seconds: float) -> None:
+        seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
         if self.known:  # a step that was interrupted by something else says nothing about the machine
             seconds = min(seconds, 3 * self(rows))
         for name, value in (
