@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from triforce_chat.engine import onednn
 from triforce_chat.engine.cache.slab import View
@@ -30,15 +32,27 @@ def attend(
     view = kwargs["kv"].update(module.layer_idx, query, key, value)
     _, heads, n, dim = query.shape
     rows = query.reshape(1, key.shape[1], -1, dim)  # [1, Hkv, G*n, D]
-    out = softmax_attention(rows, view, dim**-0.5 if scaling is None else scaling)
+    tail = causal_tail(n, heads // key.shape[1], rows.dtype, rows.device) if n > 1 else None
+    out = softmax_attention(rows, view, tail, dim**-0.5 if scaling is None else scaling)
     return out.reshape(1, heads, n, dim).transpose(1, 2), None
 
 
-def softmax_attention(rows: Tensor, view: View, scale: float) -> Tensor:
-    """rows [1, Hkv, R, D] over a view of S keys: [1, Hkv, R, D], by the fastest kernel for the device."""
+@lru_cache(maxsize=8)
+def causal_tail(n: int, group: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What the last n keys add to the scores of n queries times ``group`` heads: [G*n, n]."""
+    return torch.full((n, n), float("-inf"), dtype=dtype, device=device).triu(1).repeat(group, 1)
+
+
+def softmax_attention(rows: Tensor, view: View, tail: Tensor | None, scale: float) -> Tensor:
+    """Attention by the fastest kernel for the device.
+
+    rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].
+    """
     if onednn.available(rows.device, rows.dtype):
-        return onednn.attention(rows, *view, scale)
-    return scaled_dot_product_attention(rows, view.keys, view.values, attn_mask=view.mask, scale=scale)
+        return onednn.attention(rows, view, tail, scale)
+    keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
+    mask = None if tail is None else pad(tail, (view.length - tail.shape[1], 0))
+    return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
 
 
 def register() -> None:

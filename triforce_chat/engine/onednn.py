@@ -10,6 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from triforce_chat.engine.cache.slab import View
+
+BLOCK_ROWS = 128
 ROWS_HINT = 8  # rows that the packed layout is chosen for; others run as well
 
 
@@ -50,15 +53,19 @@ def pack_linears(model: nn.Module) -> None:
                 setattr(module, name, PackedLinear(child))
 
 
-def attention(rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Softmax attention head by head.
+def attention(rows: Tensor, view: View, tail: Tensor | None, scale: float) -> Tensor:
+    """Softmax attention in blocks whose scores stay in the processor's cache.
 
-    rows: [1, Hkv, R, D], keys and values: [1, Hkv, S, D], mask: [1, 1, R, S] additive. Returns [1, Hkv, R, D].
+    rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].
     """
+    keys, values, length = view
     out = torch.empty_like(rows)
     for head in range(rows.shape[1]):
-        scores = linear(rows[0, head] * scale, keys[0, head])  # [R, S]
-        if mask is not None:
-            scores += mask[0, 0]
-        out[0, head] = linear(torch.softmax(scores, -1), values[0, head].t())
+        for first in range(0, rows.shape[2], BLOCK_ROWS):
+            block = slice(first, first + BLOCK_ROWS)
+            scores = linear(rows[0, head, block] * scale, keys[0, head])  # [block, S]
+            scores[:, length:] = float("-inf")
+            if tail is not None:
+                scores[:, length - tail.shape[1] : length] += tail[block]
+            out[0, head, block] = linear(torch.softmax(scores, -1), values[0, head].t())
     return out

@@ -43,12 +43,15 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
+GRAIN = 64  # slots; kernels that are made for one width serve this many tokens
+
+
 class View(NamedTuple):
-    """What one layer's attention reads."""
+    """What one layer's attention reads: everything stored, the new tokens last, then finite padding."""
 
     keys: Tensor  # [1, Hkv, S, D]
     values: Tensor  # [1, Hkv, S, D]
-    mask: Tensor | None  # [1, 1, G*n, S], additive; None for a single new token
+    length: int  # slots that hold tokens; S is the next multiple of GRAIN
 
 
 class KVCache(Protocol):
@@ -88,27 +91,22 @@ class Slab:
     def __init__(self, shape: Shape, capacity: int) -> None:
         self.shape = shape
         self.capacity = capacity
-        size = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
-        self.keys = torch.empty(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.empty(size, dtype=shape.dtype, device=shape.device)
-        self._mask: Tensor | None = None
+        size = (shape.layers, shape.kv_heads, rounded_up(capacity), shape.head_dim)
+        # Zeros, not garbage: padding is read, and a NaN times a weight of zero is a NaN.
+        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> View:
-        """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``; the view reaches to the last of them."""
+        """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``, the last that the view holds."""
         n = k.shape[2]
         end = at + n
         if end > self.capacity:
             raise ValueError(f"cache overflow: slot {end} of {self.capacity}")
         self.keys[layer, :, at:end] = k[0]
         self.values[layer, :, at:end] = v[0]
-        mask = self._tail_mask(n, end) if n > 1 else None
-        return View(self.keys[layer, None, :, :end], self.values[layer, None, :, :end], mask)
+        width = rounded_up(end)
+        return View(self.keys[layer, None, :, :width], self.values[layer, None, :, :width], end)
 
-    def _tail_mask(self, n: int, width: int) -> Tensor:
-        """Causal among the last n slots, everything before them visible; the same for all layers."""
-        rows = self.shape.group * n
-        if self._mask is None or self._mask.shape[2:] != (rows, width):
-            mask = torch.zeros(n, width, dtype=self.shape.dtype, device=self.shape.device)
-            mask[:, width - n :].fill_(float("-inf")).triu_(1)
-            self._mask = mask.repeat(self.shape.group, 1)[None, None]
-        return self._mask
+
+def rounded_up(slots: int) -> int:
+    return -(-slots // GRAIN) * GRAIN
