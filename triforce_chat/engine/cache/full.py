@@ -19,10 +19,12 @@ class QueryRing:
         """q: [1, Hq, n, D], the queries of positions ``position`` .. ``position+n-1``."""
         n = min(q.shape[2], self.size)
         first = position + q.shape[2] - n
-        slots = [(first + i) % self.size for i in range(n)]
-        self.data[layer][:, slots] = q[0, :, q.shape[2] - n :]
-        for i, slot in enumerate(slots):
-            self.positions[slot] = first + i
+        fresh, start = q[0, :, q.shape[2] - n :], first % self.size
+        fitting = min(n, self.size - start)  # slots before the ring's end
+        self.data[layer, :, start : start + fitting] = fresh[:, :fitting]
+        self.data[layer, :, : n - fitting] = fresh[:, fitting:]
+        for at in range(first, first + n):
+            self.positions[at % self.size] = at
 
     def latest(self, length: int, most: int) -> list[int]:
         """Slots of up to ``most`` consecutive positions that end at ``length - 1``."""
