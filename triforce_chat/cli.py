@@ -101,8 +101,7 @@ def command(run: Callable[..., None]) -> Callable[..., None]:
 
     own = [p for name, p in inspect.signature(run, eval_str=True).parameters.items() if name != "options"]
     flags = inspect.signature(Options, eval_str=True).parameters.values()
-    parameters = [*own, *(flag.replace(kind=inspect.Parameter.KEYWORD_ONLY) for flag in flags)]
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *flags)]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
     vars(called).pop("__wrapped__")  # the wrapped function's signature is not the command's

@@ -10,6 +10,7 @@ import torch
 
 from triforce_chat.config import Settings
 from triforce_chat.models.load import load_model
+from triforce_chat.models.quiet import quiet
 from triforce_chat.wiring import place
 
 
@@ -38,13 +39,14 @@ class Stock:
         clock = Clock()
         ids = torch.tensor([list(prompt)], device=self.loaded.model.device)
         started = time.perf_counter()
-        self.loaded.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            do_sample=False,
-            streamer=clock,
-        )
+        with quiet():  # it warns of the very lengths that are to be measured
+            self.loaded.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                streamer=clock,
+            )
         first, last = clock.ticks[1], clock.ticks[-1]  # the first tick is the prompt's echo
         return first - started, 1000 * (last - first) / (tokens - 1)
