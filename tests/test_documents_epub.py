@@ -9,8 +9,8 @@ import zipfile
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from opening import opened, refusal
 
-from triforce_chat.documents import Document, read
 from triforce_chat.documents.html import parse_html
 from triforce_chat.errors import DocumentError
 
@@ -42,18 +42,6 @@ def epub(chapters: dict[str, str | bytes], **extra: str) -> bytes:
     files["OEBPS/book.opf"] = opf(*chapters)
     files |= {f"OEBPS/{name}": data for name, data in reversed(chapters.items())}
     return zipped(files | dict(extra))
-
-
-def opened(data: bytes) -> Document:
-    return read("-", stdin=io.BytesIO(data))
-
-
-def refusal(data: bytes) -> str | None:
-    try:
-        opened(data)
-    except DocumentError as error:
-        return str(error)
-    return None
 
 
 def texts(html: str | bytes) -> list[str]:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from opening import opened, refusal
 from pypdf import PageObject, PdfReader, PdfWriter
 from reportlab.pdfgen.canvas import Canvas
 
-from triforce_chat.documents import Document, read
+from triforce_chat.documents import read
 from triforce_chat.errors import DocumentError
 
 
@@ -39,18 +40,6 @@ def encrypted(data: bytes, user: str, algorithm: str) -> bytes:
     buffer = io.BytesIO()
     writer.write(buffer)
     return buffer.getvalue()
-
-
-def opened(data: bytes, password: str | None = None) -> Document:
-    return read("-", password=password, stdin=io.BytesIO(data))
-
-
-def refusal(data: bytes) -> str | None:
-    try:
-        opened(data)
-    except DocumentError as error:
-        return str(error)
-    return None
 
 
 def test_pages_and_title(tmp_path: Path) -> None:

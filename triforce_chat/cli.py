@@ -223,6 +223,7 @@ def verify(
 ) -> None:
     """Test that speculative decoding is exact here; --stack auto tests every stack."""
     from triforce_chat.prompts import prompt
+    from triforce_chat.report import SCHEMA
     from triforce_chat.ui.verdicts import show_outcome
 
     screen = screen_of(options)
@@ -249,7 +250,7 @@ def verify(
             show_outcome(outcome, screen)
     failed = [outcome["stack"] for outcome in outcomes if not outcome["passed"]]
     if options.json:
-        print_json({"schema": 1, "model": options.model, "passed": not failed, "stacks": outcomes})
+        print_json({"schema": SCHEMA, "model": options.model, "passed": not failed, "stacks": outcomes})
     if failed:
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 
@@ -281,6 +282,7 @@ def bench(
     from triforce_chat.bench.measure import Bench, prompt_of
     from triforce_chat.bench.stock import Stock
     from triforce_chat.bench.table import table
+    from triforce_chat.report import SCHEMA
 
     run = Bench(engine, target, options.settings, tokens, repeats)
     prompts = [prompt_of(target, texts, length) for length in lengths]
@@ -289,7 +291,11 @@ def bench(
         untouched = Stock(options.settings)
         rows += [run.stock(untouched, ids) for ids in prompts]
     if options.json:
-        record = {"schema": 1, "machine": machine(), "command": " ".join(["triforce-chat", *sys.argv[1:]])}
+        record = {
+            "schema": SCHEMA,
+            "machine": machine(),
+            "command": " ".join(["triforce-chat", *sys.argv[1:]]),
+        }
         print_json({**record, "rows": [dataclasses.asdict(row) for row in rows]})
     else:
         screen.out.width = max(screen.out.width, 110)

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Outcome
 from triforce_chat.engine.exactness import greedy_test, sampling_test
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.models.load import LoadedModel
 
-ALARM = 1e-4  # a p-value below this is a failure
 SAMPLING = Sampling(temperature=1.0, top_p=0.95)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one stack showed."""
-
-    stack: str
-    greedy_tokens: int
-    identical: bool
-    ties: int
-    mismatches: int
-    sampled_tokens: int
-    p_value: float
-
-    @property
-    def passed(self) -> bool:
-        return self.mismatches == 0 and self.p_value >= ALARM
-
-    def record(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        return {**asdict(self), "passed": self.passed}
 
 
 def verify_stacks(

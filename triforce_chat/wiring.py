@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ def load_engine(
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
     device, dtype = place(settings)
-    load = LoadOnce(device, dtype, report)
+    attention.register()
+    load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=report)
     target = load(settings.model)
     draft = load(settings.draft) if settings.draft else None
     if draft:
@@ -56,19 +58,6 @@ def load_engine(
             f"no memory for a cache of {context:,} tokens; choose a smaller --context"
         ) from error
     return engine, target
-
-
-class LoadOnce:
-    """Loads models for one place."""
-
-    def __init__(self, device: str, dtype: torch.dtype, report: Report) -> None:
-        self.device, self.dtype, self.report = device, dtype, report
-
-    def __call__(self, name: str) -> LoadedModel:
-        attention.register()
-        return load_model(
-            name, device=self.device, dtype=self.dtype, attention=attention.NAME, report=self.report
-        )
 
 
 def place(settings: Settings) -> tuple[str, torch.dtype]:

@@ -5,8 +5,8 @@ Nothing here knows tensors or terminals.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "interrupted"]
 RebuildReason = Literal["first", "stride", "acceptance", "rewind"]
@@ -153,3 +153,27 @@ class Comparison:
         tokens = done.completion_tokens
         plain = done.prefill_s + tokens * self.autoregressive.ms_per_token / 1000
         return plain / (done.prefill_s + done.decode_s)
+
+
+ALARM = 1e-4  # a p-value below this is a failure
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one stack showed in the exactness self-test."""
+
+    stack: str
+    greedy_tokens: int
+    identical: bool
+    ties: int
+    mismatches: int
+    sampled_tokens: int
+    p_value: float
+
+    @property
+    def passed(self) -> bool:
+        return self.mismatches == 0 and self.p_value >= ALARM
+
+    def record(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {**asdict(self), "passed": self.passed}

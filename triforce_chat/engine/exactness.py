@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
-from triforce_chat.engine.sampling import truncate
+from triforce_chat.engine.sampling import warp
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,9 @@ class SamplingTest:
     def add(self, engine: Engine, request: Request, made: Sequence[int]) -> None:
         """Judge one sampled answer."""
         for scores, tokens in engine.rescore(request, made):
-            probs = truncate(torch.softmax(scores / request.sampling.temperature, -1), request.sampling)
-            for row, token in zip(probs.double().cpu(), tokens.tolist(), strict=True):
+            for row, token in zip(
+                warp(scores, request.sampling).double().cpu(), tokens.tolist(), strict=True
+            ):
                 self._add(row, token)
 
     def _add(self, p: Tensor, token: int) -> None:

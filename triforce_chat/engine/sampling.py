@@ -34,8 +34,7 @@ class Sampler:
         scores = self.scores(logits, tokens)
         if self.sampling.greedy:
             return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
-        below = scores - scores.amax(-1, keepdim=True)  # the quotient of a tiny temperature must not overflow
-        return truncate(torch.softmax(below / self.sampling.temperature, -1), self.sampling)
+        return warp(scores, self.sampling)
 
     def scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Logits after the repetition penalty, at least fp32; shapes as in ``probs``."""
@@ -74,6 +73,12 @@ def one_hot(index: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) 
     """All mass on one token: index [n] -> [n, V]."""
     zeros = torch.zeros(len(index), vocabulary, dtype=dtype, device=index.device)
     return zeros.scatter_(-1, index[:, None], 1)
+
+
+def warp(scores: Tensor, sampling: Sampling) -> Tensor:
+    """The law of a sampled token (temperature above 0): scores [n, V] -> probs [n, V]."""
+    below = scores - scores.amax(-1, keepdim=True)  # the quotient of a tiny temperature must not overflow
+    return truncate(torch.softmax(below / sampling.temperature, -1), sampling)
 
 
 def truncate(probs: Tensor, sampling: Sampling) -> Tensor:

@@ -2,28 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from triforce_chat.engine.events import Outcome
 from triforce_chat.ui.terminal import Screen
-
-
-class Outcome(Protocol):
-    """What a tested stack showed; ``verification.Outcome`` provides it."""
-
-    @property
-    def stack(self) -> str: ...
-    @property
-    def greedy_tokens(self) -> int: ...
-    @property
-    def ties(self) -> int: ...
-    @property
-    def mismatches(self) -> int: ...
-    @property
-    def sampled_tokens(self) -> int: ...
-    @property
-    def p_value(self) -> float: ...
-    @property
-    def passed(self) -> bool: ...
 
 
 def show_outcome(outcome: Outcome, screen: Screen) -> None:
