@@ -143,9 +143,9 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     assert "triforce_chat.cli" in loaded
     assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
     package = {name for name in loaded if within(name, "triforce_chat")}
-    assert package == {
-        f"triforce_chat{end}" for end in ("", ".cli", ".config", ".engine", ".engine.options", ".errors")
-    }
+    own = {name for name in package if name.startswith("triforce_chat.cli")}
+    ends = ("", ".command_line", ".config", ".engine", ".engine.options", ".errors")
+    assert package - own == {f"triforce_chat{end}" for end in ends}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["ask", "--help"], ["bench", "--help"], ["--version"]])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from triforce_chat.cli import Options
+from triforce_chat.command_line import Options
 from triforce_chat.config import CHANGEABLE, DTYPES, POLICIES, STACKS, Settings
 from triforce_chat.errors import UsageError
 

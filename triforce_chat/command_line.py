@@ -1,0 +1,188 @@
+"""What all commands share: their flags, their screen, reading documents, loading models, and how they fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.config import POLICIES, STACKS, Settings
+from triforce_chat.errors import Interrupted, OutOfMemory, TriforceError, UsageError
+
+if TYPE_CHECKING:
+    from triforce_chat.documents import Document
+    from triforce_chat.engine.engine import Engine
+    from triforce_chat.models.load import LoadedModel
+    from triforce_chat.ui.terminal import Screen
+
+ANSWER, ENGINE, OUTPUT = "Answer", "Engine", "Output"
+
+
+def option(help_text: str, panel: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel=panel, **more)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """Flags that every command shares."""
+
+    model: Annotated[
+        str, option("Preset name, folder (safetensors or GGUF), .gguf file, or hub id.", ENGINE)
+    ] = "default"
+    draft: Annotated[
+        str | None, option("Draft model with the same vocabulary; without one, lookup drafts.", ENGINE)
+    ] = None
+    stack: Annotated[str, option(f"Who drafts for whom: {', '.join(STACKS)}.", ENGINE)] = "auto"
+    budget: Annotated[int | None, option("Retrieval cache in tokens.", ENGINE)] = None
+    chunk: Annotated[int, option("Tokens that are selected together.", ENGINE)] = 8
+    policy: Annotated[str, option(f"How chunks are scored: {', '.join(POLICIES)}.", ENGINE)] = "mean"
+    gamma: Annotated[int | None, option("Tokens drafted per verification (auto: at most).", ENGINE)] = None
+    draft_gamma: Annotated[int, option("Tokens drafted per step of the middle level.", ENGINE)] = 4
+    context: Annotated[int | None, option("Context to allocate, in tokens.", ENGINE)] = None
+    device: Annotated[str, option("auto, cpu or cuda.", ENGINE)] = "auto"
+    dtype: Annotated[str, option("auto, float32, float16 or bfloat16.", ENGINE)] = "auto"
+    temperature: Annotated[float | None, option("0 is greedy.", ANSWER)] = None
+    top_p: Annotated[float | None, option("Nucleus: keep this much probability.", ANSWER)] = None
+    top_k: Annotated[int, option("Keep this many tokens; 0 keeps all.", ANSWER)] = 0
+    min_p: Annotated[float, option("Drop tokens below this share of the best one.", ANSWER)] = 0.0
+    repetition_penalty: Annotated[float | None, option("Over the answer's own tokens; 1 is off.", ANSWER)] = (
+        None
+    )
+    seed: Annotated[
+        int | None, option("Makes sampling repeatable; auto then drafts by lookup alone.", ANSWER)
+    ] = None
+    max_tokens: Annotated[int, option("Longest answer.", ANSWER)] = 512
+    system: Annotated[str | None, option("System text.", ANSWER)] = None
+    pages: Annotated[str | None, option("Only these pages, as in 1-80,90.", ANSWER)] = None
+    password: Annotated[str | None, option("For encrypted documents.", ANSWER)] = None
+    json: Annotated[bool, option("Print one JSON object.", OUTPUT, "--json")] = False
+    jsonl: Annotated[bool, option("Print every event as a JSON line.", OUTPUT, "--jsonl")] = False
+    quiet: Annotated[bool, option("Print the answer and nothing else.", OUTPUT, "--quiet", "-q")] = False
+    no_live: Annotated[bool, option("No live panel.", OUTPUT, "--no-live")] = False
+    debug: Annotated[bool, option("Show tracebacks.", OUTPUT, "--debug")] = False
+
+    @property
+    def settings(self) -> Settings:
+        names = [field.name for field in dataclasses.fields(Settings)]
+        return Settings(**{name: getattr(self, name) for name in names})
+
+
+def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command that takes ``options: Options`` last: its fields become flags."""
+    return partial(_register, app)
+
+
+def _register(app: typer.Typer, run: Callable[..., None]) -> Callable[..., None]:
+    @wraps(run)
+    def called(**given: Any) -> None:
+        shared = {field.name: given.pop(field.name) for field in dataclasses.fields(Options)}
+        with failures(shared["debug"]):
+            run(**given, options=Options(**shared))
+
+    own = [p for name, p in inspect.signature(run, eval_str=True).parameters.items() if name != "options"]
+    flags = inspect.signature(Options, eval_str=True).parameters.values()
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *flags)]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    vars(called).pop("__wrapped__")  # the wrapped function's signature is not the command's
+    return app.command()(called)
+
+
+@contextmanager
+def failures(debug: bool) -> Iterator[None]:
+    """Turn what can go wrong into one line and an exit code."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        sys.stderr.close()
+        raise typer.Exit(0) from None
+    except (TriforceError, KeyboardInterrupt, MemoryError, RuntimeError, OSError) as error:
+        known = _known(error)
+        if debug or known is None:
+            raise
+        _complain(str(known))
+        raise typer.Exit(known.exit_code) from None
+
+
+def _known(error: BaseException) -> TriforceError | None:
+    """The error as a user can understand it; None for a defect of the program."""
+    if isinstance(error, TriforceError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted")
+    if isinstance(error, OSError):
+        return TriforceError(error.strerror or str(error))
+    from triforce_chat.models.failures import is_out_of_memory
+
+    if is_out_of_memory(error):
+        return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
+    return None
+
+
+def _complain(line: str) -> None:
+    from triforce_chat.ui.clean import clean
+
+    print(f"error: {clean(line)}", file=sys.stderr)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    readable = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, ensure_ascii=not readable), flush=True)
+
+
+def screen_of(options: Options) -> Screen:
+    from rich.console import Console
+
+    from triforce_chat.ui.terminal import Screen
+
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    quiet = options.quiet or options.json or options.jsonl
+    return Screen.of(Console(), Console(stderr=True), live=not options.no_live, quiet=quiet)
+
+
+def read_all(paths: list[str], options: Options, screen: Screen) -> list[Document]:
+    """Read documents before anything slow is loaded; say what they lack."""
+    if paths.count("-") > 1:
+        raise UsageError("standard input can be read only once")
+    documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
+    for document in documents:
+        if document.warning and not options.quiet:
+            from triforce_chat.ui.clean import clean
+
+            screen.err.print(f"{clean(document.title)}: {document.warning}", markup=False, style="yellow")
+    return documents
+
+
+def read_one(path: str, options: Options, pages: str | None, several: bool = False) -> Document:
+    """Read a document and keep the wanted pages; of several documents each gives those that it has."""
+    from triforce_chat.documents import parse_pages, read
+
+    ranges = parse_pages(pages) if pages else None
+    document = read(path, password=options.password, stdin=sys.stdin.buffer if path == "-" else None)
+    if ranges is None:
+        return document
+    return document.select([r.within(document.pages[-1].number) for r in ranges] if several else ranges)
+
+
+def open_engine(
+    settings: Settings, screen: Screen, room: int | None = None
+) -> tuple[Engine, LoadedModel, float]:
+    """Load a model with progress on the screen: (engine, model, seconds)."""
+    from triforce_chat.ui.loading import loading
+
+    started = time.perf_counter()
+    with loading(screen, settings.model) as report:
+        from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
+
+        engine, target = load_engine(settings, report, room)
+    return engine, target, time.perf_counter() - started
