@@ -379,7 +379,7 @@ def test_models_that_cannot_be_used(ask: Ask, arguments: list[str], told: str) -
 
 
 def test_a_cache_beyond_the_memory(ask: Ask) -> None:
-    ask("ask", "Why?", "--model", "endless").is_refusal(
+    ask("ask", "Why?", "--model", "endless", "--context", 1 << 40).is_refusal(
         6, "no memory for a cache of 1,099,511,627,776 tokens"
     )
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from conftest import SMALL_BUDGET, perturbed, random_model, spell
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine.attention import causal_attention, folded_attention
+from triforce_chat.engine.cache.slab import View
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import greedy_test, sampling_test, tokens_of
 from triforce_chat.engine.runner import Runner
@@ -45,3 +50,45 @@ def test_samples_follow_the_targets_law(stack: str) -> None:
     engine = engine_on("cuda", stack)
     test = sampling_test(engine, Request(PROMPT, 100, Sampling(temperature=1.0, top_p=0.9)), range(6))
     assert test.p_value > 1e-4
+
+
+def view_on(
+    device: str, dtype: torch.dtype, heads: int, kv_heads: int, n: int, length: int
+) -> tuple[Any, View]:
+    """A query of n tokens as a model hands it over, and a view that ends with them."""
+    generator = torch.Generator().manual_seed(n)
+    query = torch.randn(1, n, heads, 64, generator=generator).to(device, dtype).transpose(1, 2)
+    width = -(-length // 64) * 64
+    slab = torch.randn(2, 2, kv_heads, width + 64, 64, generator=generator).to(device, dtype)
+    return query, View(slab[0, 1, None, :, :width], slab[1, 1, None, :, :width], length)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "n", "length"), [(9, 3, 100, 1000), (4, 4, 17, 17), (8, 1, 513, 700)]
+)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 5e-3), (torch.float32, 1e-4)]
+)
+def test_many_tokens_attend_as_few_do(
+    heads: int, kv_heads: int, n: int, length: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    query, view = view_on("cuda", dtype, heads, kv_heads, n, length)
+    exact = View(view.keys.float().cpu(), view.values.float().cpu(), length)
+    expected = folded_attention(query.float().cpu(), exact, 0.125)
+    assert torch.allclose(causal_attention(query, view, 0.125).float().cpu(), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [100, 1000])
+def test_many_tokens_take_the_flash_kernel(dtype: torch.dtype, length: int) -> None:
+    query, view = view_on("cuda", dtype, 9, 3, 100, length)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # any other kernel would now be an error
+        causal_attention(query, view, 0.125)
+
+
+def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, pieces = engine_on("cuda"), engine_on("cuda")
+    expected = tokens_of(whole, Request(PROMPT, 40))
+    monkeypatch.setattr(engine_module, "GPU_PREFILL_CHUNK", 32)
+    assert [event.done for event in pieces.prefill(PROMPT)] == [0, 32, 64, 90]
+    assert tokens_of(pieces, Request(PROMPT, 40)) == expected

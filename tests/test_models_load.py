@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import SPECIAL, VOCABULARY, save_model, save_tokenizer, write_gguf
+from tiny_models import SPECIAL, VOCABULARY, save_model, save_tokenizer, save_weights, write_gguf
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -63,10 +63,12 @@ def test_ends_are_gathered_from_everywhere(tmp_path: Path) -> None:
 
 
 def test_a_marker_that_is_plain_text_ends_nothing(tmp_path: Path) -> None:
-    save_model(tmp_path, vocab_size=len(VOCABULARY) + 1)
+    save_weights(tmp_path, vocab_size=len(VOCABULARY) + 1)
+    save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokenizer.add_tokens(["<|eot_id|>"], special_tokens=False)
     tokenizer.save_pretrained(tmp_path)
+    assert tokenizer.convert_tokens_to_ids("<|eot_id|>") == len(VOCABULARY)
     assert load_tiny(tmp_path).eos_ids == {0, 2}
 
 

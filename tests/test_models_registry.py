@@ -12,8 +12,9 @@ from huggingface_hub import errors
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models import registry
+from triforce_chat.models.presets import PRESETS, find_preset
 from triforce_chat.models.progress import Progress
-from triforce_chat.models.registry import PRESETS, ModelSource, find_preset, resolve
+from triforce_chat.models.registry import ModelSource, resolve
 
 
 @pytest.fixture
@@ -54,9 +55,10 @@ NOT_HERE = errors.LocalEntryNotFoundError("not in the cache")
 
 
 @pytest.mark.parametrize("name", ["default", "smollm2-135m"])
-def test_the_default_model_and_its_alias(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_the_built_in_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setattr(registry, "wheel_model", lambda **_: tmp_path)
-    assert resolve(name) == ModelSource(name, tmp_path, None, find_preset("default"))
+    source = resolve(name)
+    assert (source.name, source.folder, source.preset) == (name, tmp_path, find_preset(name))
 
 
 def test_preset_names_are_unique() -> None:
@@ -138,6 +140,7 @@ def test_a_download_takes_no_pickles(folder: Path, monkeypatch: pytest.MonkeyPat
     assert resolve("owner/name").folder == folder
     offered = ["model.safetensors", "config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja"]
     never = ["pytorch_model.bin", "model.pt", "model.pth", "modeling.py", "original/a.safetensors", "m.gguf"]
+    never += ["consolidated.safetensors", "consolidated.00-of-02.safetensors"]
     options = {key: hub.calls[-1][key] for key in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects([*offered, *never], **options)) == offered
 

@@ -43,13 +43,23 @@ def save_tokenizer(folder: Path, vocabulary: list[str] = VOCABULARY) -> None:
 
 
 def save_model(folder: Path, model_type: str = "llama", **changes: Any) -> Path:
-    """A random model of that architecture with its tokenizer, as ``save_pretrained`` writes them."""
+    """A random model of that architecture with its tokenizer, as ``save_pretrained`` writes them.
+
+    A larger ``vocab_size`` gets as many more tokens; ``save_weights`` leaves it padded instead.
+    """
+    config = save_weights(folder, model_type, **changes)
+    more = [f"more{number}" for number in range(len(VOCABULARY), config.vocab_size)]
+    save_tokenizer(folder, [*VOCABULARY, *more])
+    return folder
+
+
+def save_weights(folder: Path, model_type: str = "llama", **changes: Any) -> Any:
+    """The same without a tokenizer; returns the configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
+    return config
 
 
 def write_gguf(path: Path, architecture: str = "llama") -> Path:
@@ -134,3 +144,95 @@ def _shapes() -> dict[str, tuple[int, ...]]:
     }
     blocks = {f"blk.{i}.{name}.weight": shape for i in range(LAYERS) for name, shape in block.items()}
     return {"token_embd.weight": (len(VOCABULARY), HIDDEN), "output_norm.weight": (HIDDEN,), **blocks}
+
+
+SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
+
+
+def save_sentencepiece(folder: Path, legacy: bool = True) -> None:
+    """A tokenizer as Llama 2 has it: a space in front of every text, bytes for what it does not know."""
+    import json
+
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    vocabulary = {token: number for number, token in enumerate(SENTENCEPIECE)}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "LlamaTokenizer",
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "legacy": legacy,
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def save_published(folder: Path, config: dict[str, Any], pickled: bool = False) -> Path:
+    """Random weights for a config.json that is written as it is, field for field."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    settings.initializer_range = 0.3  # decided logits
+    model = AutoModelForCausalLM.from_config(settings)
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    if pickled:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def save_adapter(folder: Path, base: Path, rank: int = 4, alpha: int = 8, **changes: Any) -> Path:
+    """A random LoRA in PEFT's format for the attention of a tiny model; ``changes`` go into its configuration."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": str(base),
+        "r": rank,
+        "lora_alpha": alpha,
+        "target_modules": ["q_proj", "v_proj"],
+        "task_type": "CAUSAL_LM",
+        **changes,
+    }
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 128,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "rope.json").write_text(json.dumps({"rope_parameters": rope, "max_position_embeddings": 2048}))
+    generator = torch.Generator().manual_seed(0)
+    weights = {}
+    for layer in range(LAYERS):
+        for name, out in (("q_proj", HIDDEN), ("v_proj", HIDDEN // HEADS * KV_HEADS)):
+            path = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            down, up = (
+                torch.randn(rank, HIDDEN, generator=generator),
+                torch.randn(out, rank, generator=generator),
+            )
+            weights[f"{path}.lora_A.weight"], weights[f"{path}.lora_B.weight"] = (
+                down.bfloat16(),
+                up.bfloat16(),
+            )
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat import __version__
+from triforce_chat import __version__, cli_evaluate, cli_models, cli_train
 from triforce_chat.command_line import (
     Options,
     command,
@@ -25,6 +25,7 @@ from triforce_chat.errors import ExactnessError, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from triforce_chat.documents import Document
+    from triforce_chat.engine.engine import Engine
     from triforce_chat.session import Session
     from triforce_chat.ui.terminal import Screen
 
@@ -38,6 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(cli_evaluate.app, name="evaluate")
+app.add_typer(cli_models.app, name="models")
+app.add_typer(cli_train.app, name="train")
 
 Documents = Annotated[
     list[str],
@@ -132,7 +136,7 @@ def verify(
     from triforce_chat.verification import verify_stacks
     from triforce_chat.wiring import stack_of
 
-    names = stacks_to_test(options)
+    names = stacks_to_test(options, engine)
     stack = stack_of(settings, engine.context)
     text = "\n\n".join(texts) or prompt("verify")
     outcomes = []
@@ -149,10 +153,10 @@ def verify(
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 
 
-def stacks_to_test(options: Options) -> list[str]:
+def stacks_to_test(options: Options, engine: Engine) -> list[str]:
     if options.stack != "auto":
         return [options.stack]
-    return [name for name in STACKS if options.draft or name != "naive"]
+    return [name for name in STACKS if engine.draft or name != "naive"]
 
 
 @command(app)
@@ -210,7 +214,7 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
 
     screen = screen_of(options)
     session, load_s = open_session(read_all(documents, options, screen), options, screen)
-    origin = Origin(options.model, options.draft, options.stack, load_s)
+    origin = Origin(options.model, session.loaded.draft, options.stack, load_s)
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, origin)
     if reason == "interrupted":

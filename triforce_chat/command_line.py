@@ -38,8 +38,11 @@ class Options:
         str, option("Preset name, folder (safetensors or GGUF), .gguf file, or hub id.", ENGINE)
     ] = "default"
     draft: Annotated[
-        str | None, option("Draft model with the same vocabulary; without one, lookup drafts.", ENGINE)
-    ] = None
+        str,
+        option(
+            "Draft model with the same vocabulary; auto takes a known one, none leaves it to lookup.", ENGINE
+        ),
+    ] = "auto"
     stack: Annotated[str, option(f"Who drafts for whom: {', '.join(STACKS)}.", ENGINE)] = "auto"
     budget: Annotated[int | None, option("Retrieval cache in tokens.", ENGINE)] = None
     chunk: Annotated[int, option("Tokens that are selected together.", ENGINE)] = 8
@@ -177,12 +180,24 @@ def read_one(path: str, options: Options, pages: str | None, several: bool = Fal
 def open_engine(
     settings: Settings, screen: Screen, room: int | None = None
 ) -> tuple[Engine, LoadedModel, float]:
-    """Load a model with progress on the screen: (engine, model, seconds)."""
+    """Load a model with progress on the screen: (engine, model, seconds).
+
+    What was chosen for the user is said in one line each, unless the screen is bare.
+    """
     from triforce_chat.ui.loading import loading
 
+    notes: list[str] = []
     started = time.perf_counter()
     with loading(screen, settings.model) as report:
         from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
 
-        engine, target = load_engine(settings, report, room)
+        engine, target = load_engine(settings, report, room, notes.append)
+    show_notes(notes, screen)
     return engine, target, time.perf_counter() - started
+
+
+def show_notes(notes: list[str], screen: Screen) -> None:
+    from triforce_chat.ui.clean import clean
+
+    for line in notes if screen.detail != "bare" else ():
+        screen.err.print(clean(line), markup=False, style="dim")

@@ -20,7 +20,7 @@ class Settings:
     """Defaults of a run. None means: what the model's preset recommends, or what the context suggests."""
 
     model: str = "default"
-    draft: str | None = None
+    draft: str = "auto"  # or "none", or the name of a model
     stack: str = "auto"
     policy: str = "mean"
     budget: int | None = None  # tokens

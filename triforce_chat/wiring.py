@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from functools import partial
@@ -12,22 +13,34 @@ import torch
 from triforce_chat.config import SAMPLED, Settings
 from triforce_chat.engine import attention
 from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.slab import Shape
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.stacks import StackOptions
-from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
+from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, UsageError
+from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.memory import free_bytes
 from triforce_chat.models.progress import Report, unheard
 
 GAMMA = 8  # of a fixed stack
 MOST_GAMMA = 16  # what the planner may choose from
+CACHE_SHARE = 0.8  # of the memory that is left; the rest is for activations and for other programs
+CONTEXT_STEP = 1024  # tokens
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
 
 
+Note = Callable[[str], None]  # hears one line about a choice that was made for the user
+
+
+def unsaid(line: str) -> None:
+    """A note that nobody reads."""
+
+
 def load_engine(
-    settings: Settings, report: Report = unheard, room: int | None = None
+    settings: Settings, report: Report = unheard, room: int | None = None, note: Note = unsaid
 ) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
 
@@ -38,26 +51,45 @@ def load_engine(
     attention.register()
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=report)
     target = load(settings.model)
-    draft = load(settings.draft) if settings.draft else None
-    if draft:
-        check_draft(target, draft)
-    context = room or checked_context(settings, target)
+    if settings.context:
+        checked_context(settings, target)  # complains before a draft is fetched
+    draft = load_draft(settings, target, load, note)
+    runner = Runner(target.model)
+    drafter = Runner(draft.model, target.vocab_size) if draft else None
+    context = room or chosen_context(settings, target, runner.shape, note)
     try:
         engine = Engine(
-            Runner(target.model),
-            context,
-            target.eos_ids,
-            decoder(target.tokenizer),
-            Runner(draft.model) if draft else None,
-            stack_of(settings, context),
+            runner, context, target.eos_ids, decoder(target.tokenizer), drafter, stack_of(settings, context)
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(
-            f"no memory for a cache of {context:,} tokens; choose a smaller --context"
-        ) from error
-    return engine, target
+        raise no_memory(context) from error
+    return engine, dataclasses.replace(target, draft=draft.name if draft else None)
+
+
+def load_draft(
+    settings: Settings, target: LoadedModel, load: Callable[..., LoadedModel], note: Note
+) -> LoadedModel | None:
+    """The draft model that the user named, or with "auto" the one that suits; None for lookup.
+
+    Only a draft that was named may fail: ModelError.
+    """
+    if settings.draft == "none":
+        return None
+    name = draft_for(target) if settings.draft == "auto" else settings.draft
+    if name is None:
+        note(f"no draft model for {target.name} here: lookup drafts; --draft names one")
+        return None
+    try:
+        draft = load(name, tokenizer=target.tokenizer)
+        check_draft(target, draft)
+    except ModelError as error:
+        if settings.draft != "auto":
+            raise
+        note(f"lookup drafts, because the draft model cannot be had: {error}")
+        return None
+    return draft
 
 
 def place(settings: Settings) -> tuple[str, torch.dtype]:
@@ -83,6 +115,27 @@ def checked_context(settings: Settings, target: LoadedModel) -> int:
             f"{target.name} was made for {target.context:,} tokens; --context {context:,} is more"
         )
     return context
+
+
+def chosen_context(settings: Settings, target: LoadedModel, shape: Shape, note: Note) -> int:
+    """Tokens to allocate: what was asked for, else as much of the model's context as memory holds.
+
+    Raises DoesNotFit and OutOfMemory for what was asked for.
+    """
+    wanted = checked_context(settings, target)
+    free = free_bytes(shape.device)
+    if free is None or wanted * shape.bytes_per_token <= free * (1 if settings.context else CACHE_SHARE):
+        return wanted
+    if settings.context:
+        raise no_memory(wanted)
+    fits = int(free * CACHE_SHARE) // shape.bytes_per_token // CONTEXT_STEP * CONTEXT_STEP
+    context = min(wanted, max(fits, CONTEXT_STEP))
+    note(f"context of {context:,} tokens, because memory does not hold the {wanted:,} of {target.name}")
+    return context
+
+
+def no_memory(context: int) -> OutOfMemory:
+    return OutOfMemory(f"no memory for a cache of {context:,} tokens; choose a smaller --context")
 
 
 def stack_of(settings: Settings, context: int) -> StackOptions:

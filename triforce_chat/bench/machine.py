@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from triforce_chat import __version__
+
 
 def machine() -> dict[str, str | int]:
     """Processor, accelerator and versions, for the record beside every figure."""
@@ -19,7 +21,7 @@ def machine() -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
-        "triforce_chat": version("triforce-chat"),
+        "triforce_chat": __version__,
     }
     if torch.cuda.is_available():
         found["accelerator"] = torch.cuda.get_device_name()

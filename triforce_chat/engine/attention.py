@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from triforce_chat.engine import onednn
 from triforce_chat.engine.cache.slab import View
 
 NAME = "triforce"
+FEW = 16  # new tokens on a GPU up to which folded rows serve, which read every key once
 
 
 def attend(
@@ -27,14 +29,42 @@ def attend(
     """Attention of n new tokens over the cache passed to the model as ``kv=``.
 
     query: [1, Hq, n, D], key and value: [1, Hkv, n, D], all post-RoPE. Returns [1, n, Hq, D].
-    The query heads that share a KV head become rows of one matrix, so keys and values are never repeated.
     """
     view = kwargs["kv"].update(module.layer_idx, query, key, value)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    many = query.is_cuda and query.shape[2] > FEW
+    out = (causal_attention if many else folded_attention)(query, view, scale)
+    return out.transpose(1, 2), None
+
+
+def causal_attention(query: Tensor, view: View, scale: float) -> Tensor:
+    """Attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D].
+
+    No mask is stored, so a GPU takes its flash kernel in 16 bit, and its memory-efficient one in fp32. Keys and
+    values are repeated for the heads that share them, because the latter knows no groups.
+    """
+    _, heads, n, _ = query.shape
+    keys, values = (repeated(part[:, :, : view.length], heads) for part in (view.keys, view.values))
+    mask = causal_lower_right(n, view.length)
+    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+
+
+def repeated(part: Tensor, heads: int) -> Tensor:
+    """Each KV head once per query head that reads it: [1, Hkv, S, D] -> [1, heads, S, D]."""
+    group = heads // part.shape[1]
+    return part[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
+
+
+def folded_attention(query: Tensor, view: View, scale: float) -> Tensor:
+    """The same with few tokens: the query heads that share a KV head become rows of one matrix.
+
+    So keys and values are never repeated. query: [1, Hq, n, D]; returns [1, Hq, n, D].
+    """
     _, heads, n, dim = query.shape
-    rows = query.reshape(1, key.shape[1], -1, dim)  # [1, Hkv, G*n, D]
-    tail = causal_tail(n, heads // key.shape[1], rows.dtype, rows.device) if n > 1 else None
-    out = softmax_attention(rows, view, tail, dim**-0.5 if scaling is None else scaling)
-    return out.reshape(1, heads, n, dim).transpose(1, 2), None
+    kv_heads = view.keys.shape[1]
+    rows = query.reshape(1, kv_heads, -1, dim)  # [1, Hkv, G*n, D]
+    tail = causal_tail(n, heads // kv_heads, rows.dtype, rows.device) if n > 1 else None
+    return softmax_attention(rows, view, tail, scale).reshape(1, heads, n, dim)
 
 
 @lru_cache(maxsize=8)

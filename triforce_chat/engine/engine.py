@@ -20,6 +20,7 @@ from triforce_chat.engine.stacks import Builder, StackOptions
 from triforce_chat.engine.text import Detokenizer, StopStrings
 
 PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
+GPU_PREFILL_CHUNK = 8192  # tokens; every forward costs a GPU the launch of some thousand kernels
 PLAIN = StackOptions(name="autoregressive")
 SLACK = 64  # slots behind the context for proposals that are not committed yet
 
@@ -65,12 +66,13 @@ class Engine:
         """Bring the full cache to exactly ``prompt``; may be closed at any chunk and resumed later."""
         started = time.perf_counter()
         cached = self._reuse(prompt)
+        most = GPU_PREFILL_CHUNK if self.target.device.type == "cuda" else PREFILL_CHUNK
         while True:
             done = len(self.cached)
             yield Prefilled(done, len(prompt), cached, time.perf_counter() - started)
             if done == len(prompt):
                 return
-            chunk = list(prompt[done : done + PREFILL_CHUNK])
+            chunk = list(prompt[done : done + most])
             self.target.prefill(self._tensor(chunk), self.full)
             self.cached += chunk
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +13,52 @@ from huggingface_hub import errors
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from triforce_chat.errors import ModelError
+from triforce_chat.models.complete import check_complete
 from triforce_chat.models.progress import Progress, Report
 from triforce_chat.models.quiet import quiet
 
-# No pattern matches a pickle (.bin, .pt), and nothing in a subfolder is taken.
+# No pattern matches a pickle (.bin, .pt), and nothing in a subfolder is taken; ``pickles`` asks for its own.
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-UNWANTED = ["*/*"]
-
-Check = Callable[[str, Path], None]
+UNWANTED = ["*/*", "consolidated*"]  # the same weights again, in the form of their authors' own program
 
 
-def snapshot(repository: str, check: Check, report: Report) -> Path:
+def snapshot(repository: str, report: Report) -> Path:
     """The local folder of ``owner/name``; asks the network only when the local copy is not complete.
 
-    ``check`` raises ModelError for an incomplete folder. Raises ModelError if the model cannot be had.
+    Raises ModelError if the model cannot be had, NoSafetensors if it has no weights in that format.
     """
-    try:
-        folder = Path(_fetch(repository, local_files_only=True))
-        check(repository, folder)
-    except (ModelError, errors.LocalEntryNotFoundError, errors.HFValidationError):
-        folder = _download(repository, report)
-        check(repository, folder)
+    folder = local_snapshot(repository)
+    if folder is None:
+        folder = download(repository, report)
+        check_complete(repository, folder)
     return folder
 
 
-def _download(repository: str, report: Report) -> Path:
+def local_snapshot(repository: str) -> Path | None:
+    """The complete local folder of ``owner/name``, if there is one; asks no network."""
     try:
-        return Path(_fetch(repository, tqdm_class=_meter(report)))
+        folder = Path(_fetch(repository, local_files_only=True))
+        check_complete(repository, folder)
+    except (ModelError, errors.LocalEntryNotFoundError, errors.HFValidationError):
+        return None
+    return folder
+
+
+def download(repository: str, report: Report, more: Sequence[str] = ()) -> Path:
+    """Fetch what is wanted of ``owner/name``, and files that match ``more``; checks nothing.
+
+    Raises ModelError, with what can be done about it, if the hub does not deliver.
+    """
+    try:
+        return Path(_fetch(repository, more, tqdm_class=_meter(report)))
     except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors derive from these
         raise ModelError(f"{repository}: {_reason(repository, error)}") from error
 
 
-def _fetch(repository: str, **options: Any) -> str:
+def _fetch(repository: str, more: Sequence[str] = (), **options: Any) -> str:
     with quiet():
         folder: str = huggingface_hub.snapshot_download(
-            repository, allow_patterns=WANTED, ignore_patterns=UNWANTED, **options
+            repository, allow_patterns=[*WANTED, *more], ignore_patterns=UNWANTED, **options
         )
         return folder
 

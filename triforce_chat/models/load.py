@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from triforce_chat.errors import ModelError
+from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
 from triforce_chat.models.ends import end_ids, settle_gguf_tokenizer
 from triforce_chat.models.failures import explained
@@ -25,18 +27,22 @@ from triforce_chat.models.progress import Report, unheard
 from triforce_chat.models.quiet import quiet
 from triforce_chat.models.registry import ModelSource, resolve
 
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """A frozen model in evaluation mode with what the engine needs to know about it."""
 
     name: str
+    source: ModelSource
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    context: int  # tokens it was made for (max_position_embeddings)
+    context: int  # tokens it was made for
     vocab_size: int  # width of its logits
     eos_ids: frozenset[int]  # any of them ends an answer
     sampling: Mapping[str, float]  # what its authors recommend; empty when nothing is known
+    draft: str | None = None  # name of the model that drafts for it, once that is settled
 
 
 def load_model(
@@ -46,38 +52,50 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     attention: str,
     report: Report = unheard,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
-    Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or run,
-    and OutOfMemory when it does not fit.
+    ``tokenizer`` serves a model that has none of its own. Nothing is written to the screen. Raises ModelError
+    for a model that cannot be found, read or run, and OutOfMemory when it does not fit.
     """
     source = resolve(name, report=report)
     if source.gguf_file is None:
         check_declared(name, _declared(source))
     with explained(name, device), quiet():
-        config = AutoConfig.from_pretrained(source.folder, **_options(source))
+        config = _config(source)
         check_config(name, config)
-        tokenizer = _tokenizer(source, config)
+        tokenizer = _tokenizer(source, config, tokenizer)
         model = _weights(source, config, device, dtype, attention)
+        if source.adapter is not None:
+            merge(model, source.adapter)
     return _loaded(source, model, tokenizer)
 
 
 def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raise ModelError unless every token has the same id in both models."""
+    """Raise ModelError unless every token that has a text has the same id in both models.
+
+    The logits may differ in width: what pads them stands for no token.
+    """
+    theirs, own = (live_tokens(each.tokenizer, each.vocab_size) for each in (target, draft))
+    differing = {token for token, _ in theirs ^ own}
+    if not differing:
+        return
     pair = f"draft {draft.name} cannot draft for {target.name}"
-    if draft.vocab_size != target.vocab_size:
+    if len(own) != len(theirs):
         raise ModelError(
-            f"{pair}: its vocabulary has {draft.vocab_size:,} tokens, the target's {target.vocab_size:,}; "
+            f"{pair}: its vocabulary has {len(own):,} tokens, the target's {len(theirs):,}; "
             "choose a draft of the same family"
         )
-    differing = target.tokenizer.get_vocab().items() ^ draft.tokenizer.get_vocab().items()
-    if differing:
-        tokens = {token for token, _ in differing}
-        raise ModelError(
-            f"{pair}: both vocabularies have {target.vocab_size:,} tokens, but {len(tokens):,} of them "
-            "differ in text or id; choose a draft of the same family"
-        )
+    raise ModelError(
+        f"{pair}: both vocabularies have {len(own):,} tokens, but {len(differing):,} of them "
+        "differ in text or id; choose a draft of the same family"
+    )
+
+
+def live_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:
+    """Tokens with a text, and their ids, for which logits of that width have a place."""
+    return {(token, number) for token, number in tokenizer.get_vocab().items() if number < width}
 
 
 def _options(source: ModelSource) -> dict[str, Any]:
@@ -96,11 +114,44 @@ def _declared(source: ModelSource) -> dict[str, Any]:
     return config
 
 
-def _tokenizer(source: ModelSource, config: Any) -> Any:
+def _config(source: ModelSource) -> Any:
+    """The model's configuration with the rotary embeddings and the context that preset or adapter give it."""
+    config = AutoConfig.from_pretrained(source.folder, **_options(source))
+    preset, adapter = source.preset, source.adapter
+    rope = adapter.rope if adapter else preset.rope if preset else {}
+    if rope:
+        config.rope_parameters = dict(rope)
+    config.max_position_embeddings = _context(source, config)
+    return config
+
+
+def _context(source: ModelSource, config: Any) -> int:
+    """Tokens that the model's rotary embeddings are right for."""
+    if source.adapter is not None:
+        return source.adapter.context
+    if source.preset is not None:
+        return source.preset.context
+    made_for: int = config.max_position_embeddings
+    # Beyond its original length such a model needs dual chunk attention; up to there it attends plainly.
+    chunked = getattr(config, "dual_chunk_attention_config", None) or {}
+    unchunked: int = chunked.get("original_max_position_embeddings", made_for)
+    return min(made_for, unchunked)
+
+
+def _tokenizer(source: ModelSource, config: Any, other: Any) -> Any:
+    if other is not None and source.gguf_file is None and not has_tokenizer(source.folder):
+        return other
     tokenizer = AutoTokenizer.from_pretrained(source.folder, **_options(source))
     if source.gguf_file is not None:
         settle_gguf_tokenizer(tokenizer, config)
+    if source.preset is not None and tokenizer.chat_template is None:
+        tokenizer.chat_template = source.preset.template
     return tokenizer
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model folder brings a tokenizer of its own."""
+    return any((folder / name).is_file() for name in TOKENIZERS)
 
 
 def _weights(source: ModelSource, config: Any, device: str, dtype: torch.dtype, attention: str) -> Any:
@@ -126,6 +177,7 @@ def _loaded(source: ModelSource, model: Any, tokenizer: Any) -> LoadedModel:
     vocab_size = model.config.vocab_size
     return LoadedModel(
         name=source.name,
+        source=source,
         model=model,
         tokenizer=tokenizer,
         context=model.config.max_position_embeddings,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,6 +45,7 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
+ALIGNMENT = 64  # bytes, as torch aligns its own memory
 GRAIN = 64  # slots; kernels that are made for one width serve this many tokens
 
 
@@ -93,8 +96,7 @@ class Slab:
         self.capacity = capacity
         size = (shape.layers, shape.kv_heads, rounded_up(capacity), shape.head_dim)
         # Zeros, not garbage: padding is read, and a NaN times a weight of zero is a NaN.
-        self.keys = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self.values = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.keys, self.values = zeros(size, shape), zeros(size, shape)
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> View:
         """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``, the last that the view holds."""
@@ -106,6 +108,20 @@ class Slab:
         self.values[layer, :, at:end] = v[0]
         width = rounded_up(end)
         return View(self.keys[layer, None, :, :width], self.values[layer, None, :, :width], end)
+
+
+def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
+    """A tensor of zeros of that size. In main memory it takes room only where it is written.
+
+    torch fills what it allocates, 6 GB for 131,072 tokens of a small model; the system's own zeroed pages
+    exist from their first use on.
+    """
+    if shape.device.type != "cpu":
+        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+    count = math.prod(size) * shape.dtype.itemsize
+    pages = np.zeros(count + ALIGNMENT, np.uint8)
+    start = -pages.ctypes.data % ALIGNMENT
+    return torch.from_numpy(pages[start : start + count]).view(shape.dtype).view(size)
 
 
 def rounded_up(slots: int) -> int:

@@ -1,0 +1,194 @@
+"""``triforce-chat models``: which models there are, what each is, fetching them and being rid of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.command_line import Options, failures, print_json, screen_of
+from triforce_chat.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from triforce_chat.models.presets import Preset
+    from triforce_chat.ui.terminal import Screen
+
+app = typer.Typer(help="List, fetch and delete the models that have a name.", no_args_is_help=True)
+
+SCHEMA = 1
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of 'models ls', or its hub id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+@app.command("ls")
+def list_models(json: Json = False, debug: Debug = False) -> None:
+    """List the models that have a name."""
+    with failures(debug):
+        from triforce_chat.models.presets import PRESETS
+
+        records = [record_of(preset) for preset in PRESETS]
+        if json:
+            print_json({"schema": SCHEMA, "models": records})
+        else:
+            screen_of(Options()).out.print(table_of(records))
+
+
+@app.command("show")
+def show(name: Name, json: Json = False, debug: Debug = False) -> None:
+    """Show everything that is known of one model."""
+    with failures(debug):
+        record = record_of(named(name))
+        if json:
+            print_json({"schema": SCHEMA, **record})
+        else:
+            screen_of(Options()).out.print(details_of(record))
+
+
+@app.command("pull")
+def pull(
+    name: Name,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Download a model and its draft."""
+    with failures(debug):
+        preset = named(name)
+        screen = screen_of(Options(quiet=quiet))
+        for each in (preset.name, *([preset.draft] if preset.draft else [])):
+            fetch(each, screen)
+            if not quiet:
+                screen.err.print(f"{each} is here", markup=False)
+
+
+@app.command("rm")
+def remove(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Delete a model from this machine; its draft stays."""
+    with failures(debug):
+        from triforce_chat.models import inventory
+
+        preset = named(name)
+        folders = inventory.folders_to_remove(preset)
+        if not folders:
+            raise ModelError(f"{preset.name} is not on this machine")
+        size = readable(sum(inventory.size_of(folder) for folder in folders))
+        with interruptible():
+            if not yes and not typer.confirm(f"Delete {', '.join(map(str, folders))} ({size})?", err=True):
+                raise UsageError("nothing deleted")
+        inventory.remove(folders)
+
+
+def named(name: str) -> Preset:
+    """The preset of that name. Raises ModelError with the names that there are."""
+    from triforce_chat.models.presets import PRESETS, find_preset
+
+    preset = find_preset(name)
+    if preset is None:
+        known = ", ".join(preset.name for preset in PRESETS)
+        raise ModelError(f"no model named {name!r}; there are {known}")
+    return preset
+
+
+def fetch(name: str, screen: Screen) -> None:
+    """Bring a model to this machine, with progress on the screen."""
+    from triforce_chat.models.registry import resolve
+    from triforce_chat.ui.loading import loading
+
+    with loading(screen, name) as report:
+        resolve(name, report=report)
+
+
+def record_of(preset: Preset) -> dict[str, Any]:
+    """What is known of a model, as plain values; ``bytes`` and ``folder`` are None if it is not here."""
+    from triforce_chat.models import inventory
+
+    folder = inventory.folder_of(preset)
+    return {
+        "name": preset.name,
+        "aliases": list(preset.aliases),
+        "about": preset.about,
+        "repository": preset.repository,
+        "parameters": preset.parameters,
+        "context": preset.context,
+        "draft": preset.draft,
+        "adapter": preset.adapter,
+        "rope": dict(preset.rope),
+        "sampling": dict(preset.sampling),
+        "licence": preset.licence,
+        "downloaded": folder is not None,
+        "folder": str(folder) if folder else None,
+        "bytes": inventory.size_of(folder) if folder else None,
+    }
+
+
+def table_of(records: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("weights", justify="right")
+    table.add_column("context", justify="right")
+    table.add_column("draft", no_wrap=True)
+    table.add_column("here", justify="right", no_wrap=True)
+    for record in records:
+        here = readable(record["bytes"]) if record["downloaded"] else "no"
+        draft = short(record["draft"]) or "lookup"
+        table.add_row(record["name"], record["parameters"], f"{record['context']:,}", draft, here)
+    return table
+
+
+def details_of(record: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    shown = {
+        **record,
+        "aliases": ", ".join(record["aliases"]),
+        "context": f"{record['context']:,} tokens",
+        "draft": record["draft"] or "none: lookup drafts",
+        "rope": settings(record["rope"]) or "as published",
+        "sampling": settings(record["sampling"]),
+        "downloaded": "yes" if record["downloaded"] else "no",
+        "bytes": readable(record["bytes"]) if record["downloaded"] else None,
+    }
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in shown.items():
+        if value:
+            table.add_row("size" if key == "bytes" else key, value)
+    return table
+
+
+def settings(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def short(draft: str | None) -> str | None:
+    """A name fit for a column: the last part of a folder."""
+    return draft.replace("\\", "/").rpartition("/")[2] if draft else None
+
+
+def readable(size: float) -> str:
+    """Bytes in a unit that suits them."""
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A question that is left with Ctrl-C or Ctrl-D is answered with no."""
+    try:
+        yield
+    except typer.Abort:
+        raise UsageError("nothing deleted") from None

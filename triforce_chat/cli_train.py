@@ -1,0 +1,130 @@
+"""``triforce-chat train``: long contexts and drafts for a user's own models, from the user's own texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.command_line import failures
+from triforce_chat.config import Settings
+from triforce_chat.errors import UsageError
+
+if TYPE_CHECKING:
+    from triforce_chat.models.load import LoadedModel
+    from triforce_chat.training.jobs import Tell
+
+app = typer.Typer(
+    help="Train a long-context adapter or a draft for a model.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Data = Annotated[list[Path], typer.Option("--data", help="Text files or folders of them; repeatable.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for the result; a stopped run goes on there.")]
+Exclude = Annotated[
+    list[str] | None, typer.Option("--exclude", help="Names of texts to leave out; repeatable.")
+]
+Minutes = Annotated[float, typer.Option(help="Longest training time.")]
+Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+@app.command()
+def context(
+    data: Data,
+    out: Out,
+    model: Annotated[str, typer.Option(help="Model to stretch.")] = "smollm2-135m",
+    exclude: Exclude = None,
+    factor: Annotated[float, typer.Option(help="Of YaRN, over the model's own positions.")] = 16.0,
+    lengths: Annotated[str, typer.Option(help="Short, middle and long sequences.")] = "8192,32768,124928",
+    tokens: Annotated[int, typer.Option(help="Tokens of one step.")] = 131_072,
+    rank: Annotated[int, typer.Option(help="Of the low-rank updates.")] = 32,
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 4e-4,
+    chats: Annotated[int, typer.Option(help="Conversations the model has with itself first.")] = 2048,
+    steps: Annotated[int, typer.Option(help="Most steps.")] = 300,
+    minutes: Minutes = 25.0,
+    seed: Seed = 0,
+    device: Device = "auto",
+    debug: bool = False,
+) -> None:
+    """Train an adapter that lets a model read further: YaRN and LoRA."""
+    with failures(debug):
+        short, middle, long = sorted(numbers(lengths, 3))
+        loaded = load(model, device)
+        from triforce_chat.training.context import ContextRecipe
+        from triforce_chat.training.jobs import books, train_context
+
+        recipe = ContextRecipe(
+            factor=factor,
+            rank=rank,
+            alpha=float(rank),
+            rate=rate,
+            steps=steps,
+            minutes=minutes,
+            seed=seed,
+            lengths=(short, middle, long),
+            tokens=tokens,
+        )
+        train_context(loaded, books(loaded, data, exclude or []), recipe, chats, out, teller())
+
+
+@app.command()
+def draft(
+    data: Data,
+    out: Out,
+    unseen: Annotated[list[Path], typer.Option("--unseen", help="Texts that judge and are not trained on.")],
+    model: Annotated[str, typer.Option(help="Target to imitate.")] = "default",
+    exclude: Exclude = None,
+    hidden: Annotated[int, typer.Option(help="Width of the draft.")] = 256,
+    layers: Annotated[int, typer.Option(help="Layers of the draft.")] = 3,
+    writing: Annotated[float, typer.Option(help="Minutes that the target writes.")] = 5.0,
+    sequences: Annotated[int, typer.Option(help="Answers that the target writes at once.")] = 2048,
+    texts: Annotated[int, typer.Option(help="Texts that the target reads, of 8,192 tokens each.")] = 640,
+    lengths: Annotated[
+        str, typer.Option(help="Tokens before an answer.")
+    ] = "1024,2048,4096,8192,32768,124928",
+    steps: Annotated[int, typer.Option(help="Most steps.")] = 20_000,
+    minutes: Minutes = 6.0,
+    seed: Seed = 0,
+    device: Device = "auto",
+    debug: bool = False,
+) -> None:
+    """Distil a small draft from a target."""
+    with failures(debug):
+        before = numbers(lengths)
+        loaded = load(model, device)
+        from triforce_chat.training.draft import DraftRecipe
+        from triforce_chat.training.jobs import Generation, books, train_draft
+
+        names = [*(exclude or []), *(path.name for path in unseen)]
+        recipe = DraftRecipe(
+            hidden=hidden, layers=layers, mlp=4 * hidden, steps=steps, minutes=minutes, seed=seed
+        )
+        plan = Generation(minutes=writing, sequences=sequences, lengths=before, texts=texts)
+        own, others = books(loaded, data, names), books(loaded, unseen, [])
+        train_draft(loaded, own, others, recipe, plan, out, teller())
+
+
+def numbers(text: str, count: int | None = None) -> tuple[int, ...]:
+    """Comma-separated positive numbers. Raises UsageError for anything else, or for another count."""
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) for part in parts) or len(parts) != (count or len(parts)):
+        raise UsageError(f"expected {count or 'some'} numbers with commas between them, not '{text}'")
+    return tuple(int(part) for part in parts)
+
+
+def load(model: str, device: str) -> LoadedModel:
+    from triforce_chat.models.load import load_model
+    from triforce_chat.wiring import place
+
+    where, dtype = place(Settings(device=device))
+    return load_model(model, device=where, dtype=dtype, attention="sdpa")
+
+
+def teller() -> Tell:
+    """Prints every report as one line."""
+    tell: Callable[[dict[str, Any]], None] = lambda figures: typer.echo(  # noqa: E731
+        "  ".join(f"{name} {value:g}" for name, value in figures.items()), err=True
+    )
+    return tell

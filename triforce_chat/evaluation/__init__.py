@@ -1,0 +1,1 @@
+"""How well a model reads, remembers and answers, and how well its drafts guess."""

@@ -1,0 +1,156 @@
+"""Adapter folders: a LoRA (arXiv 2106.09685) in PEFT's format, and the rotary embeddings it was trained with.
+
+The low-rank product is added to the weights once, while they are loaded, so that a model with an adapter runs
+exactly as fast as one without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triforce_chat.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG, WEIGHTS, ROPE = "adapter_config.json", "adapter_model.safetensors", "rope.json"
+PREFIX = "base_model.model."  # PEFT's name of the model inside its wrapper
+# Fields of PEFT that change what the two matrices mean; none of them is read here.
+UNREAD = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What an adapter folder says of itself; its weights are read by ``merge``."""
+
+    folder: Path
+    base: str  # preset, folder or hub id of the model it was trained on
+    rank: int
+    scale: float  # lora_alpha / r
+    rope: Mapping[str, Any]  # rope_parameters of transformers
+    context: int  # tokens, max_position_embeddings
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter and not a whole model."""
+    return (folder / CONFIG).is_file()
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read adapter_config.json and rope.json. Raises ModelError for what is missing or cannot be used."""
+    for name in (WEIGHTS, ROPE):
+        if not (folder / name).is_file():
+            raise ModelError(f"{folder}: an adapter, but {name} is missing; copy or train it again")
+    config, rope = _object(folder / CONFIG), _object(folder / ROPE)
+    _check_kind(folder, config)
+    try:
+        return Adapter(
+            folder=folder,
+            base=_base(folder, config["base_model_name_or_path"]),
+            rank=int(config["r"]),
+            scale=config["lora_alpha"] / config["r"],
+            rope=dict(rope["rope_parameters"]),
+            context=int(rope["max_position_embeddings"]),
+        )
+    except KeyError as error:
+        raise ModelError(f"{folder}: the adapter's configuration lacks {error.args[0]!r}") from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"{folder}: the adapter's configuration makes no sense ({error})") from error
+
+
+def merge(model: Any, adapter: Adapter) -> None:
+    """Add ``scale * B @ A`` to the weights it was trained for, in place; computed in fp32.
+
+    A: [rank, in], B: [out, rank], the weight: [out, in]. Raises ModelError, and leaves the model as it was,
+    where the two do not belong together.
+    """
+    import torch
+
+    pairs = {path: _weight(model, adapter, path, pair) for path, pair in _pairs(adapter).items()}
+    with torch.no_grad():
+        for weight, down, up in pairs.values():
+            down, up = down.to(weight.device).float(), up.to(weight.device).float()
+            weight.copy_(weight.float() + adapter.scale * (up @ down))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path.parent}: {path.name} cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.parent}: {path.name} does not describe an adapter")
+    return value
+
+
+def _check_kind(folder: Path, config: dict[str, Any]) -> None:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"{folder}: an adapter of type {kind!r}; only LORA is read")
+    unread = [name for name in UNREAD if config.get(name)]
+    if config.get("bias", "none") != "none":
+        unread.append("bias")
+    if unread:
+        raise ModelError(f"{folder}: the adapter uses {unread[0]}, which is not read; train it without")
+
+
+def _base(folder: Path, named: Any) -> str:
+    """The base as ``resolve`` understands it; a relative path may start at the adapter."""
+    if not isinstance(named, str) or not named:
+        raise ModelError(f"{folder}: the adapter does not say which model it belongs to")
+    beside = folder / named
+    return str(beside) if beside.is_dir() else named
+
+
+def _pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
+    """Module path -> {"A": lora_A, "B": lora_B}."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(adapter.folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{adapter.folder}: {WEIGHTS} is damaged; copy or train it again") from error
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        path, _, side = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
+        if not path or side not in ("A", "B") or not name.startswith(PREFIX):
+            raise ModelError(f"{adapter.folder}: {name} is no LoRA weight")
+        pairs.setdefault(path, {})[side] = tensor
+    if not pairs:
+        raise ModelError(f"{adapter.folder}: {WEIGHTS} holds no weights")
+    return pairs
+
+
+def _weight(
+    model: Any, adapter: Adapter, path: str, pair: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(weight [out, in], A [rank, in], B [out, rank]) of one module, checked."""
+    if len(pair) != 2:
+        raise ModelError(f"{adapter.folder}: {path} has lora_{min(pair)} alone")
+    try:
+        weight: Tensor = model.get_submodule(path).weight
+    except AttributeError:
+        raise ModelError(
+            f"{adapter.folder}: the model has no {path}; it is not this adapter's base"
+        ) from None
+    down, up = pair["A"], pair["B"]
+    for side, found in (("A", down.shape[0]), ("B", up.shape[-1])):
+        if found != adapter.rank:
+            raise ModelError(
+                f"{adapter.folder}: lora_{side} of {path} has rank {found}, {CONFIG} says {adapter.rank}"
+            )
+    if (up.shape[0], *down.shape[1:]) != tuple(weight.shape):
+        raise ModelError(
+            f"{adapter.folder}: {path} is {_by(weight.shape)} in the model, {_by((up.shape[0], *down.shape[1:]))} "
+            "in the adapter; it is not this adapter's base"
+        )
+    return weight, down, up
+
+
+def _by(shape: Any) -> str:
+    return " x ".join(str(size) for size in shape)

@@ -1,0 +1,56 @@
+"""Which model drafts for a target when the user does not say: a small one that knows exactly its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from triforce_chat.errors import ModelError
+from triforce_chat.models.inventory import folder_of, size_of
+from triforce_chat.models.load import LoadedModel, live_tokens
+from triforce_chat.models.presets import PRESETS, find_preset
+from triforce_chat.models.quiet import quiet
+
+SMALLER = 3  # a draft that is not at least this many times smaller than its target gains nothing
+
+
+def draft_for(target: LoadedModel) -> str | None:
+    """A name for ``load_model``: the preset's draft, else a known one on this machine; None for neither.
+
+    Downloads nothing itself; only a preset's own draft may be one that still has to be fetched.
+    """
+    preset = target.source.preset
+    if preset is not None:
+        return preset.draft
+    return next((name for name, folder in _known() if _suits(folder, target)), None)
+
+
+def _known() -> Iterator[tuple[str, Path]]:
+    """Drafts of presets that are on this machine: (name, folder)."""
+    for name in dict.fromkeys(preset.draft for preset in PRESETS if preset.draft):
+        preset = find_preset(name)
+        folder = folder_of(preset) if preset else None
+        if folder is not None:
+            yield name, folder
+
+
+def _suits(folder: Path, target: LoadedModel) -> bool:
+    """Whether the tokens are the same; reads no weights."""
+    if size_of(folder) * SMALLER > size_of(target.source.folder):
+        return False
+    try:
+        tokenizer, width = _vocabulary(folder)
+    except (OSError, ValueError, ModelError):
+        return False
+    return live_tokens(tokenizer, width) == live_tokens(target.tokenizer, target.vocab_size)
+
+
+def _vocabulary(folder: Path) -> tuple[Any, int]:
+    """(tokenizer, width of the logits)."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    with quiet():
+        config = AutoConfig.from_pretrained(folder, **options)
+        return AutoTokenizer.from_pretrained(folder, **options), config.vocab_size

@@ -1,0 +1,35 @@
+"""How much memory a device has left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+MEMINFO = Path("/proc/meminfo")
+# What a container may use and does use, in bytes; version 2 of the kernel's control groups.
+LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can still be allocated without swapping; None where the system does not tell."""
+    if device.type == "cuda":
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    known = [count for count in (_available(), _left_in_group()) if count is not None]
+    return min(known, default=None)
+
+
+def _available() -> int | None:
+    try:
+        lines = MEMINFO.read_text("ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _left_in_group() -> int | None:
+    try:
+        return max(0, int(LIMIT.read_text("ascii")) - int(USED.read_text("ascii")))
+    except (OSError, ValueError):  # no group, or "max"
+        return None

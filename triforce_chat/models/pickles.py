@@ -1,0 +1,103 @@
+"""Presets that were published as pickles: converted once into safetensors in this program's own cache.
+
+A pickle can run code when it is read. ``torch.load(weights_only=True)`` cannot: it knows tensors and plain
+containers and refuses everything else. Still only the repositories that a preset names are read in this way,
+since they are published in no other; a pickle in a folder or in any other repository stays unread.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triforce_chat.errors import ModelError
+from triforce_chat.models.cache import cache_folder, ensure, is_intact
+from triforce_chat.models.complete import NoSafetensors, check_indexed
+from triforce_chat.models.progress import Progress, Report
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PICKLES = "pytorch_model*.bin"
+INDEX = "pytorch_model.bin.index.json"
+KEPT = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+COMPUTED = "rotary_emb.inv_freq"  # older models stored it; it follows from the configuration
+
+
+def snapshot_or_conversion(repository: str, report: Report) -> Path:
+    """The folder of a preset's weights in safetensors: as published, or converted into the cache.
+
+    Raises ModelError if they cannot be had.
+    """
+    from triforce_chat.models.hub import snapshot
+
+    converted = conversion_folder(repository)
+    if is_intact(converted, repository):
+        return converted
+    try:
+        return snapshot(repository, report)
+    except NoSafetensors:
+        return ensure(converted, repository, partial(_build, repository, report), report)
+
+
+def conversion_folder(repository: str) -> Path:
+    """Where the converted weights of ``owner/name`` lie, if there are any."""
+    return cache_folder() / "models" / repository.replace("/", "--")
+
+
+def convert_pickles(name: str, source: Path, made: Path, report: Report) -> None:
+    """Write the pickled weights of ``source`` as safetensors into the existing folder ``made``.
+
+    One file after the other, so that the largest file is the most memory that it takes. Raises ModelError
+    for a pickle that holds anything but weights.
+    """
+    check_indexed(name, source / INDEX)
+    pickles = sorted(source.glob(PICKLES))
+    if not pickles:
+        raise NoSafetensors(f"{name}: holds neither .safetensors nor .bin weights")
+    places: dict[str, str] = {}
+    for n, pickle in enumerate(pickles):
+        report(Progress("converting", n, len(pickles)))
+        file = f"model-{n + 1:05d}-of-{len(pickles):05d}.safetensors"
+        places |= dict.fromkeys(_convert_file(name, pickle, made / file), file)
+    index = {"metadata": {}, "weight_map": places}
+    (made / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), "utf-8")
+    for kept in {file for pattern in KEPT for file in source.glob(pattern)} - {source / INDEX}:
+        shutil.copyfile(kept, made / kept.name)
+    report(Progress("converting", len(pickles), len(pickles)))
+
+
+def _build(repository: str, report: Report, made: Path) -> None:
+    from triforce_chat.models.hub import download
+
+    convert_pickles(repository, download(repository, report, [PICKLES]), made, report)
+
+
+def _convert_file(name: str, pickle: Path, target: Path) -> list[str]:
+    """Returns the names of the weights."""
+    from safetensors.torch import save_file
+
+    weights = {key: weight.clone() for key, weight in _read(name, pickle).items() if COMPUTED not in key}
+    save_file(weights, target, metadata={"format": "pt"})
+    return list(weights)
+
+
+def _read(name: str, pickle: Path) -> dict[str, Tensor]:
+    from pickle import UnpicklingError
+
+    import torch
+
+    mapped = zipfile.is_zipfile(pickle)  # the older format cannot be mapped into memory
+    try:
+        weights = torch.load(pickle, map_location="cpu", weights_only=True, mmap=mapped)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise ModelError(
+            f"{name}: {pickle.name} is damaged or holds more than weights; it is not read"
+        ) from error
+    if not isinstance(weights, dict) or not all(isinstance(each, torch.Tensor) for each in weights.values()):
+        raise ModelError(f"{name}: {pickle.name} holds more than weights; it is not read")
+    return {key: weight.contiguous() for key, weight in weights.items()}

@@ -1,0 +1,209 @@
+"""The models that this program knows by a short name, with what suits each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A model and its surroundings; what is None is taken from the model itself."""
+
+    name: str
+    repository: str | None  # hub id; None: the built-in base model
+    context: int  # tokens that its rotary embeddings are right for
+    draft: str | None = None  # name or folder of the draft model to use unless the user names one
+    adapter: str | None = None  # folder of a LoRA adapter to put on the weights
+    sampling: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # as its authors recommend
+    template: str | None = None  # chat template (Jinja) where the tokenizer has none
+    rope: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # replaces the published rope_parameters
+    aliases: tuple[str, ...] = ()
+    parameters: str = ""  # how many, for people
+    licence: str | None = None
+    about: str = ""
+
+
+# Prompts as the authors wrote them: "You are a helpful assistant. USER: {question} ASSISTANT:". The space in front
+# of a content is the tokenizer's: it begins every text with one.
+LWM_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% if messages[0].role != 'system' %} You are a helpful assistant.{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ message.content }}"
+    "{% elif message.role == 'user' %} USER:{{ message.content }}"
+    "{% else %} ASSISTANT:{{ message.content }}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %} ASSISTANT:{% endif %}"
+)
+
+SMOLLM2 = MappingProxyType({"temperature": 0.0, "repetition_penalty": 1.1})  # it loops without a penalty
+LLAMA3 = MappingProxyType({"temperature": 0.6, "top_p": 0.9})
+QWEN25 = MappingProxyType({"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05})
+QWEN3 = MappingProxyType({"temperature": 0.6, "top_p": 0.95})
+# As the model card has it for texts beyond 32,768 tokens. It is static: short texts are scaled as well, which
+# is why there is a preset without it.
+QWEN3_YARN = MappingProxyType(
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1_000_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32_768,
+    }
+)
+
+
+def shipped(name: str) -> str:
+    """The folder ``name`` among the package's own weights."""
+    return str(Path(__file__).parent.parent / "weights" / name)
+
+
+def _lwm(size: str, context: int) -> Preset:
+    """Liu et al., arXiv 2402.08268; the longer the context, the larger the published rope_theta."""
+    return Preset(
+        name=f"lwm-{size.lower()}",
+        repository=f"LargeWorldModel/LWM-Text-Chat-{size}",
+        context=context,
+        draft="llama-68m",
+        template=LWM_TEMPLATE,
+        aliases=(f"lwm-text-chat-{size.lower()}",),
+        parameters="6.7B",
+        licence="Apache-2.0; Llama 2 community licence",
+        about="Llama 2 trained on long books",
+    )
+
+
+def _yarn_llama(size: str, parameters: str) -> Preset:
+    """Peng et al., arXiv 2309.00071. A base model: it continues texts and was not trained to answer."""
+    return Preset(
+        name=f"yarn-llama-2-{size}-128k",
+        repository=f"NousResearch/Yarn-Llama-2-{size}-128k",
+        context=131_072,
+        draft="llama-68m",
+        parameters=parameters,
+        licence="Llama 2 community licence",
+        about="Llama 2 with YaRN; a base model, not tuned to answer",
+    )
+
+
+PRESETS = (
+    Preset(
+        name="default",
+        repository=None,
+        context=131_072,
+        draft=shipped("draft"),
+        adapter=shipped("context"),
+        sampling=SMOLLM2,
+        parameters="135M",
+        licence="Apache-2.0",
+        about="SmolLM2-135M-Instruct",
+    ),
+    Preset(
+        name="smollm2-135m",
+        repository=None,
+        context=8_192,
+        draft=shipped("draft"),
+        sampling=SMOLLM2,
+        parameters="135M",
+        licence="Apache-2.0",
+        about="SmolLM2-135M-Instruct as published",
+    ),
+    _yarn_llama("7b", "6.7B"),
+    _yarn_llama("13b", "13B"),
+    _lwm("128K", 131_072),
+    _lwm("256K", 262_144),
+    _lwm("512K", 524_288),
+    _lwm("1M", 1_048_576),
+    Preset(
+        name="llama-3.1-8b",
+        repository="meta-llama/Llama-3.1-8B-Instruct",
+        context=131_072,
+        draft="llama-3.2-1b",
+        sampling=LLAMA3,
+        parameters="8B",
+        licence="Llama 3.1 community licence",
+        about="gated: accept its terms on the hub first",
+    ),
+    Preset(
+        name="qwen2.5-7b-1m",
+        repository="Qwen/Qwen2.5-7B-Instruct-1M",
+        # Trained on this many. Its dual chunk attention only acts beyond them, and is not implemented here.
+        context=262_144,
+        draft="qwen2.5-0.5b",
+        sampling=QWEN25,
+        parameters="7.6B",
+        licence="Apache-2.0",
+    ),
+    Preset(
+        name="qwen3-8b",
+        repository="Qwen/Qwen3-8B",
+        context=40_960,
+        draft="qwen3-0.6b",
+        sampling=QWEN3,
+        parameters="8.2B",
+        licence="Apache-2.0",
+    ),
+    Preset(
+        name="qwen3-8b-128k",
+        repository="Qwen/Qwen3-8B",
+        context=131_072,
+        draft="qwen3-0.6b",
+        sampling=QWEN3,
+        rope=QWEN3_YARN,
+        parameters="8.2B",
+        licence="Apache-2.0",
+        about="Qwen3-8B with YaRN, as its model card advises for long texts",
+    ),
+    Preset(
+        name="mistral-7b",
+        repository="mistralai/Mistral-7B-Instruct-v0.3",
+        context=32_768,  # no small model shares its 32,768-token vocabulary: lookup drafts
+        parameters="7.2B",
+        licence="Apache-2.0",
+    ),
+    Preset(
+        name="llama-68m",
+        repository="JackFram/llama-68m",
+        context=2_048,
+        parameters="68M",
+        licence="Apache-2.0",
+        about="a draft for Llama 2",
+    ),
+    Preset(
+        name="llama-3.2-1b",
+        repository="meta-llama/Llama-3.2-1B-Instruct",
+        context=131_072,
+        sampling=LLAMA3,
+        parameters="1.2B",
+        licence="Llama 3.2 community licence",
+        about="gated: accept its terms on the hub first",
+    ),
+    Preset(
+        name="qwen2.5-0.5b",
+        repository="Qwen/Qwen2.5-0.5B-Instruct",
+        context=32_768,
+        sampling=QWEN25,
+        parameters="494M",
+        licence="Apache-2.0",
+    ),
+    Preset(
+        name="qwen3-0.6b",
+        repository="Qwen/Qwen3-0.6B",
+        context=40_960,
+        sampling=QWEN3,
+        parameters="596M",
+        licence="Apache-2.0",
+    ),
+)
+
+
+def find_preset(name: str) -> Preset | None:
+    """The preset of that name, alias or hub id, if there is one; the first of several with one hub id."""
+    return next((preset for preset in PRESETS if name in (preset.name, *preset.aliases)), None) or next(
+        (preset for preset in PRESETS if name == preset.repository), None
+    )

@@ -1,0 +1,173 @@
+"""Training a model to read far more than it was made for: YaRN (arXiv 2309.00071) and low-rank updates."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.training.conversations import Builder, Example
+from triforce_chat.training.course import Course, Log, Optimizer
+from triforce_chat.training.losses import divergence, next_token_loss
+from triforce_chat.training.lowrank import attach, save_adapter
+from triforce_chat.training.selfchat import Row
+
+SAVE_EVERY = 50  # steps
+ANSWERS = 1.0  # weight of the answers beside that of the text, whatever their lengths
+TOKENS_PER_QUESTION = 800  # of a planted document, up to ``MOST_QUESTIONS``
+MOST_QUESTIONS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRecipe:
+    """What is trained, and for how long. Lengths in tokens, shortest first."""
+
+    factor: float = 16.0  # of YaRN, over the positions that the model was made for
+    rank: int = 32
+    alpha: float = 32.0
+    rate: float = 4e-4
+    steps: int = 300
+    minutes: float = 25.0
+    seed: int = 0
+    lengths: tuple[int, int, int] = (8_192, 32_768, 124_928)
+    tokens: int = 131_072  # of a step
+    chats: int = 8  # self-distilled conversations in every step
+
+    def length(self, step: int, progress: float) -> int:
+        """Of the sequences of a step: the middle first, then the longest more and more often."""
+        short, middle, long = self.lengths
+        if progress < 0.3:
+            return middle
+        if progress < 0.65:
+            return (middle, long)[step % 2]
+        return (long, long, short)[step % 3]
+
+
+def stretched(config: Any, factor: float) -> dict[str, Any]:
+    """The RoPE parameters and positions of a configuration after YaRN with ``factor``."""
+    original = config.max_position_embeddings
+    parameters = {
+        "rope_type": "yarn",
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "factor": factor,
+        "original_max_position_embeddings": original,
+    }
+    return {"rope_parameters": parameters, "max_position_embeddings": int(original * factor)}
+
+
+def stretch(model: Any, rope: dict[str, Any]) -> None:
+    """Give a loaded model other RoPE parameters."""
+    model.config.rope_parameters = rope["rope_parameters"]
+    model.config.max_position_embeddings = rope["max_position_embeddings"]
+    rotary = model.base_model.rotary_emb
+    model.base_model.rotary_emb = type(rotary)(config=model.config).to(model.device)
+
+
+class ContextTraining:
+    """One training run; ``folder`` receives the adapter, the log and the state to resume from."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        builder: Builder,
+        chats: list[Row],
+        recipe: ContextRecipe,
+        folder: Path,
+    ) -> None:
+        self.recipe, self.builder, self.chats, self.folder = recipe, builder, chats, folder
+        self.base = loaded.name
+        self.teacher = loaded.model
+        self.model = copy.deepcopy(loaded.model)
+        self.rope = stretched(self.model.config, recipe.factor)
+        stretch(self.model, self.rope)
+        self.updates = attach(self.model, recipe.rank, recipe.alpha, recipe.seed)
+        self.course = Course(recipe.steps, recipe.minutes, recipe.rate)
+        trained = [parameter for update in self.updates.values() for parameter in update.parameters()]
+        self.optimizer = Optimizer(trained, self.course)
+
+    def run(self, report: Callable[[dict[str, float]], None]) -> None:
+        """Train to the end, telling every step; an interrupted run goes on where it was saved."""
+        resumed = self.optimizer.resume(self.folder)
+        log = Log(self.folder, resumed)
+        for length, examples in self._batches():
+            figures = self._step(examples) | {"length": length, "rate": self.course.learning_rate}
+            self.optimizer.step()
+            report(log.add(self.course, figures))
+            if self.course.step % SAVE_EVERY == 0:
+                self.optimizer.save(self.folder)
+        self.optimizer.save(self.folder)
+        save_adapter(self.folder, self.updates, self.base, self.rope)
+
+    def _batches(self) -> Iterator[tuple[int, list[Example]]]:
+        """Every step's sequences, made while the step before runs."""
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(self._examples, self.course.step)
+            while not self.course.done:
+                ready = coming.result()
+                coming = pool.submit(self._examples, self.course.step + 1)
+                yield ready
+
+    def _examples(self, step: int) -> tuple[int, list[Example]]:
+        rng = random.Random(f"{self.recipe.seed}-{step}")
+        length = self.recipe.length(step, self.course.progress)
+        count = max(1, self.recipe.tokens // length)
+        return length, [self._example(rng, length) for _ in range(count)]
+
+    def _example(self, rng: random.Random, length: int) -> Example:
+        share = 0.7 if length == self.recipe.lengths[-1] else 0.5
+        if rng.random() >= share:
+            return self.builder.plain(rng, length)
+        return self.builder.planted(rng, length, max(1, min(MOST_QUESTIONS, length // TOKENS_PER_QUESTION)))
+
+    def _step(self, examples: list[Example]) -> dict[str, Tensor]:
+        """Add this step's gradients."""
+        figures = self._read(examples)
+        if self.chats:
+            rng = random.Random(f"{self.recipe.seed}-{self.course.step}-chats")
+            figures |= self._chat(rng.sample(self.chats, min(self.recipe.chats, len(self.chats))))
+        return figures
+
+    def _read(self, examples: list[Example]) -> dict[str, Tensor]:
+        ids = torch.tensor([example.ids for example in examples])
+        answers = torch.zeros(ids.shape, dtype=torch.bool)
+        for row, example in enumerate(examples):
+            for start, end in example.answers:
+                answers[row, start:end] = True
+        device = self.model.device
+        targets, answers = ids[:, 1:].flatten().to(device), answers[:, 1:].flatten().to(device)
+        text = ~answers
+        weights = text / text.sum() + ANSWERS * answers / answers.sum().clamp_min(1)
+        with parametrize.cached():
+            hidden = self._hidden(self.model, ids.to(device))[:, :-1].flatten(0, 1)
+            loss = next_token_loss(hidden, self.model.lm_head.weight, targets, weights)
+            loss.backward()
+        return {"loss": loss.detach(), "answers": answers.sum()}
+
+    def _chat(self, rows: list[Row]) -> dict[str, Tensor]:
+        """Keep what the model could do: the divergence from the untouched model on its own conversations."""
+        device, widest = self.model.device, max(len(row.ids) for row in rows)
+        ids = torch.tensor([[*row.ids, *[0] * (widest - len(row.ids))] for row in rows], device=device)
+        at = torch.arange(widest, device=device)[None]
+        starts = torch.tensor([[row.start] for row in rows], device=device)
+        ends = torch.tensor([[len(row.ids)] for row in rows], device=device)
+        counted = (at >= starts - 1) & (at < ends - 1)
+        with torch.no_grad():
+            wanted = self._hidden(self.teacher, ids)[counted]
+        with parametrize.cached():
+            loss = divergence(self._hidden(self.model, ids)[counted], wanted, self.model.lm_head.weight)
+            loss.backward()
+        return {"divergence": loss.detach()}
+
+    @staticmethod
+    def _hidden(model: Any, ids: Tensor) -> Tensor:
+        hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        return hidden

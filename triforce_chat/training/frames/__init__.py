@@ -1,0 +1,25 @@
+"""What can be planted: statements, and questions about them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from triforce_chat.training.frames.dates import DATES
+from triforce_chat.training.frames.frame import Frame
+from triforce_chat.training.frames.names import NAMES
+from triforce_chat.training.frames.numbers import NUMBERS
+from triforce_chat.training.frames.objects import OBJECTS
+from triforce_chat.training.frames.places import PLACES
+from triforce_chat.training.frames.two_steps import TWO_STEPS
+
+__all__ = ["FRAMES", "Frame"]
+
+FRAMES: Mapping[str, tuple[Frame, ...]] = MappingProxyType(
+    {
+        "number": NUMBERS,
+        "name": NAMES,
+        "place": PLACES,
+        "date": DATES,
+        "object": OBJECTS,
+        "two-step": TWO_STEPS,
+    }
+)

@@ -1,0 +1,139 @@
+"""What a draft learns from: windows as its streaming cache will hold them, with the target's own hidden states.
+
+The target sees its whole context; the draft sees attention sinks and a recent window (TriForce, section 4.2).
+Final hidden states are kept instead of distributions: 1 KB a token, and the output head makes logits of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triforce_chat.chat_format import ChatFormat
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.training.conversations import Builder
+from triforce_chat.training.generate import Generator
+from triforce_chat.training.requests import QUESTIONS, SUMMARIES
+from triforce_chat.training.selfchat import opening, temper
+
+SINKS, RECENT, SCORED = 16, 368, 192  # tokens of a window, and how many of its last are learnt
+HEATS = ((0.0, 1.1), (0.0, 1.1), (0.3, 1.1), (0.6, 1.0), (0.6, 1.1), (1.0, 1.0), (1.0, 1.0))
+LONGEST_SUFFIX = 64  # tokens between a shared text and where its continuations begin
+TEXT_ROWS = 8  # of real text at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens [n]; the last ``count`` of them were foretold by hidden states ``offset`` .. ``offset+count-1``."""
+
+    tokens: list[int]
+    count: int
+    offset: int
+
+
+class Lessons:
+    """Windows, and all hidden states [M, d] on the target's device."""
+
+    def __init__(self) -> None:
+        self.windows: list[Window] = []
+        self.parts: list[Tensor] = []
+        self.size = 0
+
+    def add(self, history: Sequence[int], sinks: Sequence[int], hidden: Tensor) -> None:
+        """``hidden`` [n, d] foretold the last n tokens of ``history``, whose first tokens were ``sinks``.
+
+        ``history`` may lack its middle, but not the last RECENT + n tokens.
+        """
+        n = len(hidden)
+        for first in range(0, n, SCORED):
+            count = min(SCORED, n - first)
+            end = len(history) - n + first + count
+            recent = history[max(0, end - RECENT) : end]
+            self.windows.append(Window([*sinks, *recent], count, self.size + first))
+        self.parts.append(hidden)
+        self.size += n
+
+    @property
+    def hidden(self) -> Tensor:
+        if len(self.parts) > 1:
+            self.parts = [torch.cat(self.parts)]
+        return self.parts[0]
+
+    def batches(self, size: int, rng: random.Random) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Endless shuffled batches: tokens [b, n], which positions foretell [b, n], and their states [., d]."""
+        while True:
+            order = list(range(len(self.windows)))
+            rng.shuffle(order)
+            for first in range(0, max(1, len(order) - size + 1), size):
+                yield self.batch([self.windows[i] for i in order[first : first + size]])
+
+    def batch(self, windows: Sequence[Window]) -> tuple[Tensor, Tensor, Tensor]:
+        device = self.hidden.device
+        widest = max(len(window.tokens) for window in windows)
+        tokens = torch.tensor([[*w.tokens, *[0] * (widest - len(w.tokens))] for w in windows])
+        ends = torch.tensor([len(window.tokens) for window in windows])[:, None]
+        counts = torch.tensor([window.count for window in windows])[:, None]
+        at = torch.arange(widest)[None]
+        foretell = (at >= ends - 1 - counts) & (at < ends - 1)
+        states = torch.cat([torch.arange(w.offset, w.offset + w.count) for w in windows])
+        tokens, foretell = tokens.to(device, non_blocking=True), foretell.to(device, non_blocking=True)
+        return tokens, foretell, self.hidden[states.to(device)]
+
+
+class Teacher:
+    """Makes lessons with a target on texts."""
+
+    def __init__(self, loaded: LoadedModel, builder: Builder, lessons: Lessons) -> None:
+        self.loaded, self.builder, self.lessons = loaded, builder, lessons
+        self.generator = Generator(loaded.model, loaded.eos_ids)
+        self.form = ChatFormat(loaded.tokenizer)
+
+    @torch.no_grad()
+    def read(self, rng: random.Random, rows: int, length: int) -> None:
+        """Real text, the target seeing up to ``length`` tokens of it."""
+        device = self.loaded.model.device
+        for first in range(0, rows, TEXT_ROWS):
+            texts = [self.builder.plain(rng, length).ids for _ in range(min(TEXT_ROWS, rows - first))]
+            ids = torch.tensor(texts, device=device)
+            hidden = self.loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            for text, states in zip(texts, hidden, strict=True):
+                self.lessons.add(text, text[:SINKS], states[SINKS + RECENT - 1 : -1].clone())
+
+    def converse(self, rng: random.Random, documents: int, each: int, length: int, tokens: int) -> None:
+        """Summaries and answers: ``each`` requests about each of some documents of ``length`` tokens."""
+        _, behind = opening(self.form)
+        prefixes = [self.builder.prompt(rng, length) for _ in range(documents)]
+        count = documents * each
+        wordings = (*SUMMARIES, *QUESTIONS)
+        asked = [self.form.text(rng.choice(wordings)) + behind for _ in range(count)]
+        self._generate(rng, prefixes, asked, each, tokens)
+
+    def continue_text(self, rng: random.Random, texts: int, each: int, length: int, tokens: int) -> None:
+        """Continuations of raw text, from ``each`` places shortly behind a shared beginning."""
+        prefixes, suffixes = [], []
+        for _ in range(texts):
+            ids = self.builder.plain(rng, length + LONGEST_SUFFIX).ids
+            prefixes.append(ids[:length])
+            suffixes += [ids[length : length + rng.randint(1, LONGEST_SUFFIX)] for _ in range(each)]
+        self._generate(rng, prefixes, suffixes, each, tokens)
+
+    def _generate(
+        self,
+        rng: random.Random,
+        prefixes: Sequence[list[int]],
+        suffixes: Sequence[list[int]],
+        each: int,
+        tokens: int,
+    ) -> None:
+        device = self.loaded.model.device
+        heat = temper(rng, len(suffixes), device, HEATS)
+        sampled = self.generator.run(torch.tensor(list(prefixes), device=device), suffixes, heat, tokens)
+        made, lengths = sampled.tokens.tolist(), sampled.lengths.tolist()
+        for i, (suffix, answer, n) in enumerate(zip(suffixes, made, lengths, strict=True)):
+            prefix = prefixes[i // each]
+            history = [*prefix[-RECENT:], *suffix, *answer[:n]]
+            self.lessons.add(history, prefix[:SINKS], sampled.hidden[i, :n].clone())
