@@ -22,7 +22,7 @@ from triforce_chat.engine.stacks import POLICIES
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.evaluation import acceptance as module
 from triforce_chat.evaluation.acceptance import Acceptance, Plan, Scored, matches, rows
-from triforce_chat.evaluation.continuations import at_once, continuations, one_by_one
+from triforce_chat.evaluation.continuations import Asked, at_once, continuations, one_by_one
 from triforce_chat.evaluation.forced import drafted, looked_up
 from triforce_chat.evaluation.means import Mean, Sum, mean
 from triforce_chat.evaluation.places import Prompt, prompts
@@ -176,8 +176,8 @@ def test_the_middle_level_is_built_before_the_text_is_made(lab: Lab, monkeypatch
     prompt, made = lab.text(200), lab.text(20, seed=8)
     asked = plan(policies=["mean"], tokens=80)
 
-    def other_text_first(engine: Engine, ids: Sequence[int], *_: Any) -> list[list[int]]:
-        one_by_one(engine, ids, [Sampling()], 80, ())  # its queries replace the prompt's
+    def other_text_first(engine: Engine, *behind: Any) -> list[list[int]]:
+        one_by_one(engine, *behind[:2], 80, ())  # its queries replace the prompt's
         return [made]
 
     found = []
@@ -191,11 +191,9 @@ def test_the_middle_level_is_built_before_the_text_is_made(lab: Lab, monkeypatch
 def test_every_sample_has_a_seed_of_its_own(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sampling] = []
 
-    def noted(
-        _engine: Engine, _ids: Sequence[int], samplings: Sequence[Sampling], *_: Any
-    ) -> list[list[int]]:
-        asked.extend(samplings)
-        return [[1] for _ in samplings]
+    def noted(_engine: Engine, _ids: Sequence[int], each: Sequence[Asked], *_: Any) -> list[list[int]]:
+        asked.extend(one.sampling for one in each)
+        return [[1] for _ in each]
 
     monkeypatch.setattr(module, "continuations", noted)
     run = Acceptance(
@@ -246,26 +244,31 @@ def test_lookups_are_the_levels_own(lab: Lab) -> None:
     assert 0 < told.proposed.sum() < 100
 
 
+def behind(prompt: list[int], *samplings: Sampling) -> tuple[list[int], list[Asked]]:
+    return prompt[:-1], [Asked(prompt[-1:], sampling) for sampling in samplings]
+
+
 def test_continuations_are_plain_samples_up_to_the_end(lab: Lab) -> None:
     prompt = lab.text(40)
     greedy = lab.greedy(prompt, 20)
     engine = lab.engine("autoregressive")
     warm = [Sampling(temperature=1, seed=seed) for seed in (5, 6, 5)]
-    a, b, again = continuations(engine, prompt, warm, 20)
+    a, b, again = continuations(engine, *behind(prompt, *warm), 20)
     assert a == again != b
-    assert continuations(engine, prompt, [Sampling()], 20) == [greedy]
+    assert continuations(engine, *behind(prompt, Sampling()), 20) == [greedy]
     ending = Engine(lab.target, 400, frozenset({greedy[3]}), engine.decode)
-    assert continuations(ending, prompt, [Sampling()], 20) == [greedy[: greedy.index(greedy[3]) + 1]]
+    assert continuations(ending, *behind(prompt, Sampling()), 20) == [greedy[: greedy.index(greedy[3]) + 1]]
 
 
 def test_continuations_at_once_are_those_made_one_by_one(lab: Lab) -> None:
     prompt, engine = lab.text(40), lab.engine("autoregressive")
-    ways = [Sampling(), Sampling(repetition_penalty=1.5)]
-    slow = one_by_one(engine, prompt, ways, 20, ())
-    assert at_once(engine, prompt, ways, 20) == slow
+    prefix, asked = behind(prompt, Sampling(), Sampling(repetition_penalty=1.5))
+    asked.append(Asked(prompt[3:9], Sampling()))
+    slow = one_by_one(engine, prefix, asked, 20, ())
+    assert at_once(engine, prefix, asked, 20) == slow
     assert slow[0] != slow[1]
     ending = Engine(lab.target, 400, frozenset({slow[0][3]}), engine.decode)
-    assert at_once(ending, prompt, ways, 20) == one_by_one(ending, prompt, ways, 20, ())
+    assert at_once(ending, prefix, asked, 20) == one_by_one(ending, prefix, asked, 20, ())
 
 
 def test_a_mean_counts_positions_and_trusts_samples() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for the result; a stopp
 Exclude = Annotated[
     list[str] | None, typer.Option("--exclude", help="Names of texts to leave out; repeatable.")
 ]
-Minutes = Annotated[float, typer.Option(help="Longest training time.")]
+Minutes = Annotated[float, typer.Option(help="Longest training time.", min=0.01)]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
@@ -36,13 +37,14 @@ def context(
     out: Out,
     model: Annotated[str, typer.Option(help="Model to stretch.")] = "smollm2-135m",
     exclude: Exclude = None,
+    start: Annotated[Path | None, typer.Option(help="Adapter to begin with, of the same rank.")] = None,
     factor: Annotated[float, typer.Option(help="Of YaRN, over the model's own positions.")] = 16.0,
     lengths: Annotated[str, typer.Option(help="Short, middle and long sequences.")] = "8192,32768,124928",
     tokens: Annotated[int, typer.Option(help="Tokens of one step.")] = 131_072,
     rank: Annotated[int, typer.Option(help="Of the low-rank updates.")] = 32,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 4e-4,
     chats: Annotated[int, typer.Option(help="Conversations the model has with itself first.")] = 2048,
-    steps: Annotated[int, typer.Option(help="Most steps.")] = 300,
+    steps: Annotated[int, typer.Option(help="Most steps.", min=1)] = 300,
     minutes: Minutes = 25.0,
     seed: Seed = 0,
     device: Device = "auto",
@@ -51,6 +53,7 @@ def context(
     """Train an adapter that lets a model read further: YaRN and LoRA."""
     with failures(debug):
         short, middle, long = sorted(numbers(lengths, 3))
+        writable(out)
         loaded = load(model, device)
         from triforce_chat.training.context import ContextRecipe
         from triforce_chat.training.jobs import books, train_context
@@ -66,7 +69,7 @@ def context(
             lengths=(short, middle, long),
             tokens=tokens,
         )
-        train_context(loaded, books(loaded, data, exclude or []), recipe, chats, out, teller())
+        train_context(loaded, books(loaded, data, exclude or []), recipe, chats, out, teller(), start)
 
 
 @app.command()
@@ -84,7 +87,7 @@ def draft(
     lengths: Annotated[
         str, typer.Option(help="Tokens before an answer.")
     ] = "1024,2048,4096,8192,32768,124928",
-    steps: Annotated[int, typer.Option(help="Most steps.")] = 20_000,
+    steps: Annotated[int, typer.Option(help="Most steps.", min=1)] = 20_000,
     minutes: Minutes = 6.0,
     seed: Seed = 0,
     device: Device = "auto",
@@ -93,11 +96,15 @@ def draft(
     """Distil a small draft from a target."""
     with failures(debug):
         before = numbers(lengths)
+        writable(out)
+        if not (writing or texts):
+            raise UsageError("nothing to learn from; give --writing or --texts")
         loaded = load(model, device)
         from triforce_chat.training.draft import DraftRecipe
         from triforce_chat.training.jobs import Generation, books, train_draft
 
-        names = [*(exclude or []), *(path.name for path in unseen)]
+        held = [file for path in unseen for file in (path, *path.rglob("*"))]
+        names = [*(exclude or []), *(file.name for file in held)]
         recipe = DraftRecipe(
             hidden=hidden, layers=layers, mlp=4 * hidden, steps=steps, minutes=minutes, seed=seed
         )
@@ -112,6 +119,16 @@ def numbers(text: str, count: int | None = None) -> tuple[int, ...]:
     if not all(part.strip().isdigit() and int(part) for part in parts) or len(parts) != (count or len(parts)):
         raise UsageError(f"expected {count or 'some'} numbers with commas between them, not '{text}'")
     return tuple(int(part) for part in parts)
+
+
+def writable(folder: Path) -> None:
+    """Make the folder for the result before anything slow begins. Raises UsageError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be written ({error.strerror})") from error
 
 
 def load(model: str, device: str) -> LoadedModel:

@@ -21,7 +21,7 @@ from triforce_chat.engine.lookup import ORDERS
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.stacks import POLICIES
-from triforce_chat.evaluation.continuations import continuations
+from triforce_chat.evaluation.continuations import Asked, continuations
 from triforce_chat.evaluation.forced import Lookups, drafted, forced, looked_up
 from triforce_chat.evaluation.means import Mean, Sum, mean
 from triforce_chat.evaluation.places import Prompt
@@ -80,7 +80,8 @@ class Acceptance:
         self._prefill(prompt)
         middles = {policy: self._middle(policy) for policy in self.plan.policies}
         samplings = list(self._samplings())
-        texts = continuations(self.engine, prompt.ids, samplings, self.plan.tokens, prompt.stop)
+        asked = [Asked(prompt.ids[-1:], sampling) for sampling in samplings]
+        texts = continuations(self.engine, prompt.ids[:-1], asked, self.plan.tokens, prompt.stop)
         self._prefill(prompt)  # back to where the middle levels were built
         for sampling, made in zip(samplings, texts, strict=True):
             history = self._tensor([*prompt.ids, *made])

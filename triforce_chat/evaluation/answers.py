@@ -10,6 +10,7 @@ from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.options import Sampling
+from triforce_chat.evaluation.continuations import Asked, continuations
 from triforce_chat.evaluation.questions import Question
 from triforce_chat.evaluation.tasks import Case, grade
 
@@ -57,11 +58,12 @@ class Score:
 def facts(
     engine: Engine, context: int, cases: Sequence[Case], sampling: Sampling, stop: Sequence[str]
 ) -> Iterator[Found]:
-    """Ask for every planted fact; a document is prefilled once, and each question rewinds to its end."""
+    """Ask for every planted fact, each on its own; a document is read once for all its questions."""
     for number, case in enumerate(cases):
-        for asked in case.questions:
-            prompt = [*case.prefix, *asked.suffix]
-            said = answer(engine, Request(prompt, FACT_TOKENS, sampling, stop))
+        behind = [Asked(asked.suffix, sampling) for asked in case.questions]
+        made = continuations(engine, case.prefix, behind, FACT_TOKENS, stop)
+        for asked, ids in zip(case.questions, made, strict=True):
+            said = engine.decode(ids)
             yield Found(
                 context=context,
                 document=number,

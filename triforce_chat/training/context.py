@@ -18,13 +18,13 @@ from triforce_chat.models.load import LoadedModel
 from triforce_chat.training.conversations import Builder, Example
 from triforce_chat.training.course import Course, Log, Optimizer
 from triforce_chat.training.losses import divergence, next_token_loss
-from triforce_chat.training.lowrank import attach, save_adapter
+from triforce_chat.training.lowrank import attach, load_updates, save_adapter
 from triforce_chat.training.selfchat import Row
 
 SAVE_EVERY = 50  # steps
 ANSWERS = 1.0  # weight of the answers beside that of the text, whatever their lengths
-TOKENS_PER_QUESTION = 800  # of a planted document, up to ``MOST_QUESTIONS``
-MOST_QUESTIONS = 40
+TOKENS_PER_QUESTION = 250  # of a planted document, up to ``MOST_QUESTIONS``
+MOST_QUESTIONS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class ContextRecipe:
     chats: int = 8  # self-distilled conversations in every step
 
     def length(self, step: int, progress: float) -> int:
-        """Of the sequences of a step: the middle first, then the longest more and more often."""
+        """Of the sequences of a step: short ones teach to find things, then it has to hold far away too."""
         short, middle, long = self.lengths
         if progress < 0.3:
-            return middle
-        if progress < 0.65:
-            return (middle, long)[step % 2]
-        return (long, long, short)[step % 3]
+            return short
+        if progress < 0.5:
+            return (middle, short)[step % 2]
+        return (long, middle, long, short)[step % 4]
 
 
 def stretched(config: Any, factor: float) -> dict[str, Any]:
@@ -73,7 +73,10 @@ def stretch(model: Any, rope: dict[str, Any]) -> None:
 
 
 class ContextTraining:
-    """One training run; ``folder`` receives the adapter, the log and the state to resume from."""
+    """One training run; ``folder`` receives the adapter, the log and the state to resume from.
+
+    ``start`` is an adapter folder of the same rank whose updates it begins with.
+    """
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class ContextTraining:
         chats: list[Row],
         recipe: ContextRecipe,
         folder: Path,
+        start: Path | None = None,
     ) -> None:
         self.recipe, self.builder, self.chats, self.folder = recipe, builder, chats, folder
         self.base = loaded.name
@@ -90,14 +94,16 @@ class ContextTraining:
         self.rope = stretched(self.model.config, recipe.factor)
         stretch(self.model, self.rope)
         self.updates = attach(self.model, recipe.rank, recipe.alpha, recipe.seed)
+        if start is not None:
+            load_updates(start, self.updates)
         self.course = Course(recipe.steps, recipe.minutes, recipe.rate)
         trained = [parameter for update in self.updates.values() for parameter in update.parameters()]
         self.optimizer = Optimizer(trained, self.course)
 
     def run(self, report: Callable[[dict[str, float]], None]) -> None:
         """Train to the end, telling every step; an interrupted run goes on where it was saved."""
-        resumed = self.optimizer.resume(self.folder)
-        log = Log(self.folder, resumed)
+        self.optimizer.resume(self.folder)
+        log = Log(self.folder, self.course.step)
         for length, examples in self._batches():
             figures = self._step(examples) | {"length": length, "rate": self.course.learning_rate}
             self.optimizer.step()
@@ -118,7 +124,9 @@ class ContextTraining:
 
     def _examples(self, step: int) -> tuple[int, list[Example]]:
         rng = random.Random(f"{self.recipe.seed}-{step}")
-        length = self.recipe.length(step, self.course.progress)
+        # Made ahead of its step or right at it after a resumption: both must choose the same.
+        progress = max(step / self.recipe.steps, self.course.progress)
+        length = self.recipe.length(step, progress)
         count = max(1, self.recipe.tokens // length)
         return length, [self._example(rng, length) for _ in range(count)]
 
@@ -150,7 +158,18 @@ class ContextTraining:
             hidden = self._hidden(self.model, ids.to(device))[:, :-1].flatten(0, 1)
             loss = next_token_loss(hidden, self.model.lm_head.weight, targets, weights)
             loss.backward()
-        return {"loss": loss.detach(), "answers": answers.sum()}
+        return {
+            "loss": loss.detach(),
+            "answers": answers.sum(),
+            "of answers": self._lost(hidden, targets, answers),
+        }
+
+    @torch.no_grad()
+    def _lost(self, hidden: Tensor, targets: Tensor, answers: Tensor) -> Tensor:
+        """Mean loss of the answers' tokens; 0 without any."""
+        weights = torch.ones(int(answers.sum()), device=hidden.device)
+        lost = next_token_loss(hidden[answers], self.model.lm_head.weight, targets[answers], weights)
+        return lost / weights.sum().clamp_min(1)
 
     def _chat(self, rows: list[Row]) -> dict[str, Tensor]:
         """Keep what the model could do: the divergence from the untouched model on its own conversations."""

@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from triforce_chat.errors import UsageError
 
 STATE, LOG = "state.pt", "log.jsonl"
 
@@ -83,10 +86,15 @@ class Optimizer:
         fresh.replace(folder / STATE)
 
     def resume(self, folder: Path) -> bool:
-        """Go on where ``save`` stopped; False when nothing was saved there."""
+        """Go on where ``save`` stopped; False when nothing was saved there.
+
+        Raises UsageError for what is no state, or the state of a training of other shapes.
+        """
         if not (folder / STATE).is_file():
             return False
-        state: dict[str, Any] = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        state = _state(folder / STATE)
+        if [p.shape for p in self.parameters] != [p.shape for p in state["parameters"]]:
+            raise UsageError(f"{folder} holds another training; choose another --out")
         self.adam.load_state_dict(state["adam"])
         with torch.no_grad():
             for parameter, saved in zip(self.parameters, state["parameters"], strict=True):
@@ -96,14 +104,25 @@ class Optimizer:
         return True
 
 
-class Log:
-    """The loss curve: one JSON object a line."""
+def _state(file: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, UnpicklingError) as error:
+        raise UsageError(f"{file} is damaged; delete it to begin anew") from error
+    return state
 
-    def __init__(self, folder: Path, resumed: bool) -> None:
+
+class Log:
+    """The loss curve: one JSON object a line. Of an earlier part, lines up to ``step`` are kept."""
+
+    def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / LOG
-        if not resumed:
-            self.path.write_text("", "utf-8")
+        before = (
+            self.path.read_text("utf-8").splitlines(keepends=True) if step and self.path.is_file() else []
+        )
+        kept = [line for line in before if line.endswith("\n") and json.loads(line)["step"] <= step]
+        self.path.write_text("".join(kept), "utf-8")
 
     def add(self, course: Course, figures: Mapping[str, Tensor | float | int]) -> dict[str, float]:
         line = {"step": course.step, "seconds": round(course.seconds, 1)}

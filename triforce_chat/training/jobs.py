@@ -60,13 +60,20 @@ def self_chats(loaded: LoadedModel, builder: Builder, seed: int, count: int) -> 
 
 
 def train_context(
-    loaded: LoadedModel, builder: Builder, recipe: ContextRecipe, chats: int, folder: Path, tell: Tell
+    loaded: LoadedModel,
+    builder: Builder,
+    recipe: ContextRecipe,
+    chats: int,
+    folder: Path,
+    tell: Tell,
+    start: Path | None = None,
 ) -> None:
     """Train an adapter for long contexts into ``folder``, or go on with what is there."""
+    check_context(loaded, builder, recipe)
     rows = self_chats(loaded, builder, recipe.seed, chats) if chats else []
     tell({"conversations": len(rows)})
     torch.manual_seed(recipe.seed)
-    training = ContextTraining(loaded, builder, rows, recipe, folder)
+    training = ContextTraining(loaded, builder, rows, recipe, folder, start)
     last: dict[str, float] = {}
 
     def heard(figures: dict[str, float]) -> None:
@@ -81,6 +88,19 @@ def train_context(
     )
     titles = [book.title for book in builder.books]
     write_card(folder, "Long-context adapter", purpose, loaded.name, recipe, titles, last)
+
+
+def check_context(loaded: LoadedModel, builder: Builder, recipe: ContextRecipe) -> None:
+    """Raise UsageError for what could not be trained or used, before minutes are spent on it."""
+    if loaded.source.adapter is not None:
+        raise UsageError(f"{loaded.name} has an adapter already; train its base {loaded.source.adapter.base}")
+    reach = int(loaded.context * recipe.factor)
+    if max(recipe.lengths) > reach:
+        raise UsageError(f"--lengths go beyond the {reach:,} tokens that --factor {recipe.factor:g} allows")
+    try:
+        builder.planted(random.Random(0), min(recipe.lengths), 1)
+    except ValueError as error:
+        raise UsageError(f"documents of {min(recipe.lengths):,} tokens cannot be made: {error}") from error
 
 
 def teach(loaded: LoadedModel, builder: Builder, plan: Generation, seed: int, tell: Tell) -> Lessons:
@@ -116,6 +136,7 @@ def train_draft(
     tell: Tell,
 ) -> None:
     """Distil a draft into ``folder``; ``unseen`` holds texts that only judge it."""
+    check_draft_shape(loaded, recipe)
     few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
     judges = teach_some(loaded, unseen, few, recipe.seed)
     lessons = teach(loaded, builder, plan, recipe.seed, tell)
@@ -124,6 +145,15 @@ def train_draft(
     purpose = f"A draft for {loaded.name}: a small Llama with the same vocabulary, distilled from it."
     titles = [book.title for book in builder.books]
     write_card(folder, "Draft", purpose, loaded.name, recipe, titles, figures)
+
+
+def check_draft_shape(loaded: LoadedModel, recipe: DraftRecipe) -> None:
+    """Raise UsageError for a width that no draft of this target can have."""
+    wide: int = loaded.model.config.hidden_size
+    if recipe.hidden > wide or recipe.hidden % recipe.head_dim:
+        raise UsageError(
+            f"--hidden must be a multiple of {recipe.head_dim} and at most {wide}, the target's own"
+        )
 
 
 def teach_some(loaded: LoadedModel, builder: Builder, plan: Generation, seed: int) -> Lessons:

@@ -44,9 +44,9 @@ class Lessons:
         self.size = 0
 
     def add(self, history: Sequence[int], sinks: Sequence[int], hidden: Tensor) -> None:
-        """``hidden`` [n, d] foretold the last n tokens of ``history``, whose first tokens were ``sinks``.
+        """``hidden`` [n, d] foretold the last n tokens of ``history``, which is what came behind ``sinks``.
 
-        ``history`` may lack its middle, but not the last RECENT + n tokens.
+        ``history`` may lack its beginning, but not the last RECENT + n tokens.
         """
         n = len(hidden)
         for first in range(0, n, SCORED):
@@ -101,7 +101,7 @@ class Teacher:
             ids = torch.tensor(texts, device=device)
             hidden = self.loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             for text, states in zip(texts, hidden, strict=True):
-                self.lessons.add(text, text[:SINKS], states[SINKS + RECENT - 1 : -1].clone())
+                self.lessons.add(text[SINKS:], text[:SINKS], states[SINKS + RECENT - 1 : -1].clone())
 
     def converse(self, rng: random.Random, documents: int, each: int, length: int, tokens: int) -> None:
         """Summaries and answers: ``each`` requests about each of some documents of ``length`` tokens."""
@@ -135,5 +135,5 @@ class Teacher:
         made, lengths = sampled.tokens.tolist(), sampled.lengths.tolist()
         for i, (suffix, answer, n) in enumerate(zip(suffixes, made, lengths, strict=True)):
             prefix = prefixes[i // each]
-            history = [*prefix[-RECENT:], *suffix, *answer[:n]]
+            history = [*prefix[max(SINKS, len(prefix) - RECENT) :], *suffix, *answer[:n]]
             self.lessons.add(history, prefix[:SINKS], sampled.hidden[i, :n].clone())

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from triforce_chat.errors import ModelError
+from triforce_chat.models.adapter import read_adapter
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -72,8 +74,12 @@ def save_adapter(folder: Path, updates: Mapping[str, LowRank], base: str, rope: 
 
 
 def load_updates(folder: Path, updates: Mapping[str, LowRank]) -> None:
-    """Fill attached updates from an adapter folder. Raises ModelError if it was made for other shapes."""
-    stored = load_file(folder / WEIGHTS)
+    """Fill attached updates from an adapter folder. Raises ModelError if it was made for another model or rank."""
+    scale = read_adapter(folder).scale
+    try:
+        stored = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{folder}: {WEIGHTS} is damaged; copy or train it again") from error
     with torch.no_grad():
         for name, update in updates.items():
             for part, kept in (("A", update.a), ("B", update.b)):
@@ -81,3 +87,4 @@ def load_updates(folder: Path, updates: Mapping[str, LowRank]) -> None:
                 if found is None or found.shape != kept.shape:
                     raise ModelError(f"{folder}: no update of shape {tuple(kept.shape)} for {name}")
                 kept.copy_(found)
+            update.b.mul_(scale / update.scale)
