@@ -69,8 +69,9 @@ def test_a_fresh_draft_has_the_shape_of_its_recipe(loaded: LoadedModel) -> None:
         loaded.vocab_size,
     )
     assert draft.lm_head.weight is draft.get_input_embeddings().weight
-    same, other = fresh_draft(loaded.model, recipe(layers=2)), fresh_draft(loaded.model, recipe(seed=1))
+    same, other = (fresh_draft(loaded.model, recipe(layers=2, mlp=48, seed=seed)) for seed in (0, 1))
     name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(same.state_dict()[name], draft.state_dict()[name])
     assert not torch.equal(same.state_dict()[name], other.state_dict()[name])
 
 

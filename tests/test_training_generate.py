@@ -68,6 +68,24 @@ def test_the_penalty_is_the_samplers_over_the_answer_alone(lab: Lab) -> None:
     assert changed
 
 
+def test_the_penalty_of_unlikely_tokens(lab: Lab) -> None:
+    copies, prompt = 6000, [*lab.text(PREFIX), 5]
+    heat = Sampling(temperature=3.0, repetition_penalty=0.25)
+    torch.manual_seed(0)
+    tempers = temper(copies, heat.temperature, heat.repetition_penalty)
+    prefix = torch.tensor([prompt[:-1]])
+    first, second = Generator(lab.stock, ()).run(prefix, [[5]] * copies, tempers, 2).tokens.T
+    repeated = expected = 0.0
+    for token in range(48):
+        ids = [*prompt, token]
+        if lab.logits(ids)[-1, token] < 0:
+            law = Sampler(heat, len(prompt)).probs(lab.logits(ids)[-1:], torch.tensor(ids))[0]
+            repeated += int(((first == token) & (second == token)).sum())
+            expected += float(law[token]) * int((first == token).sum())
+    assert expected > 40
+    assert abs(repeated - expected) < 4 * expected**0.5
+
+
 def test_every_sequence_has_its_own_temper(lab: Lab) -> None:
     prefixes, suffixes = prompts(lab)
     mixed = temper(len(suffixes))

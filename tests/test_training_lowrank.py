@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 def updated(base: LoadedModel, seed: int = 0) -> tuple[Any, dict[str, LowRank]]:
-    model = copy.deepcopy(base.model)
+    model = copy.deepcopy(base.model).requires_grad_(True)
     return model, attach(model, RANK, ALPHA, seed)
 
 

@@ -168,14 +168,21 @@ def bench(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Runs; the median counts.")] = 3,
     stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False,
+    inflate: Annotated[
+        str | None,
+        typer.Option(metavar="SHAPE", help="Same model, in the dimensions of llama-2-7b and others."),
+    ] = None,
 ) -> None:
     """Measure ms/token, prefill and memory at several context lengths."""
+    from triforce_chat.bench.shapes import find_shape
+
+    shape = find_shape(inflate) if inflate else None
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     lengths, names = numbers(contexts), stacks.split(",")
     for name in names:
         dataclasses.replace(options.settings, stack=name)  # complains about an unknown one
-    engine, target, _ = open_engine(options.settings, screen, room=max(lengths) + tokens)
+    engine, target, _ = open_engine(options.settings, screen, room=max(lengths) + tokens, shape=shape)
     from triforce_chat.bench.machine import machine
     from triforce_chat.bench.measure import Bench, prompt_of
     from triforce_chat.bench.stock import Stock
@@ -186,13 +193,14 @@ def bench(
     prompts = [prompt_of(target, texts, length) for length in lengths]
     rows = [row for ids in prompts for row in run.stacks(ids, names)]
     if stock:
-        untouched = Stock(options.settings)
+        untouched = Stock(options.settings, shape)
         rows += [run.stock(untouched, ids) for ids in prompts]
     if options.json:
         record = {
             "schema": SCHEMA,
             "machine": machine(),
             "command": " ".join(["triforce-chat", *sys.argv[1:]]),
+            "inflated": dataclasses.asdict(shape) if shape else None,
         }
         print_json({**record, "rows": [dataclasses.asdict(row) for row in rows]})
     else:

@@ -18,6 +18,7 @@ from triforce_chat.config import POLICIES, STACKS, Settings
 from triforce_chat.errors import Interrupted, OutOfMemory, TriforceError, UsageError
 
 if TYPE_CHECKING:
+    from triforce_chat.bench.shapes import BigShape
     from triforce_chat.documents import Document
     from triforce_chat.engine.engine import Engine
     from triforce_chat.models.load import LoadedModel
@@ -178,7 +179,7 @@ def read_one(path: str, options: Options, pages: str | None, several: bool = Fal
 
 
 def open_engine(
-    settings: Settings, screen: Screen, room: int | None = None
+    settings: Settings, screen: Screen, room: int | None = None, shape: BigShape | None = None
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model with progress on the screen: (engine, model, seconds).
 
@@ -191,7 +192,7 @@ def open_engine(
     with loading(screen, settings.model) as report:
         from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
 
-        engine, target = load_engine(settings, report, room, notes.append)
+        engine, target = load_engine(settings, report, room, notes.append, shape)
     show_notes(notes, screen)
     return engine, target, time.perf_counter() - started
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from triforce_chat.bench.inflate import inflated
+from triforce_chat.bench.shapes import BigShape
 from triforce_chat.config import SAMPLED, Settings
 from triforce_chat.engine import attention
 from triforce_chat.engine.cache.retrieval import Budget
@@ -40,11 +42,16 @@ def unsaid(line: str) -> None:
 
 
 def load_engine(
-    settings: Settings, report: Report = unheard, room: int | None = None, note: Note = unsaid
+    settings: Settings,
+    report: Report = unheard,
+    room: int | None = None,
+    note: Note = unsaid,
+    shape: BigShape | None = None,
 ) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
 
     ``room`` allocates that many tokens whatever the model was made for: speed can be measured there.
+    ``shape`` makes the target that big without changing what it says; the draft stays what it was for it.
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
     device, dtype = place(settings)
@@ -54,6 +61,9 @@ def load_engine(
     if settings.context:
         checked_context(settings, target)  # complains before a draft is fetched
     draft = load_draft(settings, target, load, note)
+    if shape:
+        target = inflated(target, shape)
+        note(f"{target.name}: as slow as that, and no better than before")
     runner = Runner(target.model)
     drafter = Runner(draft.model, target.vocab_size) if draft else None
     context = room or chosen_context(settings, target, runner.shape, note)

@@ -142,14 +142,19 @@ def test_a_draw_at_the_edges_never_takes_a_weightless_index(
     u: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(u, dtype=torch.float64))
-    drawn = Sampler(Sampling()).draw(torch.tensor([0, 0, 0.3, 0.1, 0, 0.6, 0, 0]))
+    drawn = Sampler(Sampling(temperature=1)).draw(torch.tensor([0, 0, 0.3, 0.1, 0, 0.6, 0, 0]))
     assert drawn.item() == (2 if u == 0 else 5)
     assert drawn.shape == ()
 
 
+def test_a_greedy_draw_takes_the_token_that_has_all_the_weight() -> None:
+    drawn = Sampler(Sampling()).draw(torch.tensor([0, 0, 0.3, 0]))
+    assert (drawn.item(), drawn.shape) == (2, ())
+
+
 def test_seeds_decide_and_no_seed_does_not() -> None:
     def draws(seed: int | None) -> list[int]:
-        sampler = Sampler(Sampling(seed=seed))
+        sampler = Sampler(Sampling(temperature=1, seed=seed))
         return [int(sampler.draw(torch.ones(1000))) for _ in range(4)]
 
     assert draws(1) == draws(1) != draws(2)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from triforce_chat.bench.inflate import inflated
+from triforce_chat.bench.shapes import BigShape
 from triforce_chat.config import Settings
 from triforce_chat.models.load import load_model
 from triforce_chat.models.quiet import quiet
@@ -30,9 +32,10 @@ class Clock:
 class Stock:
     """An untouched model with the attention and the cache that transformers chooses."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, shape: BigShape | None = None) -> None:
         device, dtype = place(settings)
-        self.loaded = load_model(settings.model, device=device, dtype=dtype, attention="sdpa")
+        loaded = load_model(settings.model, device=device, dtype=dtype, attention="sdpa")
+        self.loaded = inflated(loaded, shape) if shape else loaded
 
     def measure(self, prompt: Sequence[int], tokens: int) -> tuple[float, float]:
         """(seconds of prefill, ms per decoded token) of a greedy answer of exactly ``tokens`` tokens."""

@@ -42,14 +42,17 @@ class Sampler:
         return logits if self.sampling.repetition_penalty == 1 else self._penalize(logits, tokens)
 
     def _penalize(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Touches the answer's few different tokens only, not the vocabulary."""
         n = logits.shape[0]
         before = len(tokens) - n + 1
-        seen = torch.zeros_like(logits, dtype=torch.bool)  # [n, V]
-        seen[:, tokens[min(self.answer_start, before) : before]] = True
-        for row in range(1, n):
-            seen[row:, tokens[before + row - 1]] = True
-        factor = self.sampling.repetition_penalty
-        return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        answer = tokens[self.answer_start :]
+        ids, which = answer.unique(return_inverse=True)  # [k]
+        at = torch.arange(len(tokens) - len(answer), len(tokens), device=tokens.device)
+        first = torch.full_like(ids, len(tokens)).scatter_reduce_(0, which, at, "amin")  # where each came up
+        seen = first < torch.arange(before, before + n, device=tokens.device)[:, None]  # [n, k]
+        factor, found = self.sampling.repetition_penalty, logits[:, ids]
+        damped = torch.where(found > 0, found / factor, found * factor)
+        return logits.index_copy(1, ids, torch.where(seen, damped, found))
 
     def leading(self, p: Tensor, q: Tensor) -> int:
         """How many leading drafted tokens pass ``U < p/q``.
@@ -62,6 +65,8 @@ class Sampler:
 
     def draw(self, weights: Tensor) -> Tensor:
         """One index drawn in proportion to ``weights`` [V] (non-negative, not all zero); shape []."""
+        if self.sampling.greedy:  # all weight lies on one token
+            return weights.argmax()
         cumulative = weights.double().cumsum(0)
         u = torch.rand((), generator=self.generator, dtype=torch.float64).to(weights.device)
         # A weightless index never comes first above u; the clamp guards u * total rounding up to total.

@@ -1,0 +1,98 @@
+"""What an engine asks of a memory that outlives it, and the chunks in which a prompt is read and remembered.
+
+Where the chunks of a prompt end depends on the prompt alone, and a chunk is recalled only in place of the very
+forward that would have computed it. So an answer has the same bits with a memory as without one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from triforce_chat.engine.cache.full import FullCache
+
+ROOT = bytes(hashlib.sha256().digest_size)  # lineage of nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text within a prompt that other prompts may begin with as well."""
+
+    end: int  # tokens of the prompt up to its end
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens of one forward of a prefill."""
+
+    start: int
+    ids: tuple[int, ...]
+    parent: bytes  # lineage of the chunks before
+    lineage: bytes  # the same for the same tokens in the same chunks, from the first token on
+    title: str = ""  # of the passage that it ends
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+
+def chunks(prompt: Sequence[int], passages: Sequence[Passage], most: int) -> list[Chunk]:
+    """Cut a prompt into chunks of ``most`` tokens; a passage ends the chunk that it ends in.
+
+    What would be shorter only because the prompt is over is left out: in a longer prompt it is another chunk.
+    """
+    made: list[Chunk] = []
+    at, lineage = 0, ROOT
+    for passage in [*sorted(passages, key=lambda each: each.end), Passage(len(prompt))]:
+        known = passage.end <= len(prompt)
+        stop = min(passage.end, len(prompt))
+        while at < stop:
+            end = min(at + most, stop)
+            ends_here = end == passage.end and known and passage in passages
+            if end - at < most and not ends_here:
+                return made
+            ids = tuple(prompt[at:end])
+            parent, lineage = lineage, hashlib.sha256(lineage + array("q", ids).tobytes()).digest()
+            made.append(Chunk(at, ids, parent, lineage, passage.title if ends_here else ""))
+            at = end
+    return made
+
+
+class Memory(Protocol):
+    """Keys and values of chunks. Whatever goes wrong in it, it forgets; it never raises and never invents."""
+
+    def known(self, plan: Sequence[Chunk]) -> int:
+        """How many chunks of ``plan``, from its first on, can be recalled."""
+        ...
+
+    def recall(self, chunk: Chunk, cache: FullCache) -> bool:
+        """Write one chunk into its slots; False where it turns out to be lost."""
+        ...
+
+    def keep(self, chunk: Chunk, cache: FullCache) -> None:
+        """The slots of ``chunk`` hold it now; they may be read until ``cut``."""
+        ...
+
+    def cut(self, length: int) -> None:
+        """The slots behind the first ``length`` tokens are about to be written again."""
+        ...
+
+
+class Forgetful:
+    """Remembers nothing."""
+
+    def known(self, plan: Sequence[Chunk]) -> int:  # noqa: ARG002
+        return 0
+
+    def recall(self, chunk: Chunk, cache: FullCache) -> bool:  # noqa: ARG002
+        return False
+
+    def keep(self, chunk: Chunk, cache: FullCache) -> None:
+        pass
+
+    def cut(self, length: int) -> None:
+        pass
