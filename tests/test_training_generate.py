@@ -69,7 +69,7 @@ def test_the_penalty_is_the_samplers_over_the_answer_alone(lab: Lab) -> None:
 
 
 def test_the_penalty_of_unlikely_tokens(lab: Lab) -> None:
-    copies, prompt = 6000, [*lab.text(PREFIX), 5]
+    copies, prompt = 24_000, [*lab.text(PREFIX), 5]
     heat = Sampling(temperature=3.0, repetition_penalty=0.25)
     torch.manual_seed(0)
     tempers = temper(copies, heat.temperature, heat.repetition_penalty)

@@ -133,10 +133,14 @@ def writable(folder: Path) -> None:
 
 def load(model: str, device: str) -> LoadedModel:
     from triforce_chat.models.load import load_model
+    from triforce_chat.models.presets import find_preset
     from triforce_chat.wiring import place
 
+    folder = Path(model).expanduser()
+    # An adapter names its base: it must find it from any folder.
+    name = model if find_preset(model) or not folder.is_dir() else str(folder.absolute())
     where, dtype = place(Settings(device=device))
-    return load_model(model, device=where, dtype=dtype, attention="sdpa")
+    return load_model(name, device=where, dtype=dtype, attention="sdpa")
 
 
 def teller() -> Tell:

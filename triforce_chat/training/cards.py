@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from triforce_chat.bench.machine import machine
+from triforce_chat.models.presets import find_preset
 
 TABLE = "| | |\n|---|---|\n"
 
@@ -23,7 +24,9 @@ def write_card(
     figures: Mapping[str, float],
 ) -> None:
     """Write README.md into ``folder``. ``recipe`` is a dataclass; ``texts`` are titles of what was read."""
-    front = f"---\nlicense: apache-2.0\nbase_model: {base}\n---\n\n"
+    known = find_preset(base)
+    licence = known.licence if known and known.licence else "that of the base model"
+    front = f"---\nlicense: {licence.lower()}\nbase_model: {base}\n---\n\n"
     parts = [
         f"# {title}\n\n{purpose}\n",
         "## Training\n\n" + TABLE + _rows(asdict(recipe)),
