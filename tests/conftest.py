@@ -119,19 +119,20 @@ def lab() -> Lab:
     return Lab.of("llama", seed=1)
 
 
-GPU_SKIPPED: list[str] = []
+NO_GPU = "no CUDA device"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        GPU_SKIPPED.append(item.nodeid)
-        pytest.skip("no CUDA device")
+        pytest.skip(NO_GPU)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if GPU_SKIPPED:
+    # From the reports, because with several workers the tests are skipped in other processes.
+    skipped = sum(NO_GPU in str(report.longrepr) for report in terminalreporter.stats.get("skipped", []))
+    if skipped:
         terminalreporter.section("GPU", yellow=True)
-        terminalreporter.line(f"{len(GPU_SKIPPED)} GPU tests did NOT run: no CUDA device on this machine")
+        terminalreporter.line(f"{skipped} GPU tests did NOT run: {NO_GPU} on this machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

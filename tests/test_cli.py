@@ -114,6 +114,7 @@ def ask(shelf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
     """``triforce-chat COMMAND ...`` beside the documents, with the tiny model unless another is named."""
     monkeypatch.chdir(shelf)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
 
     def called(command: str, *arguments: object, stdin: str | bytes | None = None) -> Outcome:
         named = [] if "--model" in arguments else ["--model", "tiny"]
@@ -494,6 +495,7 @@ def started(shelf: Path, *arguments: object, out: int | IO[bytes] = subprocess.P
         "tiny",
         "--device",
         "cpu",
+        "--no-cache",
     ]
     return subprocess.Popen(
         command,
@@ -583,7 +585,8 @@ def test_a_real_process_tells_its_exit_code(shelf: Path) -> None:
 
 @pytest.mark.model
 def test_the_default_model_knows_a_capital() -> None:
-    told = run("ask", "What is the capital of France?", "--max-tokens", 24, "--json", "--device", "cpu").json
+    flags = ("--max-tokens", 24, "--json", "--device", "cpu", "--no-cache")
+    told = run("ask", "What is the capital of France?", *flags).json
     assert "Paris" in told["text"]
     assert told["finish_reason"] in ("stop", "length")
 
@@ -591,7 +594,7 @@ def test_the_default_model_knows_a_capital() -> None:
 @pytest.mark.model
 def test_the_default_model_summarizes_pages_exactly() -> None:
     flags = ("--pages", "1-2", "--max-tokens", 40, "--json", "--compare-autoregressive", "--temperature", 0)
-    told = run("summarize", EXAMPLE, *flags, "--device", "cpu").json
+    told = run("summarize", EXAMPLE, *flags, "--device", "cpu", "--no-cache").json
     assert told["usage"]["completion_tokens"] == len(told["token_ids"]) <= 40
     assert told["usage"]["prompt_tokens"] > 300
     assert told["identical"]

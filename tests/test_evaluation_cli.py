@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from triforce_chat import __version__
 from triforce_chat.cli import app
-from triforce_chat.cli_evaluate import listed
+from triforce_chat.command_line import listed
 from triforce_chat.errors import UsageError
 from triforce_chat.evaluation import answers, perplexity, runs
 from triforce_chat.evaluation.questions import QUESTIONS
@@ -182,7 +182,7 @@ def test_mistakes_are_one_line(shelf: Path, arguments: tuple[str, ...], code: in
 
 def test_lists_of_numbers() -> None:
     assert listed("30,4,30") == [4, 30]
-    assert listed("0.6,0", float) == [0.0, 0.6]
+    assert listed("0.6,0", float, 0) == [0.0, 0.6]
     for wrong in ("", "a", "1,", "-1"):
         with pytest.raises(UsageError, match="not a list"):
             listed(wrong)

@@ -12,8 +12,8 @@ from long_texts import prose
 from schooling import load, save_target
 from typer.testing import CliRunner
 
-from triforce_chat import cli_train
 from triforce_chat.cli import app
+from triforce_chat.command_line import listed
 from triforce_chat.config import Settings
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Event, Text, Verified
@@ -179,10 +179,20 @@ def test_a_place_that_cannot_be_written(shelf: Path, tmp_path: Path, train: Any)
         refused(train(shelf, out), 2, f"--out {out} cannot be written")
 
 
-@pytest.mark.parametrize("lengths", ["", "100", "1,2,3,4", "a,b,c", "0,1,2", "1;2;3", "-1,2,3"])
-def test_wrong_lengths(shelf: Path, tmp_path: Path, lengths: str) -> None:
+NO_NUMBERS = "'{}' is not a list of numbers from 1 on; write for example 1024,8192"
+WRONG_COUNT = "--lengths takes three different numbers, not '{}'"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        *((text, NO_NUMBERS) for text in ("", "a,b,c", "0,1,2", "1;2;3", "-1,2,3")),
+        *((text, WRONG_COUNT) for text in ("100", "1,2,3,4", "1,2,2")),
+    ],
+)
+def test_wrong_lengths(shelf: Path, tmp_path: Path, lengths: str, told: str) -> None:
     result = train_context(shelf, tmp_path / "out", f"--lengths={lengths}")
-    refused(result, 2, f"expected 3 numbers with commas between them, not '{lengths}'")
+    refused(result, 2, told.format(lengths))
     assert not (tmp_path / "out").exists()
 
 
@@ -195,8 +205,8 @@ def test_lengths_in_any_order(shelf: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_any_count_of_lengths_before_an_answer() -> None:
-    assert cli_train.numbers("5") == (5,)
-    assert cli_train.numbers("5, 7,6") == (5, 7, 6)
+    assert listed("5") == [5]
+    assert listed("5, 7,6") == [5, 6, 7]
 
 
 def test_lengths_that_no_document_fits_in(shelf: Path, tmp_path: Path) -> None:

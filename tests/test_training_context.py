@@ -52,7 +52,7 @@ def chats(seed: int = 0) -> list[Row]:
 
 
 def training(loaded: LoadedModel, builder: Builder, folder: Path, **changes: Any) -> ContextTraining:
-    return ContextTraining(loaded, builder, chats(), recipe(chats=3, **changes), folder)
+    return ContextTraining(loaded, builder, chats(), recipe(chats_per_step=3, **changes), folder)
 
 
 def logged(folder: Path) -> list[dict[str, float]]:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat import __version__, cli_evaluate, cli_models, cli_train
+from triforce_chat import __version__, cli_cache, cli_evaluate, cli_models, cli_train
 from triforce_chat.command_line import (
+    Documents,
     Options,
     command,
+    listed,
     open_engine,
     print_json,
     read_all,
@@ -39,14 +41,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(cli_cache.app, name="cache")
 app.add_typer(cli_evaluate.app, name="evaluate")
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_train.app, name="train")
 
-Documents = Annotated[
-    list[str],
-    typer.Argument(metavar="DOC...", help="PDF, EPUB, HTML, Markdown or text; - is standard input."),
-]
 Compare = Annotated[
     bool, typer.Option("--compare-autoregressive", help="Answer again plainly, side by side.")
 ]
@@ -137,7 +136,7 @@ def verify(
     from triforce_chat.wiring import stack_of
 
     names = stacks_to_test(options, engine)
-    stack = stack_of(settings, engine.context)
+    stack = stack_of(settings, target.context)
     text = "\n\n".join(texts) or prompt("verify")
     outcomes = []
     for outcome in verify_stacks(engine, target, text, stack, names, tokens):
@@ -179,7 +178,7 @@ def bench(
     shape = find_shape(inflate) if inflate else None
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
-    lengths, names = numbers(contexts), stacks.split(",")
+    lengths, names = listed(contexts), stacks.split(",")
     for name in names:
         dataclasses.replace(options.settings, stack=name)  # complains about an unknown one
     engine, target, _ = open_engine(options.settings, screen, room=max(lengths) + tokens, shape=shape)
@@ -206,14 +205,6 @@ def bench(
     else:
         screen.out.width = max(screen.out.width, 110)
         screen.out.print(table(sorted(rows, key=lambda row: row.context)))
-
-
-def numbers(text: str) -> list[int]:
-    """Read "1024,8192"."""
-    try:
-        return sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UsageError(f"'{text}' is not a list of numbers; write for example 1024,8192") from None
 
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
@@ -265,7 +256,7 @@ def ignore(_value: dict[str, Any]) -> None:
 
 def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
     """Load the model and put the documents into a conversation: (session, seconds of loading)."""
-    engine, target, seconds = open_engine(options.settings, screen)
+    engine, target, seconds = open_engine(options.settings, screen, remembering=not options.no_cache)
     from triforce_chat.session import Session
 
     session = Session(engine, target, options.settings, options.system)

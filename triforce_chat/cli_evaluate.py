@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.command_line import Options, command, open_engine, print_json, read_all, screen_of
+from triforce_chat.command_line import (
+    Documents,
+    Options,
+    command,
+    listed,
+    open_engine,
+    print_json,
+    read_all,
+    screen_of,
+)
 from triforce_chat.errors import UsageError
 
 if TYPE_CHECKING:
     from triforce_chat.evaluation.runs import Findings
+    from triforce_chat.models.adapter import Adapter
     from triforce_chat.models.load import LoadedModel
     from triforce_chat.ui.terminal import Screen
 
@@ -28,12 +38,11 @@ WINDOW = 8192  # tokens of the short memory that perplexity compares with
 SLACK = 256  # tokens behind a document for a question and its answer
 SHORT = 1024  # tokens for a question without a document, and its answer
 WIDE = 170  # characters that the tables need
-Documents = Annotated[
-    list[str],
-    typer.Argument(metavar="DOC...", help="PDF, EPUB, HTML, Markdown or text; - is standard input."),
-]
 Contexts = Annotated[str, typer.Option(help="Context lengths in tokens.")]
-Reference = Annotated[str, typer.Option(help="Model to compare with; none for no other.")]
+Reference = Annotated[
+    str | None,
+    typer.Option(help="Model to compare with, none for none; an adapter's is its base.", show_default=False),
+]
 
 
 @command(app)
@@ -41,7 +50,7 @@ def perplexity(
     documents: Documents,
     options: Options,
     contexts: Annotated[str, typer.Option(help="Tokens to read; of several the largest.")] = "124928",
-    reference: Reference = "smollm2-135m",
+    reference: Reference = None,
     strides: Annotated[
         str, typer.Option(help="Steps of 8,192-token windows over the farthest positions.")
     ] = "1024,4096",
@@ -55,7 +64,8 @@ def perplexity(
     loaded = open_model(options, options.model, screen)
     from triforce_chat.evaluation import runs
 
-    other = None if reference == "none" else lambda: open_model(options, reference, screen)
+    base = compared(reference, loaded.source.adapter)
+    other = open_model(options, base, screen) if base else None
     tell(options, screen, runs.perplexity(loaded, texts, most, steps, other))
 
 
@@ -80,11 +90,14 @@ def facts(
 
 
 @command(app)
-def questions(options: Options, reference: Reference = "smollm2-135m") -> None:
+def questions(options: Options, reference: Reference = None) -> None:
     """Short everyday questions, put to the model and to the one it was made from."""
     options = quick(options)
     screen = screen_of(options)
-    names = dict.fromkeys([options.model] + ([] if reference == "none" else [reference]))
+    from triforce_chat.models.registry import resolve
+
+    base = compared(reference, resolve(options.model).adapter)
+    names = dict.fromkeys([options.model, *([base] if base else [])])
     each = (dataclasses.replace(options, model=name).settings for name in names)
     engines = (open_engine(settings, screen, room=SHORT)[:2] for settings in each)
     from triforce_chat.evaluation import runs
@@ -104,7 +117,7 @@ def acceptance(
     places: Annotated[int, typer.Option(min=1, help="Places in the documents.")] = 2,
 ) -> None:
     """Expected acceptance of every level on text that the target writes."""
-    lengths, degrees, names = listed(contexts), listed(temperatures, float), policies.split(",")
+    lengths, degrees, names = listed(contexts), listed(temperatures, float, 0), policies.split(",")
     for name in names:
         dataclasses.replace(options.settings, policy=name)  # complains about an unknown one
     for degree in degrees:
@@ -124,15 +137,11 @@ def acceptance(
     tell(options, screen, found)
 
 
-def listed(text: str, kind: Callable[[str], Any] = int) -> list[Any]:
-    """Read "1024,8192": positive numbers or 0, sorted, each once."""
-    try:
-        found = sorted({kind(part) for part in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 0:
-        raise UsageError(f"'{text}' is not a list of numbers; write for example 1024,8192")
-    return found
+def compared(reference: str | None, adapter: Adapter | None) -> str | None:
+    """The model to compare with: the one that was named, else the one below an adapter, if there is one."""
+    if reference is None:
+        return adapter.base if adapter else None
+    return None if reference == "none" else reference
 
 
 def quick(options: Options) -> Options:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, fetch and delete the models that have a name.", no_args_is_help=True)
 
-SCHEMA = 1
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of 'models ls', or its hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
@@ -30,6 +29,7 @@ def list_models(json: Json = False, debug: Debug = False) -> None:
     """List the models that have a name."""
     with failures(debug):
         from triforce_chat.models.presets import PRESETS
+        from triforce_chat.report import SCHEMA
 
         records = [record_of(preset) for preset in PRESETS]
         if json:
@@ -42,6 +42,8 @@ def list_models(json: Json = False, debug: Debug = False) -> None:
 def show(name: Name, json: Json = False, debug: Debug = False) -> None:
     """Show everything that is known of one model."""
     with failures(debug):
+        from triforce_chat.report import SCHEMA
+
         record = record_of(named(name))
         if json:
             print_json({"schema": SCHEMA, **record})
@@ -57,9 +59,11 @@ def pull(
 ) -> None:
     """Download a model and its draft."""
     with failures(debug):
+        from triforce_chat.models.presets import find_preset
+
         preset = named(name)
         screen = screen_of(Options(quiet=quiet))
-        for each in (preset.name, *([preset.draft] if preset.draft else [])):
+        for each in (preset.name, *([preset.draft] if preset.draft and find_preset(preset.draft) else [])):
             fetch(each, screen)
             if not quiet:
                 screen.err.print(f"{each} is here", markup=False)
@@ -81,7 +85,11 @@ def remove(
             raise ModelError(f"{preset.name} is not on this machine")
         size = readable(sum(inventory.size_of(folder) for folder in folders))
         with interruptible():
-            if not yes and not typer.confirm(f"Delete {', '.join(map(str, folders))} ({size})?", err=True):
+            others = ", ".join(inventory.sharing(preset, folders))
+            asked = (
+                f"Delete {', '.join(map(str, folders))} ({size}{', used by ' + others if others else ''})?"
+            )
+            if not yes and not typer.confirm(asked, err=True):
                 raise UsageError("nothing deleted")
         inventory.remove(folders)
 
@@ -109,6 +117,7 @@ def fetch(name: str, screen: Screen) -> None:
 def record_of(preset: Preset) -> dict[str, Any]:
     """What is known of a model, as plain values; ``bytes`` and ``folder`` are None if it is not here."""
     from triforce_chat.models import inventory
+    from triforce_chat.models.presets import short_name
 
     folder = inventory.folder_of(preset)
     return {
@@ -118,8 +127,8 @@ def record_of(preset: Preset) -> dict[str, Any]:
         "repository": preset.repository,
         "parameters": preset.parameters,
         "context": preset.context,
-        "draft": preset.draft,
-        "adapter": preset.adapter,
+        "draft": preset.draft and short_name(preset.draft),
+        "adapter": preset.adapter and short_name(preset.adapter),
         "rope": dict(preset.rope),
         "sampling": dict(preset.sampling),
         "licence": preset.licence,
@@ -140,8 +149,13 @@ def table_of(records: list[dict[str, Any]]) -> Table:
     table.add_column("here", justify="right", no_wrap=True)
     for record in records:
         here = readable(record["bytes"]) if record["downloaded"] else "no"
-        draft = short(record["draft"]) or "lookup"
-        table.add_row(record["name"], record["parameters"], f"{record['context']:,}", draft, here)
+        table.add_row(
+            record["name"],
+            record["parameters"],
+            f"{record['context']:,}",
+            record["draft"] or "lookup",
+            here,
+        )
     return table
 
 
@@ -169,11 +183,6 @@ def details_of(record: dict[str, Any]) -> Table:
 
 def settings(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def short(draft: str | None) -> str | None:
-    """A name fit for a column: the last part of a folder."""
-    return draft.replace("\\", "/").rpartition("/")[2] if draft else None
 
 
 def readable(size: float) -> str:

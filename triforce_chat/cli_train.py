@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.command_line import failures
+from triforce_chat.command_line import failures, listed
 from triforce_chat.config import Settings
 from triforce_chat.errors import UsageError
 
@@ -52,7 +52,10 @@ def context(
 ) -> None:
     """Train an adapter that lets a model read further: YaRN and LoRA."""
     with failures(debug):
-        short, middle, long = sorted(numbers(lengths, 3))
+        found = listed(lengths)
+        if len(found) != 3:
+            raise UsageError(f"--lengths takes three different numbers, not '{lengths}'")
+        short, middle, long = found
         writable(out)
         loaded = load(model, device)
         from triforce_chat.training.context import ContextRecipe
@@ -95,7 +98,7 @@ def draft(
 ) -> None:
     """Distil a small draft from a target."""
     with failures(debug):
-        before = numbers(lengths)
+        before = tuple(listed(lengths))
         writable(out)
         if not (writing or texts):
             raise UsageError("nothing to learn from; give --writing or --texts")
@@ -111,14 +114,6 @@ def draft(
         plan = Generation(minutes=writing, sequences=sequences, lengths=before, texts=texts)
         own, others = books(loaded, data, names), books(loaded, unseen, [])
         train_draft(loaded, own, others, recipe, plan, out, teller())
-
-
-def numbers(text: str, count: int | None = None) -> tuple[int, ...]:
-    """Comma-separated positive numbers. Raises UsageError for anything else, or for another count."""
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) for part in parts) or len(parts) != (count or len(parts)):
-        raise UsageError(f"expected {count or 'some'} numbers with commas between them, not '{text}'")
-    return tuple(int(part) for part in parts)
 
 
 def writable(folder: Path) -> None:

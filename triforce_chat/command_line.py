@@ -31,6 +31,12 @@ def option(help_text: str, panel: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=panel, **more)
 
 
+Documents = Annotated[
+    list[str],
+    typer.Argument(metavar="DOC...", help="PDF, EPUB, HTML, Markdown or text; - is standard input."),
+]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
     """Flags that every command shares."""
@@ -65,6 +71,9 @@ class Options:
     ] = None
     max_tokens: Annotated[int, option("Longest answer.", ANSWER)] = 512
     system: Annotated[str | None, option("System text.", ANSWER)] = None
+    no_cache: Annotated[
+        bool, option("Neither use nor keep what was read of documents on the disk.", ENGINE, "--no-cache")
+    ] = False
     pages: Annotated[str | None, option("Only these pages, as in 1-80,90.", ANSWER)] = None
     password: Annotated[str | None, option("For encrypted documents.", ANSWER)] = None
     json: Annotated[bool, option("Print one JSON object.", OUTPUT, "--json")] = False
@@ -179,11 +188,16 @@ def read_one(path: str, options: Options, pages: str | None, several: bool = Fal
 
 
 def open_engine(
-    settings: Settings, screen: Screen, room: int | None = None, shape: BigShape | None = None
+    settings: Settings,
+    screen: Screen,
+    room: int | None = None,
+    shape: BigShape | None = None,
+    remembering: bool = False,
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model with progress on the screen: (engine, model, seconds).
 
-    What was chosen for the user is said in one line each, unless the screen is bare.
+    ``remembering`` gives the engine the user's library of what was read before. What was chosen for the user
+    is said in one line each, unless the screen is bare.
     """
     from triforce_chat.ui.loading import loading
 
@@ -192,7 +206,12 @@ def open_engine(
     with loading(screen, settings.model) as report:
         from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
 
-        engine, target = load_engine(settings, report, room, notes.append, shape)
+        memory: dict[str, Any] = {}
+        if remembering:
+            from triforce_chat.library.memory import Library
+
+            memory = {"remember": Library.of}
+        engine, target = load_engine(settings, report, room, notes.append, shape, **memory)
     show_notes(notes, screen)
     return engine, target, time.perf_counter() - started
 
@@ -202,3 +221,14 @@ def show_notes(notes: list[str], screen: Screen) -> None:
 
     for line in notes if screen.detail != "bare" else ():
         screen.err.print(clean(line), markup=False, style="dim")
+
+
+def listed(text: str, kind: Callable[[str], Any] = int, least: float = 1) -> list[Any]:
+    """Read "1024,8192": numbers from ``least`` on, sorted, each once. Raises UsageError for anything else."""
+    try:
+        found = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not found[0] >= least:
+        raise UsageError(f"'{text}' is not a list of numbers from {least:g} on; write for example 1024,8192")
+    return found

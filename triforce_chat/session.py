@@ -12,6 +12,7 @@ from triforce_chat.documents import Document, runs
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Comparison, Event, Finished, Side, Tally
 from triforce_chat.engine.exactness import judge
+from triforce_chat.engine.memory import Passage
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.prompts import prompt
@@ -19,6 +20,7 @@ from triforce_chat.ui.conversation import Turn
 from triforce_chat.wiring import sampling_of, stack_of
 
 QUESTION_ROOM = 64  # tokens kept free for a question when a document is added
+END = -2  # stands behind a document while a prompt is put together
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,10 @@ class Exchange:
     question: list[int]
     turn: Turn
 
-    @property
-    def asked(self) -> list[int]:
-        return [token for reading in self.readings for token in reading.ids] + self.question
+
+def laid_out(readings: Sequence[Reading], question: list[int]) -> list[int]:
+    """What a turn asks: documents, each with END behind it, and the question."""
+    return [token for reading in readings for token in (*reading.ids, END)] + question
 
 
 class Session:
@@ -106,7 +109,7 @@ class Session:
     def set_option(self, name: str, value: str) -> None:
         changed = self.settings.with_text(name, value)
         sampling_of(changed, self.loaded)  # complains about what makes no sense
-        options = stack_of(changed, self.engine.context)
+        options = stack_of(changed, self.loaded.context)
         if options != self.engine.options:
             self.engine.restack(options)
         self.settings = changed
@@ -127,8 +130,8 @@ class Session:
     def prefill(self) -> Generator[Event, None, None]:
         """Read the waiting documents into the cache; the question will follow them."""
         mark = [-1]  # stands where the question will be
-        prompt_ids = self._prompt(mark)
-        yield from self.engine.prefill(prompt_ids[: prompt_ids.index(-1)])
+        prompt_ids, passages = self._marked(mark)
+        yield from self.engine.prefill(prompt_ids[: prompt_ids.index(-1)], passages)
 
     def ask(self, question: str) -> Generator[Event, None, None]:
         tally = Tally()
@@ -179,18 +182,27 @@ class Session:
         self.waiting = []
 
     def _request(self, question: str) -> Request:
-        ids = self._prompt(self.format.text(question))
+        ids, passages = self._marked(self.format.text(question))
         self._check_question(len(ids))
         sampling = sampling_of(self.settings, self.loaded)
-        return Request(ids, self.settings.max_tokens, sampling, self.format.stop)
+        return Request(ids, self.settings.max_tokens, sampling, self.format.stop, passages)
 
     def _prompt(self, question: list[int]) -> list[int]:
+        return self._marked(question)[0]
+
+    def _marked(self, question: list[int]) -> tuple[list[int], list[Passage]]:
+        """The prompt, and where its documents end in it."""
         messages = [Message("system", self.format.text(self._system))] if self._system else []
         for exchange in self.exchanges:
-            messages.append(Message("user", exchange.asked))
+            messages.append(Message("user", laid_out(exchange.readings, exchange.question)))
             messages.append(Message("assistant", self._said(exchange.turn)))
-        asked = [token for reading in self.waiting for token in reading.ids] + question
-        return self.format.render([*messages, Message("user", asked)])
+        rendered = self.format.render([*messages, Message("user", laid_out(self.waiting, question))])
+        marks = [at for at, token in enumerate(rendered) if token == END]
+        passages = [
+            Passage(at - before, reading.document.title)
+            for before, (at, reading) in enumerate(zip(marks, self.readings, strict=True))
+        ]
+        return [token for token in rendered if token != END], passages
 
     def _said(self, turn: Turn) -> list[int]:
         """An answer without its end token or stop string: the template writes one of its own."""

@@ -17,6 +17,7 @@ from triforce_chat.engine import attention
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.cache.slab import Shape
 from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.memory import Memory
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.stacks import StackOptions
@@ -25,6 +26,7 @@ from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.memory import free_bytes
+from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Report, unheard
 
 GAMMA = 8  # of a fixed stack
@@ -41,17 +43,27 @@ def unsaid(line: str) -> None:
     """A note that nobody reads."""
 
 
+Remember = Callable[[str, Any], Memory | None]  # (name, model with its weights as they were loaded)
+
+
+def forget(name: str, model: Any) -> Memory | None:  # noqa: ARG001
+    """No memory: every prompt is read anew."""
+    return None
+
+
 def load_engine(
     settings: Settings,
     report: Report = unheard,
     room: int | None = None,
     note: Note = unsaid,
     shape: BigShape | None = None,
+    remember: Remember = forget,
 ) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
 
     ``room`` allocates that many tokens whatever the model was made for: speed can be measured there.
     ``shape`` makes the target that big without changing what it says; the draft stays what it was for it.
+    ``remember`` makes the memory that outlives the engine.
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
     device, dtype = place(settings)
@@ -64,18 +76,25 @@ def load_engine(
     if shape:
         target = inflated(target, shape)
         note(f"{target.name}: as slow as that, and no better than before")
+    memory = remember(target.name, target.model)  # before the runner packs the weights
     runner = Runner(target.model)
     drafter = Runner(draft.model, target.vocab_size) if draft else None
     context = room or chosen_context(settings, target, runner.shape, note)
     try:
         engine = Engine(
-            runner, context, target.eos_ids, decoder(target.tokenizer), drafter, stack_of(settings, context)
+            runner,
+            context,
+            target.eos_ids,
+            decoder(target.tokenizer),
+            drafter,
+            stack_of(settings, target.context),
+            memory,
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise no_memory(context) from error
-    return engine, dataclasses.replace(target, draft=draft.name if draft else None)
+    return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
 
 
 def load_draft(
@@ -94,7 +113,7 @@ def load_draft(
     try:
         draft = load(name, tokenizer=target.tokenizer)
         check_draft(target, draft)
-    except ModelError as error:
+    except (ModelError, OutOfMemory) as error:
         if settings.draft != "auto":
             raise
         note(f"lookup drafts, because the draft model cannot be had: {error}")
@@ -148,11 +167,16 @@ def no_memory(context: int) -> OutOfMemory:
     return OutOfMemory(f"no memory for a cache of {context:,} tokens; choose a smaller --context")
 
 
-def stack_of(settings: Settings, context: int) -> StackOptions:
-    """Settings as the engine's options; the budget grows with the context up to the paper's optimum."""
+def stack_of(settings: Settings, positions: int) -> StackOptions:
+    """Settings as the engine's options; the budget grows with the context up to the paper's optimum.
+
+    ``positions`` is what the model was made for, which counts unless a context was asked for.
+    """
     # The planner decides by the clock, and another plan draws its random numbers in another order.
     name = "lookup" if settings.stack == "auto" and settings.seed is not None else settings.stack
-    budget = settings.budget or max(SMALLEST_BUDGET, min(LARGEST_BUDGET, context // 8))
+    budget = settings.budget or max(
+        SMALLEST_BUDGET, min(LARGEST_BUDGET, (settings.context or positions) // 8)
+    )
     gamma = settings.gamma or (MOST_GAMMA if name == "auto" else GAMMA)
     return StackOptions(
         name=name,

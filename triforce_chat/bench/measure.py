@@ -87,8 +87,7 @@ class Bench:
         return last.total / last.seconds
 
     def _decode(self, ids: Sequence[int], name: str) -> Tally:
-        context = self.engine.context
-        self.engine.restack(stack_of(replace(self.settings, stack=name), context))
+        self.engine.restack(stack_of(replace(self.settings, stack=name), self.loaded.context))
         tally = Tally()
         request = Request(ids, self.tokens, sampling_of(self.settings, self.loaded))
         for event in self.engine.answer(request):

@@ -13,6 +13,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Text
 from triforce_chat.engine.level import Speculative
+from triforce_chat.engine.memory import ROOT, Chunk, Forgetful, Memory, Passage, chunks
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
@@ -33,6 +34,7 @@ class Request:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: Sequence[str] = ()
+    passages: Sequence[Passage] = ()  # of the prompt
 
 
 class Engine:
@@ -46,11 +48,14 @@ class Engine:
         decode: Callable[[Sequence[int]], str],
         draft: Runner | None = None,
         options: StackOptions | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.target, self.draft, self.context = target, draft, context
         self.eos_ids, self.decode = eos_ids, decode
         self.full = FullCache(target.shape, context + SLACK)
         self.cached: list[int] = []  # the ids whose keys and values the full cache holds
+        self.read: list[Chunk] = []  # its first chunks, as far as forwards of whole chunks computed them
+        self.memory = memory or Forgetful()
         self.pending: deque[Event] = deque()
         self.restack(options or StackOptions())
 
@@ -62,33 +67,70 @@ class Engine:
     def _build(self, options: StackOptions) -> Speculative:
         return Builder(self.target, self.full, self.draft, options, self.pending.append).build()
 
-    def prefill(self, prompt: Sequence[int]) -> Iterator[Prefilled]:
+    def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]:
         """Bring the full cache to exactly ``prompt``; may be closed at any chunk and resumed later."""
         started = time.perf_counter()
-        cached = self._reuse(prompt)
-        most = GPU_PREFILL_CHUNK if self.target.device.type == "cuda" else PREFILL_CHUNK
+        self._reuse(prompt)
+        plan, recalled = chunks(prompt, passages, self._most), 0
+        for recalled in self._recall(plan):
+            done = len(self.cached)
+            yield Prefilled(done, len(prompt), done, time.perf_counter() - started, recalled)
+        cached = len(self.cached)
         while True:
             done = len(self.cached)
-            yield Prefilled(done, len(prompt), cached, time.perf_counter() - started)
+            yield Prefilled(done, len(prompt), cached, time.perf_counter() - started, recalled)
             if done == len(prompt):
                 return
-            chunk = list(prompt[done : done + most])
-            self.target.prefill(self._tensor(chunk), self.full)
-            self.cached += chunk
+            self._read_on(prompt, plan)
 
-    def _reuse(self, prompt: Sequence[int]) -> int:
-        """Keep the longest common start of what is cached and ``prompt``; returns its length."""
+    @property
+    def _most(self) -> int:
+        """Tokens of a chunk of the prefill."""
+        return GPU_PREFILL_CHUNK if self.target.device.type == "cuda" else PREFILL_CHUNK
+
+    def _recall(self, plan: Sequence[Chunk]) -> Iterator[int]:
+        """Take chunks from the memory if it goes beyond what is cached; yields how many tokens came so far."""
+        known = self.memory.known(plan) if plan and plan[-1].end > len(self.cached) else 0
+        if not known or plan[known - 1].end <= len(self.cached):
+            return
+        same = sum(mine.lineage == theirs.lineage for mine, theirs in zip(self.read, plan, strict=False))
+        first = plan[same].start
+        self._rollback(first)
+        for chunk in plan[same:known]:
+            if not self.memory.recall(chunk, self.full):
+                return
+            self.full.restored(len(chunk.ids))
+            self.cached += chunk.ids
+            self.read.append(chunk)
+            yield chunk.end - first
+
+    def _read_on(self, prompt: Sequence[int], plan: Sequence[Chunk]) -> None:
+        """Compute up to the next end of a chunk."""
+        done = len(self.cached)
+        chunk = next((each for each in plan if each.end > done), None)
+        ids = list(prompt[done : chunk.end if chunk else len(prompt)])
+        self.target.prefill(self._tensor(ids), self.full)
+        self.cached += ids
+        behind = self.read[-1].lineage if self.read else ROOT
+        if chunk and chunk.start == done and chunk.parent == behind:
+            self.read.append(chunk)
+            self.memory.keep(chunk, self.full)
+
+    def _reuse(self, prompt: Sequence[int]) -> None:
+        """Keep the longest common start of what is cached and ``prompt``."""
         common = 0
         for have, want in zip(self.cached, prompt, strict=False):
             if have != want:
                 break
             common += 1
         self._rollback(common)
-        return common
 
     def _rollback(self, length: int) -> None:
+        self.memory.cut(length)
         self.top.rollback(length)
         del self.cached[length:]
+        while self.read and self.read[-1].end > length:
+            self.read.pop()
 
     def answer(self, request: Request, plain: bool = False) -> Iterator[Event]:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
@@ -99,7 +141,7 @@ class Engine:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()
         cached = 0
-        for progress in self.prefill(request.prompt[:-1]):
+        for progress in self.prefill(request.prompt[:-1], request.passages):
             cached = progress.cached
             yield progress
         ready = time.perf_counter()
@@ -123,7 +165,7 @@ class Engine:
 
         The scores are those of ``Sampler.scores`` at every position, from the full cache.
         """
-        for _ in self.prefill(request.prompt[:-1]):
+        for _ in self.prefill(request.prompt[:-1], request.passages):
             pass
         sampler = Sampler(request.sampling, len(request.prompt))
         history = self._tensor([*request.prompt, *made])

@@ -20,6 +20,7 @@ class Prefilled:
     total: int  # prompt tokens in all
     cached: int  # of these, found in the cache from earlier turns
     seconds: float  # since this prefill began
+    recalled: int = 0  # of the cached ones, those that came from a disk this time
 
 
 @dataclass(frozen=True, slots=True)

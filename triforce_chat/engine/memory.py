@@ -45,21 +45,19 @@ def chunks(prompt: Sequence[int], passages: Sequence[Passage], most: int) -> lis
 
     What would be shorter only because the prompt is over is left out: in a longer prompt it is another chunk.
     """
+    titles = {passage.end: passage.title for passage in passages}
+    borders = sorted(end for end in titles if end > 0)
     made: list[Chunk] = []
     at, lineage = 0, ROOT
-    for passage in [*sorted(passages, key=lambda each: each.end), Passage(len(prompt))]:
-        known = passage.end <= len(prompt)
-        stop = min(passage.end, len(prompt))
-        while at < stop:
-            end = min(at + most, stop)
-            ends_here = end == passage.end and known and passage in passages
-            if end - at < most and not ends_here:
-                return made
-            ids = tuple(prompt[at:end])
-            parent, lineage = lineage, hashlib.sha256(lineage + array("q", ids).tobytes()).digest()
-            made.append(Chunk(at, ids, parent, lineage, passage.title if ends_here else ""))
-            at = end
-    return made
+    while True:
+        border = next((end for end in borders if end > at), at + most)
+        end = min(at + most, border)
+        if end > len(prompt):
+            return made
+        ids = tuple(prompt[at:end])
+        parent, lineage = lineage, hashlib.sha256(lineage + array("q", ids).tobytes()).digest()
+        made.append(Chunk(at, ids, parent, lineage, titles.get(end, "")))
+        at = end
 
 
 class Memory(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from triforce_chat.evaluation.tasks import holds
 
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
 _ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.):])\s*\S", re.MULTILINE)
 
 
@@ -20,10 +21,17 @@ class Question:
     passes: Callable[[str], bool] | None = None  # decides where no list of words can
 
     def right(self, said: str) -> bool:
-        """Whether ``said`` answers the question; whole words, whatever their case."""
+        """Whether ``said`` answers the question: whole words, whatever their case.
+
+        A number must be the first or the last that is said: on the way to a result there may be others.
+        """
         if self.passes is not None:
             return self.passes(said)
-        return any(holds(said, word) for word in self.accepts)
+        numbers = [float(number) for number in _NUMBER.findall(said)]
+        return any(
+            float(each) in (numbers[:1] + numbers[-1:]) if each.isdigit() else holds(said, each)
+            for each in self.accepts
+        )
 
 
 def items(least: int) -> Callable[[str], bool]:

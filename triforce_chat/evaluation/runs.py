@@ -52,21 +52,20 @@ def perplexity(
     texts: Sequence[Document],
     most: int,
     strides: Sequence[int],
-    reference: Callable[[], LoadedModel] | None,
+    other: LoadedModel | None,
 ) -> Findings:
     """Perplexity by position in the first ``most`` tokens, beside a reference's where the text is near."""
     corpus = joined(ChatFormat(loaded.tokenizer), texts, most)
     if len(corpus.ids) < 2:
         raise DoesNotFit("the documents have fewer than 2 tokens; there is nothing to foretell")
+    ids = joined(ChatFormat(other.tokenizer), texts, min(most, NEAR)).ids if other else []
+    if other and ids != corpus.ids[:NEAR]:
+        raise UsageError(f"{other.name} splits text into other tokens; perplexities cannot be compared")
     runner = Runner(loaded.model)
     nats = losses(runner, corpus.ids, FullCache(runner.shape, len(corpus.ids)))
     short = list(windows(runner, corpus.ids, nats, strides))
     near = nats[:0]
-    if reference is not None:
-        other = reference()
-        ids = joined(ChatFormat(other.tokenizer), texts, min(most, NEAR)).ids
-        if ids != corpus.ids[:NEAR]:
-            raise UsageError(f"{other.name} splits text into other tokens; perplexities cannot be compared")
+    if other is not None:
         measured = Runner(other.model)
         near = losses(measured, ids, FullCache(measured.shape, len(ids)))
     found = list(bands(nats, near))
@@ -102,6 +101,7 @@ def acceptance(
     scored = [each for prompt in asked for each in run.measure(prompt)]
     every = rows(scored)
     by = {name: rows(scored, (name, "policy")) for name in DIMENSIONS if name != "policy"}
+    by["context and temperature"] = rows(scored, ("context", "temperature", "policy"))
     notes = [note for length in lengths if (note := remark(length, plan.budget.tokens))]
     record = {
         "draft": loaded.draft,

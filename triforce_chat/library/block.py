@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 ALIGNMENT = 64  # bytes; the header is padded to it
 LONGEST_HEADER = 1 << 20  # bytes
@@ -47,7 +47,9 @@ def save(path: Path, label: Label, parts: Iterable[memoryview]) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         with scratch.open("xb", buffering=0) as file:
-            _write(file, b"\0" * len(_header(label, [0] * label.parts)))  # of the same length as the final one
+            _write(
+                file, b"\0" * len(_header(label, [0] * label.parts))
+            )  # of the same length as the final one
             sums = [_written(file, part) for part in parts]
             file.seek(0)
             _write(file, _header(label, sums))
@@ -119,14 +121,15 @@ def _read_header(file: BinaryIO) -> tuple[Label, list[int]]:
         raise Damaged("header")
     # The seal is intact, so the rest is what this module wrote.
     metadata = json.loads(text)["__metadata__"]
-    label = Label(**{field.name: _value(field.name, metadata[field.name]) for field in fields(Label)})
+    values: dict[str, Any] = {field.name: _value(field.name, metadata[field.name]) for field in fields(Label)}
+    label = Label(**values)
     if os.fstat(file.fileno()).st_size != 8 + length + label.parts * label.part_bytes:
         raise Damaged("length")
     sums = metadata["sums"]
     return label, [int(sums[at : at + 8], 16) for at in range(0, len(sums), 8)]
 
 
-def _value(name: str, text: str) -> object:
+def _value(name: str, text: str) -> Any:
     if name in ("start", "end", "part_bytes"):
         return int(text)
     return tuple(json.loads(text)) if name == "shape" else text

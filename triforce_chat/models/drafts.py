@@ -37,7 +37,9 @@ def _known() -> Iterator[tuple[str, Path]]:
 
 def _suits(folder: Path, target: LoadedModel) -> bool:
     """Whether the tokens are the same; reads no weights."""
-    if size_of(folder) * SMALLER > size_of(target.source.folder):
+    source = target.source
+    size = (source.folder / source.gguf_file).stat().st_size if source.gguf_file else size_of(source.folder)
+    if size_of(folder) * SMALLER > size:
         return False
     try:
         tokenizer, width = _vocabulary(folder)

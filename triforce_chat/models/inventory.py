@@ -9,7 +9,7 @@ from triforce_chat.errors import ModelError
 from triforce_chat.models.cache import MANIFEST, cache_folder
 from triforce_chat.models.fetch import DEFAULT_WHEEL
 from triforce_chat.models.pickles import conversion_folder
-from triforce_chat.models.presets import Preset
+from triforce_chat.models.presets import PRESETS, Preset
 
 
 def folder_of(preset: Preset) -> Path | None:
@@ -35,6 +35,15 @@ def folders_to_remove(preset: Preset) -> list[Path]:
     """Everything that a preset left on the disk: in this program's cache, and in the hub's."""
     hub = [] if preset.repository is None else [_hub_folder(preset.repository)]
     return [folder for folder in (own_folder(preset), *hub) if folder.is_dir()]
+
+
+def sharing(preset: Preset, folders: list[Path]) -> list[str]:
+    """Names of other presets that lose their weights with these folders."""
+    return [
+        other.name
+        for other in PRESETS
+        if other.name != preset.name and not set(folders).isdisjoint(folders_to_remove(other))
+    ]
 
 
 def remove(folders: list[Path]) -> None:

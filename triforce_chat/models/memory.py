@@ -9,6 +9,7 @@ import torch
 MEMINFO = Path("/proc/meminfo")
 # What a container may use and does use, in bytes; version 2 of the kernel's control groups.
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+STATISTICS = Path("/sys/fs/cgroup/memory.stat")
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -30,6 +31,16 @@ def _available() -> int | None:
 
 def _left_in_group() -> int | None:
     try:
-        return max(0, int(LIMIT.read_text("ascii")) - int(USED.read_text("ascii")))
+        used = int(USED.read_text("ascii")) - _file_pages()
+        return max(0, int(LIMIT.read_text("ascii")) - used)
     except (OSError, ValueError):  # no group, or "max"
         return None
+
+
+def _file_pages() -> int:
+    """Bytes of files that the kernel keeps while nobody else wants the memory."""
+    try:
+        lines = STATISTICS.read_text("ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, ValueError, StopIteration):
+        return 0

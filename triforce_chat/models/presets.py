@@ -63,6 +63,11 @@ def shipped(name: str) -> str:
     return str(Path(__file__).parent.parent / "weights" / name)
 
 
+def short_name(name: str) -> str:
+    """A model's name for people: the package's own folders get one without a path."""
+    return {shipped("draft"): "default-draft", shipped("context"): "default-adapter"}.get(name, name)
+
+
 def _lwm(size: str, context: int) -> Preset:
     """Liu et al., arXiv 2402.08268; the longer the context, the larger the published rope_theta."""
     return Preset(

@@ -40,7 +40,7 @@ class ContextRecipe:
     seed: int = 0
     lengths: tuple[int, int, int] = (8_192, 32_768, 124_928)
     tokens: int = 131_072  # of a step
-    chats: int = 8  # self-distilled conversations in every step
+    chats_per_step: int = 8  # self-distilled conversations
 
     def length(self, step: int, progress: float) -> int:
         """Of the sequences of a step: short ones teach to find things, then it has to hold far away too."""
@@ -141,7 +141,7 @@ class ContextTraining:
         figures = self._read(examples)
         if self.chats:
             rng = random.Random(f"{self.recipe.seed}-{self.course.step}-chats")
-            figures |= self._chat(rng.sample(self.chats, min(self.recipe.chats, len(self.chats))))
+            figures |= self._chat(rng.sample(self.chats, min(self.recipe.chats_per_step, len(self.chats))))
         return figures
 
     def _read(self, examples: list[Example]) -> dict[str, Tensor]:

@@ -63,8 +63,10 @@ def reading(tally: Tally) -> list[str]:
     if prefill is None:
         return []
     cached = share(prefill.cached / prefill.total if prefill.total else None)
-    took = duration(prefill.seconds)
-    return [f"read {count(prefill.done, 'token')} in {took}", computed(prefill), f"{cached} from the cache"]
+    place = "disk" if prefill.recalled else "cache"
+    took = f"read {count(prefill.done, 'token')} in {duration(prefill.seconds)}"
+    rates = [computed(prefill)] if prefill.done > prefill.cached else []
+    return [took, *rates, f"{cached} from the {place}"]
 
 
 def summary(tally: Tally) -> list[str]:

@@ -124,7 +124,8 @@ def _prefill_pieces(read: Prefilled) -> list[str]:
     if computed > 0 and read.seconds > 0:
         pieces.append(f"{figures.duration((read.total - read.done) * read.seconds / computed)} left")
     if read.cached:
-        pieces.append(f"{figures.share(read.cached / read.total)} from the cache")
+        place = "disk" if read.recalled else "cache"
+        pieces.append(f"{figures.share(read.cached / read.total)} from the {place}")
     return pieces
 
 

@@ -26,6 +26,10 @@ class QueryRing:
         for at in range(first, first + n):
             self.positions[at % self.size] = at
 
+    def forget(self) -> None:
+        """The positions have other tokens now."""
+        self.positions = [-1] * self.size
+
     def latest(self, length: int, most: int) -> list[int]:
         """Slots of up to ``most`` consecutive positions that end at ``length - 1``."""
         slots: list[int] = []
@@ -65,6 +69,11 @@ class FullCache:
 
     def judged(self, proposed: int, accepted: int) -> None:
         pass
+
+    def restored(self, n: int) -> None:
+        """The next n slots were filled without a forward, so there are no queries of theirs."""
+        self.queries.forget()
+        self.advance(n)
 
     def recent_queries(self, most: int) -> Tensor:
         """Queries of the latest committed tokens: [layers, Hq, up to ``most``, D]."""

@@ -1,0 +1,263 @@
+"""What a library gives back is what a prefill would have computed, bit for bit, or nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Lab, random_model
+from library_desk import CHUNK, Desk, files
+from torch import Tensor
+
+from triforce_chat.config import STACKS
+from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine.events import Tally
+from triforce_chat.engine.memory import ROOT, Forgetful, Passage, chunks
+from triforce_chat.library import block
+from triforce_chat.library.fingerprint import fingerprint
+from triforce_chat.ui import figures
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)
+
+
+def stored(desk: Desk) -> tuple[Tensor, Tensor]:
+    """Keys and values of everything in the full cache."""
+    full = desk.engine.full
+    return full.slab.keys[:, :, : full.length].clone(), full.slab.values[:, :, : full.length].clone()
+
+
+def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_answers_are_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: str) -> None:
+    prompt, ends = lab.text(200), (Passage(150, "A book"),)
+    without = Desk(lab, tmp_path / "none", stack, memory=Forgetful())
+    expected = without.answer(prompt, ends)
+    assert expected[0] == lab.greedy(prompt, 24)
+    assert Desk(lab, tmp_path, stack).answer(prompt, ends) == expected
+    again = Desk(lab, tmp_path, stack)
+    assert again.answer(prompt, ends) == (expected[0], 182)
+    again.engine.settle(prompt)
+    without.engine.settle(prompt)
+    assert same(stored(again), stored(without))
+    assert not files(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("common", "found"), [(0, 0), (31, 0), (32, 32), (95, 64), (149, 128), (150, 150), (181, 150), (182, 182)]
+)
+def test_the_longest_common_start_is_found(lab: Lab, tmp_path: Path, common: int, found: int) -> None:
+    first, ends = lab.text(190), [Passage(150, "A book")]
+    Desk(lab, tmp_path).read(first, ends)
+    other = first[:common] + [(token + 1) % 48 for token in lab.text(250)[common:]]
+    ends = ends if common >= 150 else []
+    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    assert desk.read(other, ends) == found
+    fresh.read(other, ends)
+    assert same(stored(desk), stored(fresh))
+
+
+def test_a_longer_conversation_begins_where_the_last_one_stopped(lab: Lab, tmp_path: Path) -> None:
+    prompt, ends = lab.text(100), [Passage(80, "A book")]
+    first = Desk(lab, tmp_path)
+    said, _ = first.answer(prompt, ends)
+    longer = [*prompt, *said, *lab.text(20, seed=3)]
+    assert Desk(lab, tmp_path).answer(longer, ends) == (lab.greedy(longer, 24), 80)
+    # What was answered was not computed as a prefill computes it, but what was read behind it is kept then.
+    assert Desk(lab, tmp_path).answer([*longer, 1], ends)[1] == 144 - 32
+
+
+def test_what_is_nearer_is_taken_first(lab: Lab, tmp_path: Path) -> None:
+    prompt = lab.text(200)
+    Desk(lab, tmp_path).read(prompt)
+    desk = Desk(lab, tmp_path)
+    desk.read(prompt[:70])
+    assert len(desk.engine.read) == 2
+    seen = [*desk.engine.prefill(prompt)]
+    assert [(each.done, each.cached, each.recalled) for each in seen] == [
+        (96, 96, 32),
+        (128, 128, 64),
+        (160, 160, 96),
+        (192, 192, 128),
+        (192, 192, 128),
+        (200, 192, 128),
+    ]
+    assert desk.engine.cached == prompt
+
+
+def test_an_interrupted_prefill_resumes_in_another_process(lab: Lab, tmp_path: Path) -> None:
+    prompt, desk = lab.text(200), Desk(lab, tmp_path)
+    events = desk.engine.prefill(prompt)
+    while next(events).done < 96:
+        pass
+    events.close()
+    desk.library.writer.finish()
+    assert Desk(lab, tmp_path).read(prompt) == 96
+    assert Desk(lab, tmp_path).read(prompt) == 192
+
+
+def test_slots_that_are_given_away_are_not_written(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer has read half of a block when another prompt takes its place."""
+    halfway, go_on = threading.Event(), threading.Event()
+    save = block.save
+
+    def slow(path: Path, label: block.Label, parts: Iterable[memoryview]) -> None:
+        def paused() -> Iterator[memoryview]:
+            for n, part in enumerate(parts):
+                if n == 2:
+                    halfway.set()
+                    assert go_on.wait(20)
+                yield part
+
+        save(path, label, paused())
+
+    monkeypatch.setattr(block, "save", slow)
+    first, second = lab.text(100), lab.text(100, seed=7)
+    desk = Desk(lab, tmp_path)
+    for _ in desk.engine.prefill(first):
+        pass
+    assert halfway.wait(20)
+    for _ in desk.engine.prefill(second):
+        pass
+    go_on.set()
+    desk.library.writer.finish()
+    monkeypatch.setattr(block, "save", save)
+    assert Desk(lab, tmp_path).read(first) == 0
+    reader, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    assert reader.read(second) == 96
+    fresh.read(second)
+    assert same(stored(reader), stored(fresh))
+
+
+def test_queries_of_what_was_not_computed_are_not_made_up(lab: Lab, tmp_path: Path) -> None:
+    prompt = lab.text(130)
+    Desk(lab, tmp_path).read(prompt)
+    desk = Desk(lab, tmp_path)
+    desk.read(lab.text(135, seed=5))  # its queries lie at the very positions
+    assert desk.read(prompt) == 128
+    assert desk.engine.full.recent_queries(16).shape[2] == 2
+    fresh = Desk(lab, tmp_path / "none", memory=Forgetful())
+    fresh.read(prompt)
+    newest = desk.engine.full.recent_queries(2)
+    assert torch.equal(newest, fresh.engine.full.recent_queries(2))
+
+
+# Which chunks
+
+
+def test_chunks_are_whole_or_end_a_passage() -> None:
+    def spans(length: int, *ends: int) -> list[tuple[int, int, str]]:
+        made = chunks(range(length), [Passage(end, f"to {end}") for end in ends], 10)
+        assert all(chunk.ids == tuple(range(chunk.start, chunk.end)) for chunk in made)
+        assert [chunk.parent for chunk in made] == [ROOT, *(chunk.lineage for chunk in made)][: len(made)]
+        return [(chunk.start, chunk.end, chunk.title) for chunk in made]
+
+    assert spans(9) == spans(0) == spans(0, 0) == []
+    assert spans(10) == [(0, 10, "")]
+    assert spans(29, 13) == [(0, 10, ""), (10, 13, "to 13"), (13, 23, "")]
+    assert spans(13, 13) == [(0, 10, ""), (10, 13, "to 13")]
+    assert spans(25, 20, 10) == [(0, 10, "to 10"), (10, 20, "to 20")]
+    assert spans(25, 22, 21) == [(0, 10, ""), (10, 20, ""), (20, 21, "to 21"), (21, 22, "to 22")]
+    assert spans(19, 40) == [(0, 10, "")]
+
+
+def test_a_longer_prompt_has_the_same_chunks_first() -> None:
+    ends = [Passage(13), Passage(40)]
+    longest = chunks(range(90), ends, 10)
+    for length in range(90):
+        made = chunks(range(length), ends, 10)
+        assert made == longest[: len(made)]
+
+
+def test_the_same_tokens_in_other_chunks_are_something_else() -> None:
+    apart, together = chunks(range(20), [Passage(5)], 10), chunks(range(20), [], 10)
+    assert not {chunk.lineage for chunk in apart} & {chunk.lineage for chunk in together}
+
+
+# Whose keys and values
+
+
+def changed(model: Any, name: str, flip: int) -> Any:
+    """One number of one tensor, a little different."""
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[flip] *= 1.001
+    return model
+
+
+def test_a_fingerprint_is_one_models_own() -> None:
+    def model(**changes: Any) -> Any:
+        torch.manual_seed(3)
+        return random_model(**changes)
+
+    original = fingerprint(model())
+    renamed = model()
+    renamed.config._name_or_path = "elsewhere"
+    assert fingerprint(model()) == fingerprint(renamed) == original
+    others = {
+        "a weight": changed(model(), "model.layers.1.mlp.up_proj.weight", 777),
+        "a token": changed(model(), "model.embed_tokens.weight", 5),
+        "a norm": changed(model(), "model.norm.weight", 31),
+        "dtype": model().bfloat16(),
+        "rope": model(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+        "epsilon": model(rms_norm_eps=1e-3),
+        "architecture": model(architecture="mistral"),
+    }
+    swapped = model()
+    with torch.no_grad():
+        weight = swapped.get_parameter("model.layers.0.mlp.up_proj.weight")
+        weight.copy_(weight.flip(0))
+    others["rows in another order"] = swapped
+    prints = {name: fingerprint(other) for name, other in others.items()}
+    assert len({original, *prints.values()}) == 1 + len(others)
+
+
+def test_large_tensors_count_to_the_last_number() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 50)
+    model.config, model.dtype, model.device = random_model().config, torch.float32, torch.device("cpu")  # type: ignore[assignment]
+    seen = {fingerprint(model)}
+    for flip in (0, 2047, 2048, 14_335, 14_336, 14_999):
+        seen.add(fingerprint(changed(model, "weight", flip)))
+    assert len(seen) == 7
+
+
+def test_an_adapter_makes_another_model(tmp_path: Path) -> None:
+    from tiny_models import save_adapter, save_model
+
+    from triforce_chat.engine import attention
+    from triforce_chat.models.load import load_model
+
+    base = save_model(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", base)
+    attention.register()
+    models = [load_model(str(each), attention=attention.NAME).model for each in (base, adapter, base)]
+    prints = [fingerprint(model) for model in models]
+    assert prints[0] == prints[2] != prints[1]
+
+
+@pytest.mark.parametrize("other", [b"another model", b""])
+def test_another_model_finds_nothing(lab: Lab, tmp_path: Path, other: bytes) -> None:
+    prompt = lab.text(100)
+    Desk(lab, tmp_path).read(prompt)
+    assert Desk(lab, tmp_path, model=other).read(prompt) == 0
+    assert Desk(lab, tmp_path).read(prompt) == 96
+
+
+def test_it_is_told_where_tokens_came_from(lab: Lab, tmp_path: Path) -> None:
+    prompt = lab.text(100)
+    Desk(lab, tmp_path).read(prompt)
+    tally = Tally()
+    for event in Desk(lab, tmp_path).engine.prefill(prompt[:96]):
+        tally.add(event)
+    assert figures.reading(tally)[1:] == ["100 % from the disk"]

@@ -1,0 +1,61 @@
+"""What keys and values depend on besides the tokens, as one short hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from triforce_chat import __version__
+
+LAYOUT = 1  # of the blocks and of what they mean; a new number makes all stored ones strangers
+ROW = 1024  # numbers that are summed together
+# Names that a folder or a library gives to a model, and that its numbers do not depend on.
+NAMES = ("_name_or_path", "transformers_version")
+
+
+def fingerprint(model: Any) -> bytes:
+    """Of a model as it lies in memory, before its weights are packed; reads all of them, once.
+
+    Taken from the loaded numbers and not from files: adapter and dtype are in them already, and a file that is
+    replaced after it was loaded cannot lend its name to another's keys. Every number of every tensor counts, by
+    the sum of its row and the sum of its column, so two trained models share a fingerprint only if somebody
+    constructs them to. The configuration adds the rotary embeddings; the versions and the processor, that the same
+    arithmetic is done. The tokenizer is not in it: keys and values depend on ids, and those are the blocks' names.
+    """
+    digest = hashlib.sha256(json.dumps(_surroundings(model), sort_keys=True, default=str).encode())
+    for name, tensor in _tensors(model):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        for part in _digested(tensor):
+            digest.update(part.cpu().numpy().tobytes())
+    return digest.digest()
+
+
+def _surroundings(model: Any) -> dict[str, Any]:
+    config = {name: value for name, value in model.config.to_dict().items() if name not in NAMES}
+    return {
+        "layout": LAYOUT,
+        "config": config,
+        "dtype": model.dtype,
+        "device": model.device.type,
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "versions": [__version__, torch.__version__, transformers.__version__],
+    }
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _digested(tensor: Tensor) -> Iterator[Tensor]:
+    """Row sums, column sums and the rest of a tensor's bits, taken as 64-bit integers in rows of ``ROW``."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = flat.numel() // (8 * ROW) * 8 * ROW
+    rows = flat[:whole].view(torch.int64).view(-1, ROW)
+    yield from (rows.sum(1), rows.sum(0), flat[whole:])

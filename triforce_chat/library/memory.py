@@ -1,0 +1,184 @@
+"""The engine's memory on a disk: blocks are read when a prompt begins with them and written in the background."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.slab import Shape
+from triforce_chat.engine.memory import ROOT, Chunk
+from triforce_chat.library import block
+from triforce_chat.library.block import Damaged, Label
+from triforce_chat.library.fingerprint import fingerprint
+from triforce_chat.library.shelf import Shelf, users_folder
+
+PATIENCE = 10.0  # seconds that a program which ends waits for what is not written yet
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+
+
+class Library:
+    """Implements ``engine.memory.Memory``; ``model`` is what its fingerprint stands for."""
+
+    def __init__(self, shelf: Shelf, model: bytes, name: str = "") -> None:
+        self.shelf, self.model, self.name = shelf, model, name
+        self.writer = Writer(shelf)
+        self.served = time.time_ns()
+        weakref.finalize(self, self.writer.finish, PATIENCE)
+
+    @staticmethod
+    def of(name: str, model: Any) -> Library:
+        """The user's own library for a model that was just loaded."""
+        return Library(Shelf(users_folder()), fingerprint(model), name)
+
+    def known(self, plan: Sequence[Chunk]) -> int:
+        keys = [self._key(chunk.lineage) for chunk in plan]
+        missing = (n for n, key in enumerate(keys) if not self.shelf.path(key).is_file())
+        return next(missing, len(plan))
+
+    def recall(self, chunk: Chunk, cache: FullCache) -> bool:
+        label = self._label(chunk, cache.shape)
+        part = np.empty(label.part_bytes, np.uint8)
+        try:
+            loaded = block.load(self.shelf.path(label.key), label, part.data)
+            for slots, _ in zip(parts_of(cache, chunk), loaded, strict=True):
+                slots.copy_(torch.from_numpy(part).view(slots.dtype).view(slots.shape))
+        except (OSError, Damaged):
+            self.shelf.discard(label.key)
+            return False
+        self._serve(label)
+        return True
+
+    def keep(self, chunk: Chunk, cache: FullCache) -> None:
+        label = self._label(chunk, cache.shape)
+        self.writer.add(Pending(label, chunk, cache, self._used_ns(label)))
+
+    def cut(self, length: int) -> None:
+        self.writer.cut(length)
+
+    def _serve(self, label: Label) -> None:
+        self.writer.own.add(label.key)
+        self.shelf.touch(label.key, self._used_ns(label))
+
+    def _used_ns(self, label: Label) -> int:
+        """Among blocks of one run the first of a text count as the latest: without them the others are lost."""
+        return self.served - 1000 * label.start
+
+    def _key(self, lineage: bytes) -> str:
+        return "" if lineage == ROOT else hashlib.sha256(self.model + lineage).hexdigest()
+
+    def _label(self, chunk: Chunk, shape: Shape) -> Label:
+        size = (shape.layers, shape.kv_heads, len(chunk.ids), shape.head_dim)
+        return Label(
+            key=self._key(chunk.lineage),
+            parent=self._key(chunk.parent),
+            model=self.name,
+            title=chunk.title,
+            start=chunk.start,
+            end=chunk.end,
+            dtype=DTYPES[shape.dtype],
+            shape=size,
+            part_bytes=shape.kv_heads * len(chunk.ids) * shape.head_dim * shape.dtype.itemsize,
+        )
+
+
+@dataclass(slots=True)
+class Pending:
+    """A chunk that lies in a cache and shall lie on the shelf."""
+
+    label: Label
+    chunk: Chunk
+    cache: FullCache
+    used_ns: int
+    stands: bool = True  # its slots have not been given to other tokens
+
+    def parts(self) -> Iterator[memoryview]:
+        """The bytes of each part; raises Damaged at the end if the slots changed meanwhile."""
+        for slots in parts_of(self.cache, self.chunk):
+            whole = np.ascontiguousarray(slots.view(torch.uint8).cpu().numpy())
+            yield whole.data.cast("B")
+        if not self.stands:
+            raise Damaged("overwritten")
+
+
+class Writer:
+    """Writes what it is given, one block after the other, in a thread that lives while there are any."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.own: set[str] = set()  # keys that this process has read or written: they stay
+        self.queue: deque[Pending] = deque()
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.closed = False
+
+    def add(self, pending: Pending) -> None:
+        with self.lock:
+            self.queue.append(pending)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="library", daemon=True)
+                self.thread.start()
+
+    def cut(self, length: int) -> None:
+        with self.lock:
+            for pending in self.queue:
+                pending.stands = pending.stands and pending.label.end <= length
+
+    def finish(self, patience: float | None = None) -> None:
+        """Wait for what is not written yet, but not longer than that; then the rest stays unwritten."""
+        thread = self.thread
+        try:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(patience)
+        except KeyboardInterrupt:
+            pass  # whoever presses Ctrl-C again does not want to wait
+        finally:
+            self.closed = True
+
+    def _run(self) -> None:
+        self.shelf.sweep()
+        while True:
+            with self.lock:
+                if not self.queue or self.closed:
+                    self.queue.clear()
+                    self.thread = None
+                    return
+                pending = self.queue[0]
+            # A full disk, slots that were given away: what is not kept is read again.
+            with suppress(OSError, Damaged, RuntimeError, MemoryError):
+                self._write(pending)
+            with self.lock:
+                self.queue.popleft()
+
+    def _write(self, pending: Pending) -> None:
+        label = pending.label
+        if not pending.stands or not self._reachable(label):
+            return
+        self.own.add(label.key)
+        path = self.shelf.path(label.key)
+        if not path.is_file():
+            if not self.shelf.make_room(label.part_bytes * label.parts, frozenset(self.own)):
+                return
+            block.save(path, label, pending.parts())
+        self.shelf.touch(label.key, pending.used_ns)
+
+    def _reachable(self, label: Label) -> bool:
+        return not label.parent or self.shelf.path(label.parent).is_file()
+
+
+def parts_of(cache: FullCache, chunk: Chunk) -> Iterator[Tensor]:
+    """Where a chunk lies in a cache: [Hkv, n, D] for every layer's keys, then for every layer's values."""
+    for slab in (cache.slab.keys, cache.slab.values):
+        for layer in range(cache.shape.layers):
+            yield slab[layer, :, chunk.start : chunk.end]
