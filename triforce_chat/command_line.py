@@ -95,18 +95,28 @@ def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., N
 
 def _register(app: typer.Typer, run: Callable[..., None]) -> Callable[..., None]:
     @wraps(run)
-    def called(**given: Any) -> None:
+    def called(invocation: typer.Context, **given: Any) -> None:
         shared = {field.name: given.pop(field.name) for field in dataclasses.fields(Options)}
         with failures(shared["debug"]):
-            run(**given, options=Options(**shared))
+            run(**given, options=Options(**{**shared, **_kept(invocation)}))
 
     own = [p for name, p in inspect.signature(run, eval_str=True).parameters.items() if name != "options"]
     flags = inspect.signature(Options, eval_str=True).parameters.values()
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *flags)]
+    context = inspect.Parameter("invocation", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *flags))]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
     vars(called).pop("__wrapped__")  # the wrapped function's signature is not the command's
     return app.command()(called)
+
+
+def _kept(invocation: typer.Context) -> dict[str, Any]:
+    """What the user keeps in a file or in the environment and did not say otherwise by a flag."""
+    from triforce_chat.preferences import kept
+
+    sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
+    flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return {name: value for name, value in kept().items() if name not in flags}
 
 
 @contextmanager
