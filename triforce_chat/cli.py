@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat import __version__, cli_cache, cli_config, cli_evaluate, cli_models, cli_train
+from triforce_chat import __version__, cli_cache, cli_config, cli_doctor, cli_evaluate, cli_models, cli_train
 from triforce_chat.command_line import (
     Documents,
     Options,
@@ -46,7 +46,6 @@ app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_evaluate.app, name="evaluate")
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_train.app, name="train")
-app.command()(cli_config.paths)
 
 Compare = Annotated[
     bool, typer.Option("--compare-autoregressive", help="Answer again plainly, side by side.")
@@ -207,6 +206,10 @@ def bench(
     else:
         screen.out.width = max(screen.out.width, 110)
         screen.out.print(table(sorted(rows, key=lambda row: row.context)))
+
+
+app.command()(cli_config.paths)
+app.command()(cli_doctor.doctor)
 
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:

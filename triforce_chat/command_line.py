@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.config import POLICIES, STACKS, Settings
+from triforce_chat.cli_complete import among, drafts, models
+from triforce_chat.config import DTYPES, POLICIES, STACKS, Settings
 from triforce_chat.errors import Interrupted, OutOfMemory, TriforceError, UsageError
 
 if TYPE_CHECKING:
@@ -42,23 +43,36 @@ class Options:
     """Flags that every command shares."""
 
     model: Annotated[
-        str, option("Preset name, folder (safetensors or GGUF), .gguf file, or hub id.", ENGINE)
+        str,
+        option(
+            "Preset name, folder (safetensors or GGUF), .gguf file, or hub id.", ENGINE, autocompletion=models
+        ),
     ] = "default"
     draft: Annotated[
         str,
         option(
-            "Draft model with the same vocabulary; auto takes a known one, none leaves it to lookup.", ENGINE
+            "Draft model with the same vocabulary; auto takes a known one, none leaves it to lookup.",
+            ENGINE,
+            autocompletion=drafts,
         ),
     ] = "auto"
-    stack: Annotated[str, option(f"Who drafts for whom: {', '.join(STACKS)}.", ENGINE)] = "auto"
+    stack: Annotated[
+        str, option(f"Who drafts for whom: {', '.join(STACKS)}.", ENGINE, autocompletion=among(STACKS))
+    ] = "auto"
     budget: Annotated[int | None, option("Retrieval cache in tokens.", ENGINE)] = None
     chunk: Annotated[int, option("Tokens that are selected together.", ENGINE)] = 8
-    policy: Annotated[str, option(f"How chunks are scored: {', '.join(POLICIES)}.", ENGINE)] = "mean"
+    policy: Annotated[
+        str, option(f"How chunks are scored: {', '.join(POLICIES)}.", ENGINE, autocompletion=among(POLICIES))
+    ] = "mean"
     gamma: Annotated[int | None, option("Tokens drafted per verification (auto: at most).", ENGINE)] = None
     draft_gamma: Annotated[int, option("Tokens drafted per step of the middle level.", ENGINE)] = 4
     context: Annotated[int | None, option("Context to allocate, in tokens.", ENGINE)] = None
-    device: Annotated[str, option("auto, cpu or cuda.", ENGINE)] = "auto"
-    dtype: Annotated[str, option("auto, float32, float16 or bfloat16.", ENGINE)] = "auto"
+    device: Annotated[
+        str, option("auto, cpu or cuda.", ENGINE, autocompletion=among(("auto", "cpu", "cuda")))
+    ] = "auto"
+    dtype: Annotated[
+        str, option("auto, float32, float16 or bfloat16.", ENGINE, autocompletion=among(DTYPES))
+    ] = "auto"
     temperature: Annotated[float | None, option("0 is greedy.", ANSWER)] = None
     top_p: Annotated[float | None, option("Nucleus: keep this much probability.", ANSWER)] = None
     top_k: Annotated[int, option("Keep this many tokens; 0 keeps all.", ANSWER)] = 0

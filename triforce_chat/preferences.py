@@ -205,4 +205,3 @@ def _check_together(layer: Layer, below: Mapping[str, Any], where: str) -> None:
         Settings(**{name: value for name, value in {**below, **layer.values}.items() if name in names})
     except UsageError as error:
         layer.problems.append(f"{where}: {error}")
-
