@@ -84,10 +84,19 @@ def paths(json: Json = False, debug: Debug = False) -> None:
 
 
 def create(path: Path, text: str) -> None:
-    """Write a new file that only its owner reads."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
+    """Write a new file that only its owner reads. Raises UsageError where that is refused."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        from triforce_chat.folders import CONFIG_VARIABLE
+
+        told = error.strerror or str(error)
+        raise UsageError(
+            f"{path}: cannot be written ({told}); {CONFIG_VARIABLE} names another file"
+        ) from None
 
 
 def open_editor(path: Path) -> None:
