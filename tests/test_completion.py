@@ -113,13 +113,17 @@ def test_a_real_bash_completes_without_torch(tmp_path: Path) -> None:
         f'eval "$({VARIABLE}=source_bash {PROGRAM})"\n'
         f"COMP_WORDS=({PROGRAM} ask --model qwen2); COMP_CWORD=3\n"
         f'_triforce_chat_completion {PROGRAM}; echo "${{COMPREPLY[*]}}"\n'
+        f"{PROGRAM} --install-completion > /dev/null; source ~/.bashrc; complete -p {PROGRAM}\n"
     )
     done = subprocess.run(
         [bash, "--norc", "-c", script],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)},
     )
-    assert (done.stdout, done.stderr) == ("qwen2.5-7b-1m qwen2.5-0.5b\n", "")
+    offered, installed = done.stdout.splitlines()
+    assert offered == "qwen2.5-7b-1m qwen2.5-0.5b"
+    assert installed == f"complete -o default -F _triforce_chat_completion {PROGRAM}"
+    assert done.stderr == ""
     assert (tmp_path / "loaded").read_text() == "False\n"
