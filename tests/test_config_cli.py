@@ -111,6 +111,14 @@ def test_a_broken_file_stops_only_what_needs_it(broken: Path) -> None:
     assert run("cache", "ls").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["summarize x", "chat", "verify", "bench x", *(f"evaluate {kind} x" for kind in ("perplexity", "facts"))],
+)
+def test_every_command_with_flags_reads_the_file(broken: Path, command: str) -> None:
+    assert str(broken) in refusal(run(*command.split()))
+
+
 def test_edit_makes_a_file_that_explains_itself(file: Path, editor: Callable[..., None]) -> None:
     editor("chunk = 4\n")
     done = run("config", "edit")

@@ -119,6 +119,18 @@ def test_a_check_that_crashes_stops_nothing(monkeypatch: pytest.MonkeyPatch, che
     assert told["findings"][-1]["name"] == "terminal"
 
 
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs it cannot be checked; everything else is."""
+    for name in [each for each in sys.modules if each.startswith("triforce_chat.models.memory")] + ["torch"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    done = run("--json")
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert done.exit_code == 5
+    assert {finding["exit_code"] for finding in found.values()} == {0, 5}
+    assert found["gpu"]["told"].startswith("cannot be checked: ")
+    assert found["settings"]["status"] == found["draft"]["status"] == found["terminal"]["status"] == "ok"
+
+
 def test_the_first_problem_gives_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
         Finding("a", "warning", "", "x"),

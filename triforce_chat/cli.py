@@ -200,6 +200,7 @@ def bench(
             "schema": SCHEMA,
             "machine": machine(),
             "command": " ".join(["triforce-chat", *sys.argv[1:]]),
+            "settings": dataclasses.asdict(options.settings),
             "inflated": dataclasses.asdict(shape) if shape else None,
         }
         print_json({**record, "rows": [dataclasses.asdict(row) for row in rows]})

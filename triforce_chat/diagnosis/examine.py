@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from triforce_chat.diagnosis import hardware, software, stores
 from triforce_chat.diagnosis.finding import Finding, problem
-from triforce_chat.errors import TriforceError
+from triforce_chat.errors import ModelError, TriforceError
 
 if TYPE_CHECKING:
     from triforce_chat.ui.terminal import Screen
@@ -41,9 +41,12 @@ def examine(screen: Screen) -> Iterator[Finding]:
 
 def _guarded(check: Check) -> Iterator[Finding]:
     """What the check finds; whatever it raises becomes a finding."""
+    name = getattr(check, "__name__", "terminal").replace("_", " ")
     try:
         yield from check()
     except Exception as error:
-        name = getattr(check, "__name__", "terminal").replace("_", "-")
         told = f"cannot be checked: {software.first_line(error)} ({type(error).__name__})"
-        yield problem(name, told, "please report this", TriforceError)
+        if isinstance(error, ImportError):
+            yield problem(name, told, software.INSTALL, ModelError)
+        else:
+            yield problem(name, told, "please report this", TriforceError)
