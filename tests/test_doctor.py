@@ -319,7 +319,7 @@ def test_settings(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.write_text("chunk = 'x'\ngamma = 'y'\n")
     found = [*stores.settings()]
     assert [seen(finding) for finding in found] == [("problem", 2)] * 3 + [("warning", 0)]
-    assert "TRIFORCE_CHAT_MODLE; did you mean 'TRIFORCE_CHAT_MODEL'" in found[-1].told
+    assert found[-1].told == "no variable 'TRIFORCE_CHAT_MODLE'; did you mean 'TRIFORCE_CHAT_MODEL'?"
 
 
 def test_the_default_model(base: Path) -> None:

@@ -234,7 +234,7 @@ def test_a_mistake_hides_only_itself(file: Path) -> None:
 def test_strange_variables() -> None:
     environment = {"TRIFORCE_CHAT_TEMPRATURE": "1", "TRIFORCE_CHAT_CACHE": "/", "TRIFORCE_CHAT_SEED": "1"}
     assert preferences.strangers(environment) == [
-        "TRIFORCE_CHAT_TEMPRATURE; did you mean 'TRIFORCE_CHAT_TEMPERATURE'?"
+        "no variable 'TRIFORCE_CHAT_TEMPRATURE'; did you mean 'TRIFORCE_CHAT_TEMPERATURE'?"
     ]
 
 

@@ -155,7 +155,7 @@ def strangers(environment: Mapping[str, str]) -> list[str]:
     """Variables that look like settings and are none, each with the name that may be meant."""
     known = [key.variable for key in keys().values()] + [*RESERVED]
     unknown = [name for name in environment if name.startswith(PREFIX) and name not in known]
-    return [f"{name}{_meant(name, known)}" for name in sorted(unknown)]
+    return [f"no variable '{name}'{_meant(name, known)}" for name in sorted(unknown)]
 
 
 def _key(name: str) -> Key:

@@ -1,4 +1,7 @@
-"""All checks, one after the other; none of them can stop the next."""
+"""All checks, one after the other; none of them can stop the next.
+
+Whatever else is kept on the disk adds its check to ``STORES``.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ FEW_BYTES = 2 * 10**9  # the default model needs less than that, and its convers
 NARROW = 60  # columns
 PATIENCE = 10  # seconds for the driver to answer
 BF16 = (8, 0)  # the first compute capability with bfloat16 arithmetic
+SHOWN = {"live": "live panel", "plain": "no live panel", "bare": "answers alone"}
 CUDA_WHEELS = "install a torch for CUDA: https://pytorch.org/get-started/locally"
 
 
@@ -105,4 +106,4 @@ def terminal(screen: Screen) -> Iterator[Finding]:
     elif console.width < NARROW:
         yield warning("terminal", told, f"the live panel wants {NARROW} columns or more")
     else:
-        yield ok("terminal", f"{told}; answers are shown {screen.detail}")
+        yield ok("terminal", f"{told}, {SHOWN[screen.detail]}")

@@ -26,7 +26,7 @@ def settings() -> Iterator[Finding]:
     for told in environment.problems:
         yield problem("settings", told, "correct or unset the variable", UsageError)
     for told in strangers(os.environ):
-        yield warning("settings", f"{told}: no such variable", "correct or unset it")
+        yield warning("settings", told, "correct or unset it")
     if not file.problems and not environment.problems:
         place = str(path) if path.exists() else "no file"
         yield ok("settings", ", ".join([place, *environment.origins.values()]))
