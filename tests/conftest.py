@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,3 +143,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_in_settings() -> Iterator[None]:
+    """Whoever runs the tests may keep settings of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("TRIFORCE_CHAT_") and name != "TRIFORCE_CHAT_CACHE":
+                patch.delenv(name)
+        patch.setenv("TRIFORCE_CHAT_CONFIG", os.devnull)
+        yield

@@ -348,6 +348,7 @@ def test_the_record_names_the_shape() -> None:
     assert told["inflated"] == asdict(OWN_KEYS)
     assert all(row["same_tokens"] for row in told["rows"])
     assert bench()["inflated"] is None
+    assert (told["settings"]["model"], told["settings"]["device"]) == ("tiny", "cpu")
 
 
 @pytest.mark.usefixtures("folder")

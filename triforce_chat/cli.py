@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat import __version__, cli_cache, cli_evaluate, cli_models, cli_train
+from triforce_chat import __version__, cli_cache, cli_config, cli_doctor, cli_evaluate, cli_models, cli_train
 from triforce_chat.command_line import (
     Documents,
     Options,
@@ -42,6 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(cli_cache.app, name="cache")
+app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_evaluate.app, name="evaluate")
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_train.app, name="train")
@@ -199,12 +200,17 @@ def bench(
             "schema": SCHEMA,
             "machine": machine(),
             "command": " ".join(["triforce-chat", *sys.argv[1:]]),
+            "settings": dataclasses.asdict(options.settings),
             "inflated": dataclasses.asdict(shape) if shape else None,
         }
         print_json({**record, "rows": [dataclasses.asdict(row) for row in rows]})
     else:
         screen.out.width = max(screen.out.width, 110)
         screen.out.print(table(sorted(rows, key=lambda row: row.context)))
+
+
+app.command()(cli_config.paths)
+app.command()(cli_doctor.doctor)
 
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
@@ -267,14 +273,13 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
 
 def history_file() -> Path | None:
     """Where questions are remembered; None where nothing can be written."""
-    from platformdirs import user_state_path
+    from triforce_chat.folders import history
 
-    folder = user_state_path("triforce-chat", appauthor=False)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        history().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError:
         return None
-    return folder / "history"
+    return history()
 
 
 def version(wanted: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from triforce_chat.cli_complete import models
 from triforce_chat.command_line import Options, failures, print_json, screen_of
 from triforce_chat.errors import ModelError, UsageError
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, fetch and delete the models that have a name.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of 'models ls', or its hub id.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A name of 'models ls', or its hub id.", autocompletion=models),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 

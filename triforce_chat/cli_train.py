@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from triforce_chat.cli_complete import models
 from triforce_chat.command_line import failures, listed
 from triforce_chat.config import Settings
 from triforce_chat.errors import UsageError
@@ -35,7 +36,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 def context(
     data: Data,
     out: Out,
-    model: Annotated[str, typer.Option(help="Model to stretch.")] = "smollm2-135m",
+    model: Annotated[str, typer.Option(help="Model to stretch.", autocompletion=models)] = "smollm2-135m",
     exclude: Exclude = None,
     start: Annotated[Path | None, typer.Option(help="Adapter to begin with, of the same rank.")] = None,
     factor: Annotated[float, typer.Option(help="Of YaRN, over the model's own positions.")] = 16.0,
@@ -80,7 +81,7 @@ def draft(
     data: Data,
     out: Out,
     unseen: Annotated[list[Path], typer.Option("--unseen", help="Texts that judge and are not trained on.")],
-    model: Annotated[str, typer.Option(help="Target to imitate.")] = "default",
+    model: Annotated[str, typer.Option(help="Target to imitate.", autocompletion=models)] = "default",
     exclude: Exclude = None,
     hidden: Annotated[int, typer.Option(help="Width of the draft.")] = 256,
     layers: Annotated[int, typer.Option(help="Layers of the draft.")] = 3,

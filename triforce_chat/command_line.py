@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.config import POLICIES, STACKS, Settings
+from triforce_chat.cli_complete import among, drafts, models
+from triforce_chat.config import DTYPES, POLICIES, STACKS, Settings
 from triforce_chat.errors import Interrupted, OutOfMemory, TriforceError, UsageError
 
 if TYPE_CHECKING:
@@ -42,23 +43,36 @@ class Options:
     """Flags that every command shares."""
 
     model: Annotated[
-        str, option("Preset name, folder (safetensors or GGUF), .gguf file, or hub id.", ENGINE)
+        str,
+        option(
+            "Preset name, folder (safetensors or GGUF), .gguf file, or hub id.", ENGINE, autocompletion=models
+        ),
     ] = "default"
     draft: Annotated[
         str,
         option(
-            "Draft model with the same vocabulary; auto takes a known one, none leaves it to lookup.", ENGINE
+            "Draft model with the same vocabulary; auto takes a known one, none leaves it to lookup.",
+            ENGINE,
+            autocompletion=drafts,
         ),
     ] = "auto"
-    stack: Annotated[str, option(f"Who drafts for whom: {', '.join(STACKS)}.", ENGINE)] = "auto"
+    stack: Annotated[
+        str, option(f"Who drafts for whom: {', '.join(STACKS)}.", ENGINE, autocompletion=among(STACKS))
+    ] = "auto"
     budget: Annotated[int | None, option("Retrieval cache in tokens.", ENGINE)] = None
     chunk: Annotated[int, option("Tokens that are selected together.", ENGINE)] = 8
-    policy: Annotated[str, option(f"How chunks are scored: {', '.join(POLICIES)}.", ENGINE)] = "mean"
+    policy: Annotated[
+        str, option(f"How chunks are scored: {', '.join(POLICIES)}.", ENGINE, autocompletion=among(POLICIES))
+    ] = "mean"
     gamma: Annotated[int | None, option("Tokens drafted per verification (auto: at most).", ENGINE)] = None
     draft_gamma: Annotated[int, option("Tokens drafted per step of the middle level.", ENGINE)] = 4
     context: Annotated[int | None, option("Context to allocate, in tokens.", ENGINE)] = None
-    device: Annotated[str, option("auto, cpu or cuda.", ENGINE)] = "auto"
-    dtype: Annotated[str, option("auto, float32, float16 or bfloat16.", ENGINE)] = "auto"
+    device: Annotated[
+        str, option("auto, cpu or cuda.", ENGINE, autocompletion=among(("auto", "cpu", "cuda")))
+    ] = "auto"
+    dtype: Annotated[
+        str, option("auto, float32, float16 or bfloat16.", ENGINE, autocompletion=among(DTYPES))
+    ] = "auto"
     temperature: Annotated[float | None, option("0 is greedy.", ANSWER)] = None
     top_p: Annotated[float | None, option("Nucleus: keep this much probability.", ANSWER)] = None
     top_k: Annotated[int, option("Keep this many tokens; 0 keeps all.", ANSWER)] = 0
@@ -95,18 +109,28 @@ def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., N
 
 def _register(app: typer.Typer, run: Callable[..., None]) -> Callable[..., None]:
     @wraps(run)
-    def called(**given: Any) -> None:
+    def called(invocation: typer.Context, **given: Any) -> None:
         shared = {field.name: given.pop(field.name) for field in dataclasses.fields(Options)}
         with failures(shared["debug"]):
-            run(**given, options=Options(**shared))
+            run(**given, options=Options(**{**shared, **_kept(invocation)}))
 
     own = [p for name, p in inspect.signature(run, eval_str=True).parameters.items() if name != "options"]
     flags = inspect.signature(Options, eval_str=True).parameters.values()
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *flags)]
+    context = inspect.Parameter("invocation", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *flags))]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
     vars(called).pop("__wrapped__")  # the wrapped function's signature is not the command's
     return app.command()(called)
+
+
+def _kept(invocation: typer.Context) -> dict[str, Any]:
+    """What the user keeps in a file or in the environment and did not say otherwise by a flag."""
+    from triforce_chat.preferences import kept
+
+    sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
+    flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return {name: value for name, value in kept().items() if name not in flags}
 
 
 @contextmanager

@@ -76,6 +76,15 @@ def is_intact(folder: Path, source: str) -> bool:
     return True
 
 
+def damaged(folder: Path, source: str) -> list[str]:
+    """Names of files that are not as the manifest says; all are read whole. An unusable manifest names itself."""
+    try:
+        records = _read_manifest(folder, source)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [MANIFEST]
+    return [name for name, record in records.items() if not _is_whole(folder / name, record)]
+
+
 def sha256_of(path: Path) -> str:
     """The file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
@@ -107,6 +116,13 @@ def _matches(path: Path, record: Record) -> bool:
     if stat.st_size <= SMALL_BYTES or stat.st_mtime_ns != record.mtime_ns:
         return sha256_of(path) == record.sha256
     return _head(path) == record.head
+
+
+def _is_whole(path: Path, record: Record) -> bool:
+    try:
+        return path.stat().st_size == record.size and sha256_of(path) == record.sha256
+    except OSError:
+        return False
 
 
 def _read_manifest(folder: Path, source: str) -> dict[str, Record]:

@@ -1,0 +1,96 @@
+"""Versions: Python, torch and everything else that this program stands on."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from importlib import import_module, metadata
+
+from triforce_chat import __version__
+from triforce_chat.diagnosis.finding import Finding, ok, problem, warning
+from triforce_chat.errors import ModelError
+
+PACKAGE = "triforce-chat"
+INSTALL = "pip install --upgrade triforce-chat"
+
+
+def python() -> Iterator[Finding]:
+    place = f"{platform.python_version()}, {sys.executable}"
+    yield ok("triforce-chat", f"{__version__}, {platform.system()} {platform.machine()}")
+    yield ok("python", place)
+
+
+def torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:
+        yield problem("torch", f"cannot be imported: {first_line(error)}", INSTALL, ModelError)
+        return
+    onednn = "oneDNN" if torch.backends.mkldnn.is_available() else "no oneDNN"
+    capability = torch.backends.cpu.get_cpu_capability()
+    yield ok("torch", f"{torch.__version__}, {capability}, {torch.get_num_threads()} threads, {onednn}")
+
+
+def transformers() -> Iterator[Finding]:
+    try:
+        found = import_module("transformers")
+    except Exception as error:
+        yield problem("transformers", f"cannot be imported: {first_line(error)}", INSTALL, ModelError)
+        return
+    yield ok("transformers", found.__version__)
+
+
+def dependencies() -> Iterator[Finding]:
+    """Each requirement of the package's metadata against what is installed; wrong ones get their own lines."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
+    except metadata.PackageNotFoundError:
+        yield warning("packages", "not checked, because the program runs from a folder", "pip install .")
+        return
+    fitting = []
+    for each in wanted:
+        if each.marker and not each.marker.evaluate({"extra": ""}):
+            continue
+        found = installed(each.name)
+        if found is None:
+            yield problem("packages", f"{each.name} is missing", f"pip install '{each}'", ModelError)
+        elif not each.specifier.contains(found, prereleases=True):
+            told = f"{each.name} {found} is installed, {each.specifier} is required"
+            yield warning("packages", told, f"pip install '{each}'")
+        else:
+            fitting.append(f"{each.name} {found}")
+    yield ok("packages", ", ".join(fitting))
+
+
+def flash_attention() -> Iterator[Finding]:
+    """Optional: where it cannot be used, torch's own kernels serve."""
+    import torch
+
+    name, found = "flash-attn", installed("flash-attn")
+    if found is None:
+        why = "not installed" if torch.cuda.is_available() else "not installed, and no GPU to use it"
+        yield ok(name, f"{why}: torch's own kernels serve")
+        return
+    try:
+        import_module("flash_attn")
+    except Exception as error:
+        told = f"{found} cannot be imported: {first_line(error)}"
+        yield warning(name, told, "build it for this torch, or uninstall it: torch's own kernels serve")
+        return
+    yield ok(name, found if torch.cuda.is_available() else f"{found}, but no GPU to use it")
+
+
+def installed(name: str) -> str | None:
+    """A package's version; None without it."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, short enough for a line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
