@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,14 +148,20 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     assert package - own == {f"triforce_chat{end}" for end in ends}
 
 
+def processor_seconds() -> float:
+    """What the programs that this one started have used so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["ask", "--help"], ["bench", "--help"], ["--version"]])
 def test_help_answers_in_a_blink(arguments: list[str]) -> None:
     took, shown = [], ""
     for _ in range(3):
-        started = time.perf_counter()
+        started = processor_seconds()  # not the clock's: others may be at work on the machine
         command = [sys.executable, "-X", "importtime", "-m", "triforce_chat", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        took.append(time.perf_counter() - started)
+        took.append(processor_seconds() - started)
         shown = done.stderr
     assert min(took) < BLINK
     loaded = {line.rpartition("|")[2].strip() for line in shown.splitlines()}
