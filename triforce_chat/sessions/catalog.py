@@ -18,6 +18,7 @@ from triforce_chat.sessions.values import (
     Past,
     Record,
     document_of,
+    storable,
     tally_of,
     unpacked,
 )
@@ -36,10 +37,11 @@ class Catalog:
     def headings(self) -> list[Heading]:
         """All sessions, the last used first."""
         found = self._database.rows(
-            "SELECT id, name, model, created, used, (SELECT count(*) FROM turns WHERE session = sessions.id) "
+            "SELECT id, name, model, created, used, "
+            "(SELECT count(*) FROM turns WHERE session = sessions.id) AS turns "
             "FROM sessions ORDER BY used DESC, id DESC"
         )
-        return [Heading(*row, self._titles(row["id"])) for row in found]
+        return [Heading(**dict(row), titles=self._titles(row["id"])) for row in found]
 
     def find(self, name: str) -> Heading:
         """Raises UsageError when there is no session of that name."""
@@ -166,7 +168,8 @@ class Catalog:
 
 def fts_query(text: str) -> str:
     """What a user typed as a query in which nothing is an operator. Raises UsageError when there is no word."""
-    terms = [phrase or word for phrase, word in re.findall(r'"([^"]+)"|([^\s"]+)', text)]
+    found = re.findall(r'"([^"]+)"|([^\s"]+)', storable(text).replace("\0", " "))
+    terms = [phrase or word for phrase, word in found]
     terms = [term for term in terms if re.search(r"[^\W_]", term)]
     if not terms:
         raise UsageError("name a word to search for")
