@@ -108,4 +108,4 @@ class Sessions(RuleBasedStateMachine):
 
 
 TestSessions = Sessions.TestCase
-TestSessions.settings = settings(max_examples=20, stateful_step_count=12, deadline=None, derandomize=True)
+TestSessions.settings = settings(max_examples=12, stateful_step_count=12, deadline=None, derandomize=True)

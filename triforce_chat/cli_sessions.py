@@ -81,8 +81,10 @@ def fork(
     debug: Debug = False,
 ) -> None:
     """Copy a session, to go on in the copy; prints the copy's name."""
+    from triforce_chat.ui.clean import clean
+
     with failures(debug), opened() as catalog:
-        typer.echo(catalog.fork(name, new))
+        typer.echo(clean(catalog.fork(name, new)))
 
 
 @app.command("rm")

@@ -130,7 +130,8 @@ class Recorded:
         scribe.complain()
 
     def _begin(self, scribe: Scribe, question: str) -> None:
-        scribe.begin(self._current(), question, self._encode(question), self._answerer())
+        session, ids = self._current(), self._encode(question)
+        scribe.turn = self._store.begin(session, question, ids, self.system, self._answerer())
 
     def _newest(self) -> Turn | None:
         return self._inner.turns[-1] if self._inner.turns else None
@@ -151,7 +152,7 @@ class Scribe:
     def __init__(self, store: Store, instead: int | None) -> None:
         """``instead`` is the turn that this one replaces as soon as something is said."""
         self._store, self._instead = store, instead
-        self._turn: int | None = None
+        self.turn: int | None = None  # once it is begun
         self._pieces = 0
         self._failure: StateError | None = None
 
@@ -164,25 +165,22 @@ class Scribe:
 
     @property
     def begun(self) -> bool:
-        return self._turn is not None or self._failure is not None
-
-    def begin(self, session: int, question: str, ids: Sequence[int], answerer: Answerer) -> None:
-        self._turn = self._store.begin(session, question, ids, answerer)
+        return self.turn is not None or self._failure is not None
 
     def hear(self, event: object) -> None:
-        if self._turn is None or not isinstance(event, Text):
+        if self.turn is None or not isinstance(event, Text):
             return
         if not self._pieces:
-            self._store.begin_answer(self._turn, self._instead)
-        self._store.say(self._turn, self._pieces, event)
+            self._store.begin_answer(self.turn, self._instead)
+        self._store.say(self.turn, self._pieces, event)
         self._pieces += 1
 
     def end(self, kept: Turn | None) -> None:
         """``kept`` is what the conversation remembers of it; None: nothing."""
-        if self._turn is not None and kept is not None:
-            self._store.end(self._turn, kept)
-        elif self._turn is not None:
-            self._store.unanswered(self._turn)
+        if self.turn is not None and kept is not None:
+            self._store.end(self.turn, kept)
+        elif self.turn is not None:
+            self._store.unanswered(self.turn)
 
     def complain(self) -> None:
         """Raises StateError if something could not be written."""

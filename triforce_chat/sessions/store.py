@@ -79,15 +79,14 @@ class Store:
             *(time.time(), storable(system), answerer.model, json.dumps(answerer.settings), session),
         )
 
-    def begin(self, session: int, question: str, ids: Sequence[int], answerer: Answerer) -> int:
+    def begin(self, session: int, question: str, ids: Sequence[int], system: str, answerer: Answerer) -> int:
         """A question was put; returns the turn."""
         with self.database.transaction():
-            now = time.time()
-            self.database.rows("UPDATE sessions SET used = ? WHERE id = ?", now, session)
+            self.update(session, system, answerer)
             return self.database.insert(
                 "INSERT INTO turns (session, asked, model, vocabulary, question, question_ids) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
-                *(session, now, answerer.model, answerer.vocabulary, storable(question), packed(ids)),
+                *(session, time.time(), answerer.model, answerer.vocabulary, storable(question), packed(ids)),
             )
 
     def begin_answer(self, turn: int, instead: int | None = None) -> None:
