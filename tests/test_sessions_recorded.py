@@ -61,6 +61,15 @@ def test_a_turn_comes_back_as_it_was(store: Store) -> None:
     assert (record.past[0].vocabulary, record.settings) == ("abc", {"temperature": 0.5})
 
 
+def test_every_piece_is_kept_before_it_is_shown(store: Store) -> None:
+    talk, _ = chat(store, LONG, name="one")
+    shown = ""
+    for event in talk.ask("Why?"):
+        shown += event.text if isinstance(event, Text) else ""
+        assert said(kept(store)) == [("Why?", shown)]
+    assert shown == LONG
+
+
 def test_an_interrupted_answer_is_kept(store: Store) -> None:
     talk, inner = chat(store, LONG, name="one")
     stopped(talk, "Why?")

@@ -123,7 +123,7 @@ class Catalog:
             "(SELECT count(*) FROM turns AS earlier WHERE earlier.session = turns.session "
             "AND earlier.id <= turns.id) "
             "FROM words JOIN turns ON turns.id = words.rowid JOIN sessions ON sessions.id = turns.session "
-            "WHERE words MATCH ? ORDER BY bm25(words), turns.id DESC LIMIT ?",
+            "WHERE words MATCH ? ORDER BY rank LIMIT ?",
             *(EXCERPT, query, HITS),
         )
         return [Hit(name, number, asked, question, said) for name, asked, question, said, number in found]

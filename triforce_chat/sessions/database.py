@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,11 +51,24 @@ class Database:
                 f"{self.path} was written by a later triforce-chat (version {version}, this one knows {known}); "
                 "update this program; the file was left as it is"
             )
-        for setting in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+        self._write_ahead()
+        for setting in ("synchronous = NORMAL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {setting}")
         if version < known:
             with self.transaction():  # another process may have done it meanwhile: migrate looks again
                 schema.migrate(self._connection)
+
+    def _write_ahead(self) -> None:
+        """Switch the mode; where two processes make the file at once, SQLite does not wait by itself."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def rows(self, sql: str, *values: object) -> list[Any]:
         """What one statement gives; a statement that writes is committed when this returns."""
