@@ -5,22 +5,35 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat import __version__, cli_cache, cli_config, cli_doctor, cli_evaluate, cli_models, cli_train
+from triforce_chat import (
+    __version__,
+    cli_cache,
+    cli_config,
+    cli_doctor,
+    cli_evaluate,
+    cli_models,
+    cli_sessions,
+    cli_train,
+)
 from triforce_chat.command_line import (
     Documents,
     Options,
     command,
+    given,
     listed,
     open_engine,
     print_json,
     read_all,
     read_one,
     screen_of,
+    show_notes,
+    show_warning,
 )
 from triforce_chat.config import STACKS
 from triforce_chat.errors import ExactnessError, Interrupted, UsageError
@@ -45,6 +58,7 @@ app.add_typer(cli_cache.app, name="cache")
 app.add_typer(cli_config.app, name="config")
 app.add_typer(cli_evaluate.app, name="evaluate")
 app.add_typer(cli_models.app, name="models")
+app.add_typer(cli_sessions.app, name="sessions")
 app.add_typer(cli_train.app, name="train")
 
 Compare = Annotated[
@@ -86,27 +100,39 @@ def is_document(text: str) -> bool:
 
 @command(app)
 def chat(
+    typed: typer.Context,
     options: Options,
     documents: Annotated[list[str] | None, typer.Argument(metavar="[DOC...]", help="To begin with.")] = None,
+    last: Annotated[bool, typer.Option("--continue", "-c", help="Go on with the last session.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--session", metavar="NAME", help="Go on with this session, or begin it.")
+    ] = None,
 ) -> None:
     """Talk about documents, turn by turn; /help lists the commands."""
+    from triforce_chat.sessions.desk import Desk
     from triforce_chat.ui.repl import Labels, Repl
 
     if options.json or options.jsonl:
         raise UsageError("--json and --jsonl go with ask and summarize")
+    if last and name is not None:
+        raise UsageError("--continue goes on with the last session; leave it out to name one with --session")
     interactive = sys.stdin is not None and sys.stdin.isatty()
     if "-" in (documents or []):
         raise UsageError("chat reads your questions from standard input; give it the document as a file")
     screen = screen_of(options)
-    session, _ = open_session(read_all(documents or [], options, screen), options, screen)
-    repl = Repl(
-        session,
-        lambda path, pages: read_one(path, options, pages),
-        screen,
-        lambda: Labels(options.model, session.settings.stack),
-        history_file(),
-    )
-    code = repl.run() if interactive else repl.run_lines(sys.stdin or ())
+    texts = read_all(documents or [], options, screen)
+    with Desk(name, last, partial(show_warning, options, screen)) as desk:
+        options = desk.options(options, given(typed))
+        session, _ = open_session([], options, screen)
+        repl = Repl(
+            desk.conversation(session, texts, lambda line: show_notes([line], screen)),
+            lambda path, pages: read_one(path, options, pages),
+            screen,
+            lambda: Labels(options.model, session.settings.stack),
+            history_file(),
+            desk.known,
+        )
+        code = repl.run() if interactive else repl.run_lines(sys.stdin or ())
     if code:
         raise typer.Exit(code)
 

@@ -193,10 +193,8 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
         raise UsageError("standard input can be read only once")
     documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
     for document in documents:
-        if document.warning and not options.quiet:
-            from triforce_chat.ui.clean import clean
-
-            screen.err.print(f"{clean(document.title)}: {document.warning}", markup=False, style="yellow")
+        if document.warning:
+            show_warning(options, screen, f"{document.title}: {document.warning}")
     return documents
 
 
@@ -245,6 +243,19 @@ def show_notes(notes: list[str], screen: Screen) -> None:
 
     for line in notes if screen.detail != "bare" else ():
         screen.err.print(clean(line), markup=False, style="dim")
+
+
+def show_warning(options: Options, screen: Screen, line: str) -> None:
+    if not options.quiet:
+        from triforce_chat.ui.clean import clean
+
+        screen.err.print(clean(line), markup=False, style="yellow", soft_wrap=True)
+
+
+def given(context: typer.Context) -> set[str]:
+    """The options that stand on the command line, as ``Options`` names them."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def listed(text: str, kind: Callable[[str], Any] = int, least: float = 1) -> list[Any]:

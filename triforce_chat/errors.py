@@ -17,6 +17,10 @@ class UsageError(TriforceError):
     exit_code = 2
 
 
+class StateError(TriforceError):
+    """What was kept between runs cannot be read or written."""
+
+
 class DocumentError(TriforceError):
     """A document cannot be read or holds no text."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.config import CHANGEABLE, Settings
@@ -16,6 +19,7 @@ from triforce_chat.engine.memory import Passage
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.prompts import prompt
+from triforce_chat.sessions.values import Past
 from triforce_chat.ui.conversation import Turn
 from triforce_chat.wiring import sampling_of, stack_of
 
@@ -99,6 +103,12 @@ class Session:
     def context_limit(self) -> int:
         return self.engine.context
 
+    @cached_property
+    def vocabulary(self) -> str:
+        """A hash of what token ids mean."""
+        tokens = sorted(self.loaded.tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
+
     def options(self) -> dict[str, str]:
         shown = sampling_of(self.settings, self.loaded)
         values = {name: getattr(shown, name, getattr(self.settings, name, None)) for name in CHANGEABLE}
@@ -126,6 +136,25 @@ class Session:
 
     def clear(self) -> None:
         self.waiting, self.exchanges = self.readings, []
+
+    def restore(self, past: Sequence[Past], waiting: Sequence[Document]) -> int:
+        """Take up turns of an earlier run; returns how many had to be tokenized anew. Raises DoesNotFit."""
+        foreign = [each.vocabulary != self.vocabulary for each in past]
+        self.exchanges = [self._recalled(*each) for each in zip(past, foreign, strict=True)]
+        self.waiting = [self._read(document) for document in waiting]
+        if self.context_used > self.context_limit:
+            raise DoesNotFit(
+                f"the session has {self.context_used:,} tokens, but the context holds {self.context_limit:,}; "
+                "choose a longer --context or a model that has one"
+            )
+        return sum(foreign)
+
+    def _recalled(self, past: Past, foreign: bool) -> Exchange:
+        readings, turn = tuple(map(self._read, past.documents)), past.turn
+        if not foreign:
+            return Exchange(readings, list(past.question_ids), turn)
+        tally = replace(turn.tally, token_ids=self.format.text(turn.answer))
+        return Exchange(readings, self.format.text(turn.question), replace(turn, tally=tally))
 
     def prefill(self) -> Generator[Event, None, None]:
         """Read the waiting documents into the cache; the question will follow them."""

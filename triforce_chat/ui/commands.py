@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,17 @@ PAGES = re.compile(r"\d+(-\d*)?(,\d+(-\d*)?)*")
 USAGE = re.compile(r"Usage: (.*)")
 ReadDocument = Callable[[str, str | None], Document]
 Choice = tuple[str, str]  # what may be typed, and what it means
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A session that was kept."""
+
+    name: str
+    turns: int
+    titles: tuple[str, ...]  # of its documents
+    used: float  # seconds since the epoch
+    here: bool  # this chat is written to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +67,12 @@ class Commands:
         read_document: ReadDocument,
         screen: Screen,
         show: Callable[[Iterator[Event]], None],
+        sessions: Callable[[], Sequence[Known]] = tuple,
     ) -> None:
         self.leaving = False
         self.last: Tally | None = None  # of the last answer
         self._conversation, self._read_document = conversation, read_document
-        self._screen, self._show = screen, show
+        self._screen, self._show, self._sessions = screen, show, sessions
         self._saved: set[Path] = set()
         methods = (getattr(self, name) for name in vars(Commands) if name.startswith("cmd_"))
         self.all = {command.name: command for command in map(Command.of, methods)}
@@ -185,13 +198,27 @@ class Commands:
         self._saved.add(path.resolve())
         self._say(f"wrote {figures.count(len(self._conversation.turns), 'turn')} to {path}")
 
+    def cmd_sessions(self, _arguments: str) -> None:
+        """List the sessions; * is this one."""
+        known = self._sessions()
+        table = _table("session", "turns", "used", "documents")
+        table.columns[-1].justify = "left"
+        for each in known:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
+            cells = (f"{each.name}{' *' * each.here}", f"{each.turns:,}", used, ", ".join(each.titles))
+            table.add_row(*(Text(clean(cell)) for cell in cells))
+        if known:
+            self._screen.notes.print(table)
+        if not any(each.here for each in known):
+            self._say("this chat becomes a session with its first question")
+
     def cmd_tokens(self, _arguments: str) -> None:
         """Show how much of the context is used."""
         used, limit = self._conversation.context_used, self._conversation.context_limit
         self._say(f"context {figures.context(used, limit)}, {max(0, limit - used):,} left")
 
     def cmd_clear(self, _arguments: str) -> None:
-        """Forget what was said; the documents stay."""
+        """Forget what was said, which its session keeps; the documents stay."""
         self._conversation.clear()
         self._say("forgot what was said; the documents stay")
 

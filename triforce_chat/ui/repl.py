@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from triforce_chat.errors import INTERRUPTED, TriforceError
 from triforce_chat.ui import figures
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean
-from triforce_chat.ui.commands import Commands, ReadDocument
+from triforce_chat.ui.commands import Commands, Known, ReadDocument
 from triforce_chat.ui.conversation import Conversation
 from triforce_chat.ui.prompt import is_command, message, prompt_session
 from triforce_chat.ui.terminal import Leave, Screen
@@ -46,10 +46,11 @@ class Repl:
         screen: Screen,
         labels: Callable[[], Labels],
         history: Path | None = None,
+        sessions: Callable[[], Sequence[Known]] = tuple,
     ) -> None:
         self.exit_code = 0  # of the last thing that went wrong
         self._conversation, self._screen, self._labels = conversation, screen, labels
-        self._commands = Commands(conversation, read_document, screen, self._show)
+        self._commands = Commands(conversation, read_document, screen, self._show, sessions)
         self._history = history
 
     def run(self, keyboard: Input | None = None, output: Output | None = None) -> int:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from triforce_chat.documents import Document
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
-from triforce_chat.ui.conversation import Conversation, Turn
+from triforce_chat.ui.conversation import Turn
 
 
-def transcript(conversation: Conversation) -> str:
+class Told(Protocol):
+    """What of a conversation goes into a transcript."""
+
+    @property
+    def documents(self) -> Sequence[Document]: ...
+    @property
+    def turns(self) -> Sequence[Turn]: ...
+    @property
+    def system(self) -> str: ...
+
+
+def transcript(conversation: Told, heading: str = "Conversation") -> str:
     """Documents, system text and every turn; questions as quotations, answers as they are."""
-    return "\n".join(_parts(conversation)) + "\n"
+    return "\n".join(_parts(conversation, heading)) + "\n"
 
 
-def _parts(conversation: Conversation) -> Iterator[str]:
-    yield "# Conversation\n"
+def _parts(conversation: Told, heading: str) -> Iterator[str]:
+    yield f"# {clean(heading)}\n"
     yield from (f"- {describe(document)}" for document in conversation.documents)
     if conversation.system:
         yield f"\nSystem: {clean(conversation.system)}"
