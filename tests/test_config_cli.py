@@ -171,6 +171,7 @@ def test_paths(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         "data": str(tmp_path / "DATA" / "triforce-chat"),
         "state": str(tmp_path / "STATE" / "triforce-chat"),
         "history": str(tmp_path / "STATE" / "triforce-chat" / "history"),
+        "sessions": str(tmp_path / "STATE" / "triforce-chat" / "sessions.db"),
         "cache": str(tmp_path / "cache"),
         "models": str(tmp_path / "cache" / "models"),
         "kv": str(tmp_path / "cache" / "kv"),

@@ -26,6 +26,7 @@ from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
 from triforce_chat.models.cache import seal
 from triforce_chat.models.fetch import DEFAULT_WHEEL
+from triforce_chat.sessions.store import Store, users_file
 from triforce_chat.ui.terminal import Screen
 
 NAMES = [
@@ -394,3 +395,16 @@ def test_documents(cache: Path) -> None:
     assert seen(finding) == ("warning", 0)
     assert finding.told == f"1 of 1 files are damaged or useless (12 B) in {cache / 'kv'}"
     assert finding.advice == "triforce-chat cache gc"
+
+
+def test_sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert only(stores.sessions()).told == "none kept yet"
+    Store(users_file()).close()
+    assert only(stores.sessions()).told.startswith(f"0 in {users_file()} (")
+    with users_file().open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * 4000)
+    finding = only(stores.sessions())
+    assert seen(finding) == ("problem", 1)
+    assert finding.told.startswith(f"{users_file()}: ")

@@ -38,12 +38,14 @@ def all_paths() -> dict[str, Path]:
 
     from triforce_chat.library.shelf import users_folder
     from triforce_chat.models.cache import cache_folder
+    from triforce_chat.sessions.store import users_file
 
     return {
         "config": config_file(),
         "data": data_folder(),
         "state": state_folder(),
         "history": history(),
+        "sessions": users_file(),
         "cache": cache_folder(),
         "models": cache_folder() / "models",
         "hub": Path(HF_HUB_CACHE),

@@ -32,6 +32,7 @@ STORES: tuple[Check, ...] = (
     stores.chosen_model,
     stores.shipped_weights,
     stores.kept_documents,
+    stores.sessions,
 )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 from triforce_chat.cli_models import readable
@@ -145,3 +147,24 @@ def kept_documents() -> Iterator[Finding]:
         yield warning("documents", told, "triforce-chat cache gc")
     else:
         yield ok("documents", told)
+
+
+def sessions() -> Iterator[Finding]:
+    """The conversations that were kept; the file is read whole and not written to."""
+    from triforce_chat.sessions.store import users_file
+
+    path = users_file()
+    if not path.exists():
+        yield ok("sessions", "none kept yet")
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            count = connection.execute("SELECT count(*) FROM sessions").fetchone()[0]
+    except sqlite3.Error as error:
+        found = first_line(error)
+    if found == "ok":
+        yield ok("sessions", f"{count} in {path} ({readable(path.stat().st_size)})")
+    else:
+        advice = "move it away to begin anew, or restore a copy"
+        yield problem("sessions", f"{path}: {found}", advice, TriforceError)

@@ -28,9 +28,9 @@ INTERRUPTED = "interrupted"  # why an answer ended that its process did not live
 
 def users_file() -> Path:
     """Where the user's sessions are kept."""
-    from platformdirs import user_state_path
+    from triforce_chat.folders import state_folder
 
-    return user_state_path("triforce-chat", appauthor=False) / "sessions.db"
+    return state_folder() / "sessions.db"
 
 
 class Store:
