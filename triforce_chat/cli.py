@@ -111,6 +111,43 @@ def chat(
 
 
 @command(app)
+def serve(
+    options: Options,
+    documents: Annotated[list[str] | None, typer.Argument(metavar="[DOC...]", help="To talk about.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="TRIFORCE_CHAT_TOKEN", help="What clients must send as API key.")
+    ] = None,
+) -> None:
+    """Answer programs over HTTP, as OpenAI's chat completions do."""
+    from triforce_chat.serve.place import Place, require_extra, url
+
+    if options.json or options.jsonl:
+        raise UsageError("--json and --jsonl go with ask and summarize")
+    require_extra()
+    place, screen = Place(host, port, token), screen_of(options)
+    with place.bound() as listener:
+        session, _ = open_session(read_all(documents or [], options, screen), options, screen)
+        read_ahead(session, screen, options.stack)
+        from triforce_chat.serve.run import serve as run
+
+        listener.listen()
+        print(f"listening on {url(listener)}", flush=True)
+        run(session, listener, token, None if options.quiet else screen.err)
+
+
+def read_ahead(session: Session, screen: Screen, title: str) -> None:
+    """Bring the documents into the cache before the first question."""
+    from triforce_chat.ui.answer import show_answer
+
+    if session.documents:
+        tally = show_answer(session.prefill(), screen, title=title, limit=session.context_limit)
+        if tally.finished:  # by Ctrl-C: a prefill has no end of its own
+            raise Interrupted("interrupted")
+
+
+@command(app)
 def verify(
     options: Options,
     documents: Annotated[
