@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -157,7 +158,7 @@ def verify(
 ) -> None:
     """Test that speculative decoding is exact here; --stack auto tests every stack."""
     from triforce_chat.prompts import prompt
-    from triforce_chat.report import SCHEMA
+    from triforce_chat.report import SCHEMA, outcome_object
     from triforce_chat.ui.verdicts import show_outcome
 
     screen = screen_of(options)
@@ -179,7 +180,7 @@ def verify(
     for outcome in verify_stacks(engine, target, text, stack, names, tokens):
         outcomes.append(outcome.record())
         if options.jsonl:
-            print_json(outcome.record())
+            print_json(outcome_object(outcome))
         elif not options.json:
             show_outcome(outcome, screen)
     failed = [outcome["stack"] for outcome in outcomes if not outcome["passed"]]
@@ -242,6 +243,18 @@ def bench(
     else:
         screen.out.width = max(screen.out.width, 110)
         screen.out.print(table(sorted(rows, key=lambda row: row.context)))
+
+
+@app.command("schema")
+def print_schema(
+    kind: Annotated[
+        Literal["events", "answer"], typer.Argument(help="Lines of --jsonl, or the object of --json.")
+    ] = "events",
+) -> None:
+    """Print the JSON Schema of what --jsonl or --json prints."""
+    from triforce_chat.schema import load_schema
+
+    print(json.dumps(load_schema(kind), indent=2))
 
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:

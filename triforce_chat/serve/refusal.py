@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Refusal(Exception):
     """An HTTP status and the words that go with it; ``param`` names the field that is to blame."""
 
