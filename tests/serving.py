@@ -25,13 +25,13 @@ CONTEXT = 4096
 PATIENCE = 20.0  # seconds until a test is given up
 
 
-def save_talker(folder: Path) -> Path:
+def save_talker(folder: Path, context: int = CONTEXT) -> Path:
     """A random model with a chat template, whose answers only their length ends."""
     from safetensors.torch import load_file, save_file
     from tokenizers import Tokenizer, decoders
 
     torch.manual_seed(5)
-    save_model(folder, vocab_size=len(VOCABULARY), max_position_embeddings=CONTEXT, initializer_range=0.3)
+    save_model(folder, vocab_size=len(VOCABULARY), max_position_embeddings=context, initializer_range=0.3)
     save_tokenizer(folder, VOCABULARY)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.decoder = decoders.ByteLevel()

@@ -7,6 +7,7 @@ import os
 import socket
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from triforce_chat.errors import UsageError
 
@@ -41,15 +42,24 @@ class Place:
         """A socket with that address, not listening yet; raises UsageError where that cannot be."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, kind, number, _, address = found[0]
-            bound = socket.socket(family, kind, number)
-            if os.name == "posix":  # elsewhere this lets two programs listen on one port
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-            return bound
+            return _bound(found[0])
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"cannot listen on {self.host}:{self.port}: {reason}") from None
+
+
+def _bound(found: tuple[Any, ...]) -> socket.socket:
+    """A socket bound to one answer of getaddrinfo."""
+    family, kind, number, _, address = found
+    made = socket.socket(family, kind, number)
+    try:
+        if os.name == "posix":  # elsewhere this lets two programs listen on one port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ from triforce_chat.session import Session
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
 
-GRACE = 2.0  # seconds after Ctrl-C in which the running answer may end
+GRACE = 1.0  # seconds after Ctrl-C in which the running answer may end
 PATIENCE = 4  # seconds after which connections are cut
 
 
@@ -80,10 +80,10 @@ def unlogged(job: Job) -> None:
 
 
 def log_on(console: Console) -> Log:
-    """A line about each answer: when it ended, and its figures; nothing of what was said."""
+    """A line about each answer: when it ended, its figures, whether it was stopped; nothing of what was said."""
 
     def log(job: Job) -> None:
-        pieces = [*(["client left"] if job.stopped else []), *figures.summary(job.tally)]
+        pieces = [*(["stopped"] if job.stopped else []), *figures.summary(job.tally)]
         if pieces:
             line = figures.SEPARATOR.join([time.strftime("%H:%M:%S"), *pieces])
             console.print(clean(line), markup=False, style="dim", soft_wrap=True)
