@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import torch
@@ -59,6 +62,20 @@ class Running:
     def client(self, key: str = "any", **options: Any) -> openai.OpenAI:
         """A client that asks each thing once."""
         return self.openai.with_options(api_key=key, **options)
+
+    def knock(self, question: str) -> HTTPConnection:
+        """Ask, and leave it to the caller to hang up."""
+        where = urlsplit(self.base_url)
+        line = HTTPConnection(where.hostname or "", where.port)
+        wanted = {"model": "default", "messages": [{"role": "user", "content": question}], "max_tokens": 2000}
+        head = {"Content-Type": "application/json"}
+        line.request("POST", "/v1/chat/completions", json.dumps(wanted), head)
+        return line
+
+    def serves(self, question: str) -> bool:
+        """Whether this is what the engine is busy with."""
+        job = self.desk.current
+        return job is not None and job.wish.question == question
 
 
 @contextmanager
