@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -138,6 +139,43 @@ def chat(
 
 
 @command(app)
+def serve(
+    options: Options,
+    documents: Annotated[list[str] | None, typer.Argument(metavar="[DOC...]", help="To talk about.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="TRIFORCE_CHAT_TOKEN", help="What clients must send as API key.")
+    ] = None,
+) -> None:
+    """Answer programs over HTTP, as OpenAI's chat completions do."""
+    from triforce_chat.serve.place import Place, require_extra, url
+
+    if options.json or options.jsonl:
+        raise UsageError("--json and --jsonl go with ask and summarize")
+    require_extra()
+    place, screen = Place(host, port, token), screen_of(options)
+    with place.bound() as listener:
+        session, _ = open_session(read_all(documents or [], options, screen), options, screen)
+        read_ahead(session, screen, options.stack)
+        from triforce_chat.serve.run import serve as run
+
+        listener.listen()
+        print(f"listening on {url(listener)}", flush=True)
+        run(session, listener, token, None if options.quiet else screen.err)
+
+
+def read_ahead(session: Session, screen: Screen, title: str) -> None:
+    """Bring the documents into the cache before the first question."""
+    from triforce_chat.ui.answer import show_answer
+
+    if session.documents:
+        tally = show_answer(session.prefill(), screen, title=title, limit=session.context_limit)
+        if tally.finished:  # by Ctrl-C: a prefill has no end of its own
+            raise Interrupted("interrupted")
+
+
+@command(app)
 def verify(
     options: Options,
     documents: Annotated[
@@ -147,7 +185,7 @@ def verify(
 ) -> None:
     """Test that speculative decoding is exact here; --stack auto tests every stack."""
     from triforce_chat.prompts import prompt
-    from triforce_chat.report import SCHEMA
+    from triforce_chat.report import SCHEMA, outcome_object
     from triforce_chat.ui.verdicts import show_outcome
 
     screen = screen_of(options)
@@ -169,7 +207,7 @@ def verify(
     for outcome in verify_stacks(engine, target, text, stack, names, tokens):
         outcomes.append(outcome.record())
         if options.jsonl:
-            print_json(outcome.record())
+            print_json(outcome_object(outcome))
         elif not options.json:
             show_outcome(outcome, screen)
     failed = [outcome["stack"] for outcome in outcomes if not outcome["passed"]]
@@ -237,6 +275,18 @@ def bench(
 
 app.command()(cli_config.paths)
 app.command()(cli_doctor.doctor)
+
+
+@app.command("schema")
+def print_schema(
+    kind: Annotated[
+        Literal["events", "answer"], typer.Argument(help="Lines of --jsonl, or the object of --json.")
+    ] = "events",
+) -> None:
+    """Print the JSON Schema of what --jsonl or --json prints."""
+    from triforce_chat.schema import load_schema
+
+    print(json.dumps(load_schema(kind), indent=2))
 
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triforce_chat.engine.events import Comparison, Event, Tally
+from triforce_chat.engine.events import Comparison, Event, Outcome, Tally
 
 SCHEMA = 1
 
@@ -89,3 +89,8 @@ def comparison_object(result: Comparison, origin: Origin) -> dict[str, Any]:
 def event_object(event: Event, side: str = "speculative") -> dict[str, Any]:
     """One event as a line of ``--jsonl``: its class in lower case, its fields."""
     return {"schema": SCHEMA, "event": type(event).__name__.lower(), "side": side, **asdict(event)}
+
+
+def outcome_object(outcome: Outcome) -> dict[str, Any]:
+    """What one stack showed in the self-test, as a line of ``verify --jsonl``."""
+    return {"schema": SCHEMA, "event": "outcome", **outcome.record()}

@@ -74,6 +74,7 @@ class Session:
         self.format = ChatFormat(loaded.tokenizer)
         self.exchanges: list[Exchange] = []
         self.waiting: list[Reading] = []  # documents that belong to the next question
+        self.stop: tuple[str, ...] = ()  # strings that end an answer, beside those of the format
         self._system = prompt("system") if system is None else system
 
     @property
@@ -214,7 +215,8 @@ class Session:
         ids, passages = self._marked(self.format.text(question))
         self._check_question(len(ids))
         sampling = sampling_of(self.settings, self.loaded)
-        return Request(ids, self.settings.max_tokens, sampling, self.format.stop, passages)
+        stops = (*self.format.stop, *self.stop)
+        return Request(ids, self.settings.max_tokens, sampling, stops, passages)
 
     def _prompt(self, question: list[int]) -> list[int]:
         return self._marked(question)[0]

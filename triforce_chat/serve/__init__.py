@@ -1,0 +1,1 @@
+"""One loaded conversation for other programs: OpenAI's chat completions over HTTP."""
