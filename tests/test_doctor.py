@@ -31,7 +31,7 @@ from triforce_chat.ui.terminal import Screen
 
 NAMES = [
     *("triforce-chat", "python", "torch", "transformers", "packages", "flash-attn"),
-    *("gpu", "memory", "disk", "settings", "model", "adapter", "draft", "documents", "terminal"),
+    *("gpu", "memory", "disk", "settings", "model", "adapter", "draft", "documents", "sessions", "terminal"),
 ]
 
 

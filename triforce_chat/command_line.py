@@ -108,13 +108,17 @@ def command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., N
 
 
 def _register(app: typer.Typer, run: Callable[..., None]) -> Callable[..., None]:
-    @wraps(run)
-    def called(invocation: typer.Context, **given: Any) -> None:
-        shared = {field.name: given.pop(field.name) for field in dataclasses.fields(Options)}
-        with failures(shared["debug"]):
-            run(**given, options=Options(**{**shared, **_kept(invocation)}))
-
     own = [p for name, p in inspect.signature(run, eval_str=True).parameters.items() if name != "options"]
+    contexts = [p.name for p in own if p.annotation is typer.Context]  # a command gets one at most
+    own = [p for p in own if p.name not in contexts]
+
+    @wraps(run)
+    def called(invocation: typer.Context, **values: Any) -> None:
+        shared = {field.name: values.pop(field.name) for field in dataclasses.fields(Options)}
+        values |= dict.fromkeys(contexts, invocation)
+        with failures(shared["debug"]):
+            run(**values, options=Options(**{**shared, **_kept(invocation)}))
+
     flags = inspect.signature(Options, eval_str=True).parameters.values()
     context = inspect.Parameter("invocation", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [context, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *flags))]
@@ -128,8 +132,7 @@ def _kept(invocation: typer.Context) -> dict[str, Any]:
     """What the user keeps in a file or in the environment and did not say otherwise by a flag."""
     from triforce_chat.preferences import kept
 
-    sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
-    flags = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    flags = given(invocation)
     return {name: value for name, value in kept().items() if name not in flags}
 
 
