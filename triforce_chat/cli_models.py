@@ -161,6 +161,9 @@ def table_of(records: list[dict[str, Any]]) -> Table:
 
 def details_of(record: dict[str, Any]) -> Table:
     from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import one_line
 
     shown = {
         **record,
@@ -177,7 +180,7 @@ def details_of(record: dict[str, Any]) -> Table:
     table.add_column(overflow="fold")
     for key, value in shown.items():
         if value:
-            table.add_row("size" if key == "bytes" else key, value)
+            table.add_row("size" if key == "bytes" else key, Text(one_line(str(value))))
     return table
 
 

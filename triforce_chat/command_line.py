@@ -141,14 +141,16 @@ def _known(error: BaseException) -> TriforceError | None:
 
 
 def _complain(line: str) -> None:
-    from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.clean import one_line
 
-    print(f"error: {clean(line)}", file=sys.stderr)
+    print(f"error: {one_line(line)}", file=sys.stderr)
 
 
 def print_json(value: dict[str, Any]) -> None:
+    from triforce_chat.ui.clean import escaped
+
     readable = (sys.stdout.encoding or "").lower().startswith("utf")
-    print(json.dumps(value, ensure_ascii=not readable), flush=True)
+    print(escaped(json.dumps(value, ensure_ascii=not readable)), flush=True)
 
 
 def screen_of(options: Options) -> Screen:
@@ -170,9 +172,10 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
     documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
     for document in documents:
         if document.warning and not options.quiet:
-            from triforce_chat.ui.clean import clean
+            from triforce_chat.ui.clean import one_line
 
-            screen.err.print(f"{clean(document.title)}: {document.warning}", markup=False, style="yellow")
+            warning = one_line(f"{document.title}: {document.warning}")
+            screen.err.print(warning, markup=False, style="yellow")
     return documents
 
 

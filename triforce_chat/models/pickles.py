@@ -55,7 +55,7 @@ def convert_pickles(name: str, source: Path, made: Path, report: Report) -> None
     One file after the other, so that the largest file is the most memory that it takes. Raises ModelError
     for a pickle that holds anything but weights.
     """
-    check_indexed(name, source / INDEX)
+    check_indexed(name, source / INDEX, ".bin")
     pickles = sorted(source.glob(PICKLES))
     if not pickles:
         raise NoSafetensors(f"{name}: holds neither .safetensors nor .bin weights")

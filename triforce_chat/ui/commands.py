@@ -16,6 +16,7 @@ from rich.text import Text
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Rebuilt, Tally
 from triforce_chat.errors import UsageError
+from triforce_chat.private import write_named
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.compare import show_comparison
@@ -181,7 +182,7 @@ class Commands:
         path = Path(file.strip("\"'")).expanduser()
         if path.exists() and path.resolve() not in self._saved:
             raise UsageError(f"{path} exists; nothing was written, choose another name")
-        path.write_text(transcript(self._conversation), encoding="utf-8")
+        write_named(path, transcript(self._conversation))
         self._saved.add(path.resolve())
         self._say(f"wrote {figures.count(len(self._conversation.turns), 'turn')} to {path}")
 

@@ -1,0 +1,68 @@
+"""Parsing in a process of its own: what a hostile file costs in time and memory ends with that process.
+
+The parsers are the libraries of others and the files are anybody's, so no list of known tricks is complete; the
+limits of a process hold whatever the trick is. It starts in 40 ms, and the parsers are imported there only.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from triforce_chat.documents.model import Parsed
+from triforce_chat.errors import DocumentError
+
+SECONDS = 20.0  # for any file; GeoTopo's 117 pages take three
+SECONDS_PER_MIB = 20.0  # in addition; dense text takes up to eight
+_START = "import sys; sys.path = sys.argv[1:]; from triforce_chat.documents.child import main; main()"
+
+
+class Damaged(Exception):
+    """The bytes are not what their kind promises."""
+
+
+def parse_apart(data: bytes, kind: str, password: str | None) -> Parsed:
+    """Parse ``data`` as ``kind`` in a process with limits of time and memory.
+
+    Raises ``DocumentError`` for what is refused, ``Damaged`` for what cannot be parsed. Ctrl-C ends it at once.
+    """
+    command = [sys.executable, "-I", "-c", _START, *sys.path]
+    seconds = patience(len(data))
+    try:
+        done = subprocess.run(
+            command,
+            input=request(data, kind, password),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DocumentError(f"not read within {seconds:.0f} s; refused") from None
+    return parsed(done.stdout)
+
+
+def patience(size: int) -> float:
+    """Seconds after which the reading of ``size`` bytes is given up."""
+    return SECONDS + SECONDS_PER_MIB * size / (1 << 20)
+
+
+def request(data: bytes, kind: str, password: str | None) -> bytes:
+    """What the process reads from its standard input, where no other user can see a password."""
+    return json.dumps({"kind": kind, "password": password}).encode() + b"\n" + data
+
+
+def parsed(answer: bytes) -> Parsed:
+    """What the process said; one that died without a word did so because of the file."""
+    try:
+        said: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
+    except ValueError:
+        raise Damaged from None
+    if "refused" in said:
+        raise DocumentError(said["refused"])
+    if "damaged" in said:
+        raise Damaged(said["damaged"])
+    tuples = {name: tuple(said[name]) for name in ("texts", "broken", "notices")}
+    return Parsed(**{**said, **tuples})
