@@ -7,6 +7,7 @@ limits of a process hold whatever the trick is. It starts in 40 ms, and the pars
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 from triforce_chat.documents.model import Parsed
 from triforce_chat.errors import DocumentError
 
-SECONDS = 20.0  # for any file; GeoTopo's 117 pages take three
-SECONDS_PER_MIB = 20.0  # in addition; dense text takes up to eight
+SECONDS = 25  # of processor time for any file; a PDF of a hundred pages takes three
+PDF_SECONDS_PER_MIB = 5  # in addition, because the longest books are PDFs; dense text takes two
+STALLED = 4  # times as long as that, on the clock, and nobody waits any more
+OUT_OF_TIME = -getattr(signal, "SIGXCPU", 0)  # how such a process ends
 _START = "import sys; sys.path = sys.argv[1:]; from triforce_chat.documents.child import main; main()"
 
 
@@ -29,29 +32,36 @@ def parse_apart(data: bytes, kind: str, password: str | None) -> Parsed:
     Raises ``DocumentError`` for what is refused, ``Damaged`` for what cannot be parsed. Ctrl-C ends it at once.
     """
     command = [sys.executable, "-I", "-c", _START, *sys.path]
-    seconds = patience(len(data))
+    seconds = patience(kind, len(data))
     try:
         done = subprocess.run(
             command,
             input=request(data, kind, password),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=seconds,
+            timeout=STALLED * seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise DocumentError(f"not read within {seconds:.0f} s; refused") from None
+        raise late(seconds) from None
+    if done.returncode == OUT_OF_TIME:
+        raise late(seconds)
     return parsed(done.stdout)
 
 
-def patience(size: int) -> float:
-    """Seconds after which the reading of ``size`` bytes is given up."""
-    return SECONDS + SECONDS_PER_MIB * size / (1 << 20)
+def patience(kind: str, size: int) -> int:
+    """Seconds of work after which the reading of ``size`` bytes is given up."""
+    return SECONDS + (PDF_SECONDS_PER_MIB * size >> 20 if kind == "PDF" else 0)
+
+
+def late(seconds: int) -> DocumentError:
+    return DocumentError(f"not read within {seconds} s; refused")
 
 
 def request(data: bytes, kind: str, password: str | None) -> bytes:
     """What the process reads from its standard input, where no other user can see a password."""
-    return json.dumps({"kind": kind, "password": password}).encode() + b"\n" + data
+    asked = {"kind": kind, "password": password, "seconds": patience(kind, len(data))}
+    return json.dumps(asked).encode() + b"\n" + data
 
 
 def parsed(answer: bytes) -> Parsed:

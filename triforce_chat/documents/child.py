@@ -12,14 +12,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from triforce_chat.documents.apart import patience
 from triforce_chat.documents.model import Parsed
 from triforce_chat.documents.quiet import quiet
 from triforce_chat.errors import DocumentError
 
-MEMORY = 2 << 30  # bytes of address space for any file; Python and the parsers take 150 MiB of it
+MEMORY = 1 << 30  # bytes of address space for any file; Python and the parsers take 150 MiB of it
 MEMORY_PER_BYTE = 4  # in addition: the file, the streams in it, the text
-MAX_TEXT = 32 << 20  # characters; the longest novels have five million
 
 
 def main() -> None:
@@ -28,21 +26,27 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     asked = sys.stdin.buffer.read()
-    limit(len(asked))
+    limit(asked)
     with out:
         out.write(answer(asked))
     os._exit(0)  # the memory of millions of small objects need not be put in order first
 
 
-def limit(size: int) -> None:
-    """Bound this process for a document of ``size`` bytes, where the system knows such bounds."""
-    with suppress(ImportError, OSError, ValueError):
+def limit(asked: bytes) -> None:
+    """Bound this process for that request; Windows knows no such bounds, others do not know all of them."""
+    try:
         import resource
-
-        memory, seconds = MEMORY + MEMORY_PER_BYTE * size, int(patience(size)) + 1
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # should nobody wait any more
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    except ImportError:
+        return
+    memory = MEMORY + MEMORY_PER_BYTE * len(asked)
+    seconds: int = json.loads(asked.partition(b"\n")[0])["seconds"]
+    for kind, soft, hard in (
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_CPU, seconds, seconds + 1),  # the soft one ends it with a signal that tells why
+        (resource.RLIMIT_AS, memory, memory),
+    ):
+        with suppress(OSError, ValueError):
+            resource.setrlimit(kind, (soft, hard))
 
 
 def answer(asked: bytes) -> bytes:
@@ -51,7 +55,7 @@ def answer(asked: bytes) -> bytes:
     wanted = json.loads(head)
     try:
         with quiet():
-            said = asdict(bounded(parser(wanted["kind"], wanted["password"])(data)))
+            said = asdict(parser(wanted["kind"], wanted["password"])(data).bounded())
         return _told(said)
     except DocumentError as error:
         return _told({"refused": str(error)})
@@ -59,13 +63,6 @@ def answer(asked: bytes) -> bytes:
         return _told({"refused": f"needs more than {MEMORY >> 30} GiB of memory to be read; refused"})
     except Exception as error:  # parsers meet hostile bytes: any of their failures is the document's
         return _told({"damaged": type(error).__name__})
-
-
-def bounded(parsed: Parsed) -> Parsed:
-    """Itself, unless it holds more text than any model reads: ``DocumentError``."""
-    if sum(map(len, parsed.texts)) > MAX_TEXT:
-        raise DocumentError(f"holds more than {MAX_TEXT >> 20} million characters of text; refused")
-    return parsed
 
 
 def parser(kind: str, password: str | None) -> Callable[[bytes], Parsed]:
