@@ -9,6 +9,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from triforce_chat.errors import ModelError
+from triforce_chat.models.ends import END_MARKERS
 
 _MARK = "\ue000{}\ue001"  # private-use characters stand for contents while the template is rendered
 _MARKS = re.compile("\ue000([0-9]+)\ue001")
@@ -97,7 +98,7 @@ class ChatFormat:
         return rendered if whole else None
 
     def _structure(self) -> dict[str, int]:
-        """Special tokens, and what the template marks turns with, which some tokenizers do not declare special.
+        """Special tokens, and marks of turns and of their ends, which some tokenizers do not declare special.
 
         The token for what is unknown stands for text.
         """
@@ -105,12 +106,21 @@ class ChatFormat:
             tokenizer = self.tokenizer
             every = tokenizer.added_tokens_decoder.items()
             special = {token.content: number for number, token in every if token.special}
-            roles = [Message(role, []) for role in ("system", "user", "assistant", "user")]
-            own = {token for piece in _MARKS.split(self._template(roles))[::2] for token in self._own(piece)}
-            added = {token: n for token, n in tokenizer.get_added_vocab().items() if n in own}
+            own = self._template_ids()
+            named = tokenizer.get_added_vocab().items()
+            added = {token: n for token, n in named if n in own or token in END_MARKERS}
             special.pop(tokenizer.unk_token, None)
             self._structural = special | added
         return self._structural
+
+    def _template_ids(self) -> set[int]:
+        """Ids that the template writes around the messages of a conversation."""
+        roles = [Message(role, []) for role in ("system", "user", "assistant", "user")]
+        try:
+            pieces = _MARKS.split(self._template(roles))[::2]
+        except ModelError:  # said when a conversation is to be rendered
+            return set()
+        return {token for piece in pieces for token in self._own(piece)}
 
     def _taken_apart(self, text: str) -> list[int]:
         """Encode a text in pieces, none of which holds a structural token whole."""

@@ -106,11 +106,15 @@ def named(name: str) -> Preset:
 
 
 def fetch(name: str, screen: Screen) -> None:
-    """Bring a model to this machine, with progress on the screen."""
+    """Bring a model to this machine, with progress on the screen; pickles are converted."""
+    from triforce_chat.models import pickles
     from triforce_chat.models.registry import resolve
     from triforce_chat.ui.loading import loading
 
+    repository = named(name).repository
     with loading(screen, name) as report:
+        if repository:
+            pickles.pull(repository, report)
         resolve(name, report=report)
 
 

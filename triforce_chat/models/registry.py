@@ -48,9 +48,9 @@ def _of_preset(name: str, preset: Preset, report: Report) -> ModelSource:
         return dataclasses.replace(adapted, preset=preset)
     if preset.repository is None:
         return ModelSource(name, wheel_model(report=report), None, preset)
-    from triforce_chat.models.pickles import snapshot_or_conversion
+    from triforce_chat.models.pickles import snapshot_or_converted
 
-    return ModelSource(name, snapshot_or_conversion(preset.repository, report), None, preset)
+    return ModelSource(name, snapshot_or_converted(preset.repository, report), None, preset)
 
 
 def _of_file(name: str, path: Path) -> ModelSource:
