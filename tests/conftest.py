@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from triforce_chat.documents import apart, child
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.runner import Runner
@@ -134,6 +135,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if skipped:
         terminalreporter.section("GPU", yellow=True)
         terminalreporter.line(f"{skipped} GPU tests did NOT run: {NO_GPU} on this machine")
+
+
+PARSE_APART = apart.parse_apart
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_here() -> Iterator[None]:
+    """Documents are parsed in the tests' own process, which is faster by a tenth of a second for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apart, "parse_apart", lambda *given: apart.parsed(child.answer(apart.request(*given))))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

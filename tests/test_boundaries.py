@@ -119,7 +119,7 @@ def test_the_terminal_never_reaches_torch(path: Path) -> None:
     for module in reached(path):
         assert not [name for name in imports(module) if within(name, "torch", "transformers")], module
     own = [name for name in imports(path, types=True) if within(name, "triforce_chat")]
-    allowed = ("ui", "documents", "errors", "engine.events", "models.progress")
+    allowed = ("ui", "documents", "errors", "engine.events", "models.progress", "private")
     assert not [name for name in own if not within(name, *(f"triforce_chat.{room}" for room in allowed))]
 
 
@@ -144,7 +144,7 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
     package = {name for name in loaded if within(name, "triforce_chat")}
     own = {name for name in package if name.startswith("triforce_chat.cli")}
-    ends = ("", ".command_line", ".config", ".engine", ".engine.options", ".errors")
+    ends = ("", ".command_line", ".config", ".engine", ".engine.options", ".errors", ".private")
     assert package - own == {f"triforce_chat{end}" for end in ends}
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from triforce_chat.errors import ModelError
 from triforce_chat.models import presets
 from triforce_chat.models.load import load_model
-from triforce_chat.models.pickles import convert_pickles
+from triforce_chat.models.pickles import convert_pickles, pull
 from triforce_chat.models.presets import Preset
 from triforce_chat.models.progress import Progress, unheard
 from triforce_chat.models.registry import resolve
@@ -74,15 +74,28 @@ def calls(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 def test_a_preset_is_converted_once(calls: list[dict[str, Any]], weights: dict[str, torch.Tensor]) -> None:
-    loaded = load_model("pickled", attention="sdpa")
+    pull(REPOSITORY, unheard)
     assert "pytorch_model*.bin" in calls[-1]["allow_patterns"]
     assert not any("pytorch_model*.bin" in call["allow_patterns"] for call in calls[:-1])
+    loaded = load_model("pickled", attention="sdpa")
     found = loaded.model.state_dict()
     assert all(torch.equal(found[name], weight) for name, weight in weights.items())
     assert not list(loaded.source.folder.glob("*.bin*"))
     before = len(calls)
     assert resolve("pickled").folder == loaded.source.folder
     assert len(calls) == before
+
+
+def test_no_model_is_loaded_from_a_pickle(
+    calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_given: object, **_options: object) -> None:
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(ModelError, match=r"published as pickles.*'triforce-chat models pull owner/pickled'"):
+        load_model("pickled", attention="sdpa")
+    assert not any("pytorch_model*.bin" in call["allow_patterns"] for call in calls)
 
 
 def test_other_repositories_and_folders_stay_unread(calls: list[dict[str, Any]], folder: Path) -> None:

@@ -17,7 +17,9 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.models import presets
 from triforce_chat.models.load import LoadedModel, load_model
+from triforce_chat.models.pickles import pull
 from triforce_chat.models.presets import PRESETS, find_preset
+from triforce_chat.models.progress import unheard
 from triforce_chat.wiring import load_engine
 
 LLAMA2 = len(SENTENCEPIECE)
@@ -257,6 +259,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_cache(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(hub / "cache"))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repository, **_: str(hub / repository))
+    for repository in PICKLED:
+        pull(repository, unheard)
 
 
 def load(name: str) -> LoadedModel:

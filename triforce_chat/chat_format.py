@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Any
 
 from triforce_chat.errors import ModelError
+from triforce_chat.models.ends import END_MARKERS
 
 _MARK = "\ue000{}\ue001"  # private-use characters stand for contents while the template is rendered
 _MARKS = re.compile("\ue000([0-9]+)\ue001")
@@ -38,6 +40,7 @@ class ChatFormat:
 
     tokenizer: Any
     _known: dict[str, list[int]] = field(default_factory=dict)
+    _structural: dict[str, int] | None = None
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -46,7 +49,18 @@ class ChatFormat:
 
     def text(self, text: str) -> list[int]:
         """Tokenize foreign text; nothing in it is special. Bytes that were no text become question marks."""
-        return self._encode(text.encode("utf-8", "replace").decode(), split_special_tokens=True)
+        text = text.encode("utf-8", "replace").decode()
+        ids: list[int] = self._encode(text, split_special_tokens=True)
+        return self._taken_apart(text) if self.structural & set(ids) else ids
+
+    def said(self, ids: Sequence[int]) -> list[int]:
+        """What a model said, for the next prompt: its special tokens are left out, so that it opens no turn."""
+        return [token for token in ids if token not in self.structural]
+
+    @property
+    def structural(self) -> frozenset[int]:
+        """Ids that only the template may put into a prompt."""
+        return frozenset(self._structure().values())
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a whole conversation, ready for the next answer."""
@@ -83,11 +97,43 @@ class ChatFormat:
         whole = all(message["content"] in rendered for message in marked)
         return rendered if whole else None
 
+    def _structure(self) -> dict[str, int]:
+        """Special tokens, and marks of turns and of their ends, which some tokenizers do not declare special.
+
+        The token for what is unknown stands for text.
+        """
+        if self._structural is None:
+            tokenizer = self.tokenizer
+            every = tokenizer.added_tokens_decoder.items()
+            special = {token.content: number for number, token in every if token.special}
+            own = self._template_ids()
+            named = tokenizer.get_added_vocab().items()
+            added = {token: n for token, n in named if n in own or token in END_MARKERS}
+            special.pop(tokenizer.unk_token, None)
+            self._structural = special | added
+        return self._structural
+
+    def _template_ids(self) -> set[int]:
+        """Ids that the template writes around the messages of a conversation."""
+        roles = [Message(role, []) for role in ("system", "user", "assistant", "user")]
+        try:
+            pieces = _MARKS.split(self._template(roles))[::2]
+        except ModelError:  # said when a conversation is to be rendered
+            return set()
+        return {token for piece in pieces for token in self._own(piece)}
+
+    def _taken_apart(self, text: str) -> list[int]:
+        """Encode a text in pieces, none of which holds a structural token whole."""
+        marks = "|".join(map(re.escape, sorted(self._structure(), key=len, reverse=True)))
+        cuts = [found.start() + 1 for found in re.finditer(marks, text)]
+        pieces = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+        return self.said([*chain.from_iterable(self._encode(pieces, split_special_tokens=True))])
+
     def _own(self, piece: str) -> list[int]:
         if piece not in self._known:
             self._known[piece] = self._encode(piece) if piece else []
         return self._known[piece]
 
-    def _encode(self, text: str, **options: bool) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False, **options)["input_ids"]
-        return ids
+    def _encode(self, text: Any, **options: bool) -> Any:
+        """Ids of a text; of several texts, a list of such lists."""
+        return self.tokenizer(text, add_special_tokens=False, verbose=False, **options)["input_ids"]

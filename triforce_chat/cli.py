@@ -38,6 +38,7 @@ from triforce_chat.command_line import (
 )
 from triforce_chat.config import STACKS
 from triforce_chat.errors import ExactnessError, Interrupted, UsageError
+from triforce_chat.private import keep_private
 
 if TYPE_CHECKING:
     from triforce_chat.documents import Document
@@ -378,4 +379,5 @@ def main() -> None:
     # libgomp's threads spin for milliseconds at every barrier; when anything else wants a core, that makes
     # decoding tens of times slower. This many turns bridge the gaps between two operators and no more.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    keep_private()
     app()

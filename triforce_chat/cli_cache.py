@@ -103,9 +103,9 @@ def named(texts: Sequence[Stored]) -> str:
 
 def title_of(text: Stored) -> str:
     """The documents' titles; what comes behind the last of them is a conversation, or not read to its end."""
-    from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.clean import one_line
 
-    titles = " + ".join(map(clean, text.titles))
+    titles = " + ".join(map(one_line, text.titles))
     if text.complete:
         return titles
     return f"{titles}, and more" if titles else "the beginning of a text"
@@ -125,6 +125,9 @@ def record_of(text: Stored) -> dict[str, Any]:
 
 def table_of(texts: Sequence[Stored]) -> Table:
     from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import one_line
 
     table = Table(box=None, pad_edge=False)
     table.add_column("id", no_wrap=True)
@@ -135,5 +138,6 @@ def table_of(texts: Sequence[Stored]) -> Table:
     table.add_column("used", no_wrap=True)
     for text in texts:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(text.used))
-        table.add_row(text.id, title_of(text), text.model, f"{text.tokens:,}", readable(text.bytes), used)
+        title, model = Text(title_of(text)), Text(one_line(text.model))  # not as markup
+        table.add_row(text.id, title, model, f"{text.tokens:,}", readable(text.bytes), used)
     return table

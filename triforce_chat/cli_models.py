@@ -110,11 +110,15 @@ def named(name: str) -> Preset:
 
 
 def fetch(name: str, screen: Screen) -> None:
-    """Bring a model to this machine, with progress on the screen."""
+    """Bring a model to this machine, with progress on the screen; pickles are converted."""
+    from triforce_chat.models import pickles
     from triforce_chat.models.registry import resolve
     from triforce_chat.ui.loading import loading
 
+    repository = named(name).repository
     with loading(screen, name) as report:
+        if repository:
+            pickles.pull(repository, report)
         resolve(name, report=report)
 
 
@@ -165,6 +169,9 @@ def table_of(records: list[dict[str, Any]]) -> Table:
 
 def details_of(record: dict[str, Any]) -> Table:
     from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import one_line
 
     shown = {
         **record,
@@ -181,7 +188,7 @@ def details_of(record: dict[str, Any]) -> Table:
     table.add_column(overflow="fold")
     for key, value in shown.items():
         if value:
-            table.add_row("size" if key == "bytes" else key, value)
+            table.add_row("size" if key == "bytes" else key, Text(one_line(str(value))))
     return table
 
 

@@ -140,13 +140,13 @@ def search(
             return
         from rich.text import Text
 
-        from triforce_chat.ui.clean import clean
+        from triforce_chat.ui.clean import clean, one_line
 
         out = screen_of(Options()).out
         for hit in hits:
             place = f"{clean(hit.session)}, turn {hit.turn}, {moment(hit.asked)}"
-            out.print(Text(place, "bold"), Text(one_line(clean(hit.question))), sep=": ", soft_wrap=True)
-            out.print(Text(f"  {one_line(clean(hit.excerpt))}"), soft_wrap=True)
+            out.print(Text(place, "bold"), Text(one_line(hit.question)), sep=": ", soft_wrap=True)
+            out.print(Text(f"  {one_line(hit.excerpt)}"), soft_wrap=True)
 
 
 @contextmanager
@@ -252,7 +252,3 @@ def details_of(heading: Heading) -> Table:
 
 def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())

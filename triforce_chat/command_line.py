@@ -168,14 +168,16 @@ def _known(error: BaseException) -> TriforceError | None:
 
 
 def _complain(line: str) -> None:
-    from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.clean import one_line
 
-    print(f"error: {clean(line)}", file=sys.stderr)
+    print(f"error: {one_line(line)}", file=sys.stderr)
 
 
 def print_json(value: dict[str, Any]) -> None:
+    from triforce_chat.ui.clean import escaped
+
     readable = (sys.stdout.encoding or "").lower().startswith("utf")
-    print(json.dumps(value, ensure_ascii=not readable), flush=True)
+    print(escaped(json.dumps(value, ensure_ascii=not readable)), flush=True)
 
 
 def screen_of(options: Options) -> Screen:
@@ -250,9 +252,9 @@ def show_notes(notes: list[str], screen: Screen) -> None:
 
 def show_warning(options: Options, screen: Screen, line: str) -> None:
     if not options.quiet:
-        from triforce_chat.ui.clean import clean
+        from triforce_chat.ui.clean import one_line
 
-        screen.err.print(clean(line), markup=False, style="yellow", soft_wrap=True)
+        screen.err.print(one_line(line), markup=False, style="yellow", soft_wrap=True)
 
 
 def given(context: typer.Context) -> set[str]:

@@ -239,10 +239,10 @@ class Session:
         """An answer without its end token or stop string: the template writes one of its own."""
         ids = list(turn.tally.token_ids)
         if ids and ids[-1] in self.loaded.eos_ids:
-            return ids[:-1]
+            return self.format.said(ids[:-1])
         while self.format.stop and ids and len(self.engine.decode(ids[:-1])) >= len(turn.answer):
             ids.pop()
-        return ids
+        return self.format.said(ids)
 
     def _read(self, document: Document) -> Reading:
         heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")

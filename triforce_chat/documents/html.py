@@ -18,7 +18,7 @@ from bs4.element import (
 )
 
 from triforce_chat.documents.encoding import Decoded, decode
-from triforce_chat.documents.model import Parsed
+from triforce_chat.documents.model import Parsed, check_length
 from triforce_chat.documents.text import under
 
 UNSEEN = frozenset({"script", "style", "noscript", "template", "title"})
@@ -48,6 +48,7 @@ LINES = frozenset(
         "form",
     ]
 )
+DECLARED_WITHIN = 4096  # bytes; browsers look at 1024, and the search takes their square
 CELLS = frozenset({"td", "th"})
 _SPACE = re.compile(r"[ \t\n\r\f]+")
 
@@ -95,6 +96,7 @@ class Flow:
 def parse_html(data: bytes) -> Parsed:
     """Text of a page; scripts and styles are no text, h1 to h3 start sections."""
     decoded = decode_html(data)
+    check_length(len(decoded.text))
     soup = BeautifulSoup(decoded.text, "html.parser")
     flow = Flow()
     _lay_out(soup, flow)
@@ -104,7 +106,8 @@ def parse_html(data: bytes) -> Parsed:
 
 def decode_html(data: bytes) -> Decoded:
     """Like ``decode``, with the encoding that the page itself declares."""
-    return decode(data, EncodingDetector.find_declared_encoding(data, is_html=True))
+    head = data[:DECLARED_WITHIN]
+    return decode(data, EncodingDetector.find_declared_encoding(head, True, search_entire_document=True))
 
 
 def _lay_out(root: Tag, flow: Flow) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from triforce_chat.documents.ranges import PageRange, fold
 from triforce_chat.errors import DocumentError, UsageError
 
+MAX_TEXT = 16 << 20  # characters; the longest novels have five million, the longest contexts less
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -30,6 +32,16 @@ class Parsed:
     unit: str = "section"
     broken: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
+
+    def bounded(self) -> Parsed:
+        """Itself; raises ``DocumentError`` for more text than any model reads."""
+        check_length(sum(map(len, self.texts)))
+        return self
+
+
+def check_length(characters: int) -> None:
+    if characters > MAX_TEXT:
+        raise DocumentError(f"holds more than {MAX_TEXT >> 20} million characters; refused")
 
 
 @dataclass(frozen=True, slots=True)

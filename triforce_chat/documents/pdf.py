@@ -7,6 +7,7 @@ from io import BytesIO
 
 from pypdf import PasswordType, PdfReader
 
+from triforce_chat.documents.alarm import Late, at_most
 from triforce_chat.documents.encoding import clean
 from triforce_chat.documents.model import Parsed
 from triforce_chat.errors import DocumentError
@@ -15,6 +16,9 @@ from triforce_chat.errors import DocumentError
 NO_TITLE = re.compile(
     r"\(?(?:untitled|unnamed|none)\)?|microsoft word - .*|.*\.(?:docx?|tex|dvi|indd|qxd|pdf)", re.I
 )
+
+
+PAGE_SECONDS = 8.0  # a dense page takes a twentieth of a second; drawings of millions of strokes take minutes
 
 
 def parse_pdf(data: bytes, password: str | None = None) -> Parsed:
@@ -40,8 +44,11 @@ def _unlock(reader: PdfReader, password: str | None) -> None:
 
 def _page_text(reader: PdfReader, index: int) -> str | None:
     try:
-        text = clean(reader.pages[index].extract_text())
-    except Exception:  # a damaged page raises almost anything; the others are still worth reading
+        with at_most(PAGE_SECONDS):
+            text = clean(reader.pages[index].extract_text())
+    except MemoryError:
+        raise
+    except (Exception, Late):  # a damaged page raises almost anything; the others are still worth reading
         return None
     lines = [line.rstrip(" \t") for line in text.rstrip("\n").split("\n")]
     return "\n".join([*lines, ""]) if text else ""

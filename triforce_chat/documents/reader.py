@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import BinaryIO
 
+from triforce_chat.documents import apart
 from triforce_chat.documents.encoding import MARKS
 from triforce_chat.documents.model import Document, Page, Parsed
-from triforce_chat.documents.quiet import quiet
 from triforce_chat.errors import DocumentError
 
 STDIN = "-"
@@ -22,7 +21,6 @@ MAX_INPUT = 512 << 20  # bytes; also ends the reading of devices that never do
 MAX_TITLE = 200  # characters
 HEAD = 1024  # bytes that tell the format
 
-Parser = Callable[[bytes], Parsed]
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
     {".pdf": "PDF", ".epub": "EPUB", ".md": "Markdown", ".markdown": "Markdown"}
     | dict.fromkeys((".html", ".htm", ".xhtml"), "HTML")
@@ -64,26 +62,11 @@ def _unmarked(head: bytes) -> bytes:
 
 def _parse(data: bytes, kind: str, password: str | None, name: str) -> Parsed:
     try:
-        with quiet():
-            return _parser(kind, password)(data)
+        return apart.parse_apart(data, kind, password)
     except DocumentError as error:
         raise DocumentError(f"{name}: {error}") from None
-    except Exception as error:  # parsers meet hostile bytes: any of their failures is the document's
+    except apart.Damaged as error:
         raise DocumentError(f"{name}: damaged, cannot be read as {kind}") from error
-
-
-def _parser(kind: str, password: str | None) -> Parser:
-    # Imported on use: the libraries behind the parsers would take most of the program's time to start.
-    from triforce_chat.documents import epub, html, pdf, text
-
-    parsers: dict[str, Parser] = {
-        "PDF": partial(pdf.parse_pdf, password=password),
-        "EPUB": epub.parse_epub,
-        "HTML": html.parse_html,
-        "Markdown": text.parse_markdown,
-        "text": text.parse_text,
-    }
-    return parsers[kind]
 
 
 def _fetch(source: str, name: str, stdin: BinaryIO | None) -> bytes:

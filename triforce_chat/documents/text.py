@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from triforce_chat.documents.encoding import decode
-from triforce_chat.documents.model import Parsed
+from triforce_chat.documents.model import Parsed, check_length
 
 CHAPTER_BODY = 400  # characters; less between two headings is a table of contents
 BLOCK_LINES, BLOCK_CHARS = 500, 30_000
@@ -37,6 +37,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 def parse_text(data: bytes) -> Parsed:
     """Chapters where headings tell them, else blocks; a text with form feeds has real pages."""
     decoded = decode(data)
+    check_length(len(decoded.text))
     if "\f" in decoded.text.strip():
         pages = re.findall(r"[^\f]*\f|[^\f]+", decoded.text)
         return Parsed(pages, unit="page", notices=decoded.notices)
@@ -46,6 +47,7 @@ def parse_text(data: bytes) -> Parsed:
 def parse_markdown(data: bytes) -> Parsed:
     """Markdown stays as it is written; headings of the first three ranks start sections."""
     decoded = decode(data)
+    check_length(len(decoded.text))
     lines = _LINE.findall(decoded.text)
     headings = list(_markdown_headings(lines))
     title = lines[headings[0]].strip(" \t\n#") if headings else ""

@@ -53,6 +53,10 @@ def check_declared(name: str, config: Mapping[str, Any]) -> None:
         raise ModelError(f"{name}: config.json names no model_type, so this is not a transformers model")
     if model_type not in SUPPORTED:
         raise _refusal(name, model_type, _reason(model_type, config))
+    if config.get("transformers_weights"):  # transformers would follow it, to a pickle too
+        raise ModelError(
+            f"{name}: config.json names weights of its own choice (transformers_weights); not read"
+        )
     if "quantization_config" in config:
         method = (config["quantization_config"] or {}).get("quant_method", "an unnamed method")
         raise ModelError(

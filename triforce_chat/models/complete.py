@@ -7,6 +7,8 @@ from pathlib import Path
 
 from triforce_chat.errors import ModelError
 
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+
 
 class NoSafetensors(ModelError):
     """A folder may be complete in its own way, but holds no weights in a form that is read directly."""
@@ -18,12 +20,19 @@ def check_complete(name: str, folder: Path) -> None:
         raise ModelError(f"{name}: config.json is missing beside the weights")
     if not any(folder.glob("*.safetensors")):
         raise no_weights(name, folder)
-    check_indexed(name, folder / "model.safetensors.index.json")
+    check_indexed(name, folder / SAFETENSORS_INDEX, ".safetensors")
 
 
-def check_indexed(name: str, index: Path) -> None:
-    """Raise ModelError unless every weight file that ``index`` names lies beside it."""
-    missing = [file for file in indexed(index) if not (index.parent / file).is_file()]
+def check_indexed(name: str, index: Path, suffix: str) -> None:
+    """Raise ModelError unless every weight file that ``index`` names lies beside it and ends with ``suffix``.
+
+    An index may be anybody's: transformers would follow it out of the folder, and unpickle what is no safetensors.
+    """
+    files = indexed(index)
+    foreign = [file for file in files if not file.endswith(suffix) or set(file) & set("/\\:\0")]
+    if foreign:
+        raise ModelError(f"{name}: {index.name} names {foreign[0]!r}, no {suffix} file beside it; not read")
+    missing = [file for file in files if not (index.parent / file).is_file()]
     if missing:
         raise ModelError(f"{name}: incomplete, {missing[0]} is missing; copy or download the model again")
 
@@ -33,11 +42,17 @@ def indexed(index: Path) -> list[str]:
     if not index.is_file():
         return []
     try:
-        return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return sorted({_name(file) for file in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"{index.parent.name}: {index.name} is damaged; copy or download the model again"
         ) from error
+
+
+def _name(file: object) -> str:
+    if not isinstance(file, str):
+        raise TypeError(f"{file!r} is no file name")
+    return file
 
 
 def no_weights(name: str, folder: Path) -> NoSafetensors:

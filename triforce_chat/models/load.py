@@ -23,6 +23,7 @@ from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
 from triforce_chat.models.ends import end_ids, settle_gguf_tokenizer
 from triforce_chat.models.failures import explained
+from triforce_chat.models.gguf_header import check_gguf
 from triforce_chat.models.progress import Report, unheard
 from triforce_chat.models.quiet import quiet
 from triforce_chat.models.registry import ModelSource, resolve
@@ -62,6 +63,8 @@ def load_model(
     source = resolve(name, report=report)
     if source.gguf_file is None:
         check_declared(name, _declared(source))
+    else:
+        check_gguf(source.folder / source.gguf_file)
     with explained(name, device), quiet():
         config = _config(source)
         check_config(name, config)

@@ -1,8 +1,9 @@
 """Presets that were published as pickles: converted once into safetensors in this program's own cache.
 
-A pickle can run code when it is read. ``torch.load(weights_only=True)`` cannot: it knows tensors and plain
+A pickle can run code when it is read. ``torch.load(weights_only=True)`` does not: it knows tensors and plain
 containers and refuses everything else. Still only the repositories that a preset names are read in this way,
-since they are published in no other; a pickle in a folder or in any other repository stays unread.
+since they are published in no other, and only when the user asks for it with ``models pull``; a pickle in a folder
+or in any other repository stays unread, and no model is loaded from one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ KEPT = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 COMPUTED = "rotary_emb.inv_freq"  # older models stored it; it follows from the configuration
 
 
-def snapshot_or_conversion(repository: str, report: Report) -> Path:
-    """The folder of a preset's weights in safetensors: as published, or converted into the cache.
+def snapshot_or_converted(repository: str, report: Report) -> Path:
+    """The folder of a preset's weights in safetensors: as published, or as converted before. Reads no pickle.
 
     Raises ModelError if they cannot be had.
     """
@@ -40,7 +41,19 @@ def snapshot_or_conversion(repository: str, report: Report) -> Path:
         return converted
     try:
         return snapshot(repository, report)
+    except NoSafetensors as error:
+        raise NoSafetensors(
+            f"{repository}: published as pickles, which are not loaded; 'triforce-chat models pull {repository}' "
+            "converts them once"
+        ) from error
+
+
+def pull(repository: str, report: Report) -> Path:
+    """The same, and what was published as pickles is converted into the cache."""
+    try:
+        return snapshot_or_converted(repository, report)
     except NoSafetensors:
+        converted = conversion_folder(repository)
         return ensure(converted, repository, partial(_build, repository, report), report)
 
 
@@ -55,7 +68,7 @@ def convert_pickles(name: str, source: Path, made: Path, report: Report) -> None
     One file after the other, so that the largest file is the most memory that it takes. Raises ModelError
     for a pickle that holds anything but weights.
     """
-    check_indexed(name, source / INDEX)
+    check_indexed(name, source / INDEX, ".bin")
     pickles = sorted(source.glob(PICKLES))
     if not pickles:
         raise NoSafetensors(f"{name}: holds neither .safetensors nor .bin weights")

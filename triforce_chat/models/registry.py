@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 
 from triforce_chat.errors import ModelError
@@ -33,7 +34,7 @@ def resolve(name: str, *, report: Report = unheard) -> ModelSource:
     preset = find_preset(name)
     if preset is not None:
         return _of_preset(name, preset, report)
-    path = Path(name).expanduser()
+    path = Path(expanduser(name))
     if path.is_file():
         return _of_file(name, path)
     if path.is_dir():
@@ -47,9 +48,9 @@ def _of_preset(name: str, preset: Preset, report: Report) -> ModelSource:
         return dataclasses.replace(adapted, preset=preset)
     if preset.repository is None:
         return ModelSource(name, wheel_model(report=report), None, preset)
-    from triforce_chat.models.pickles import snapshot_or_conversion
+    from triforce_chat.models.pickles import snapshot_or_converted
 
-    return ModelSource(name, snapshot_or_conversion(preset.repository, report), None, preset)
+    return ModelSource(name, snapshot_or_converted(preset.repository, report), None, preset)
 
 
 def _of_file(name: str, path: Path) -> ModelSource:
@@ -74,7 +75,7 @@ def _of_folder(name: str, path: Path, report: Report) -> ModelSource:
 
 def _of_adapter(name: str, path: Path, report: Report) -> ModelSource:
     adapter = read_adapter(path.absolute())
-    if is_adapter(Path(adapter.base).expanduser()) or getattr(find_preset(adapter.base), "adapter", None):
+    if is_adapter(Path(expanduser(adapter.base))) or getattr(find_preset(adapter.base), "adapter", None):
         raise ModelError(f"{name}: its base {adapter.base} is an adapter itself; name the model below both")
     return dataclasses.replace(resolve(adapter.base, report=report), name=name, adapter=adapter)
 

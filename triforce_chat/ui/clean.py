@@ -1,7 +1,8 @@
 """Text that a model or a document wrote, made harmless for a terminal.
 
 Escape sequences are removed whole, so that no half of one stays behind as litter; what is left of the control
-characters goes as well, except line feed and tab. Bidirectional marks stay: Arabic and Hebrew need them.
+characters goes as well, except line feed and tab. Bidirectional marks stay, because Arabic and Hebrew need them;
+embeddings, overrides and isolates go, because they show a text in another order than it has (CVE-2021-42574).
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ _HELD = 4096  # characters; a sequence longer than this is text that happens to 
 
 _SEQUENCE = re.compile(rf"{_CSI}[@-~]|{_STRING}*(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]")
 _UNFINISHED = re.compile(rf"(?:{_CSI}|{_STRING}{{0,{_HELD}}}\x1b?|\x1b[ -/]*|\x1b[\]PX^_])\Z")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_REORDERING = r"\u202a-\u202e\u2066-\u2069"
+_CONTROLS = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff{_REORDERING}]")
+_UNESCAPED = re.compile(rf"[\x7f-\x9f\u2028\u2029\ud800-\udfff{_REORDERING}]")  # by json.dumps
 
 
 def clean(text: str) -> str:
     """The text without escape sequences, control characters and lone surrogates."""
     return _CONTROLS.sub("", _SEQUENCE.sub("", text))
+
+
+def one_line(text: str) -> str:
+    """``clean``, and every run of white space a single space."""
+    return " ".join(clean(text).split())
+
+
+def escaped(json: str) -> str:
+    """JSON that no terminal obeys either: the same value, with the escapes that ``json.dumps`` leaves out."""
+    return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
 
 
 class Cleaner:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from os.path import exists, expanduser
 from pathlib import Path
 
 from rich import box
@@ -17,6 +18,7 @@ from rich.text import Text
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Rebuilt, Tally
 from triforce_chat.errors import UsageError
+from triforce_chat.private import write_named
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.compare import show_comparison
@@ -191,10 +193,13 @@ class Commands:
         """
         if not file:
             raise UsageError("/save needs a file: /save FILE")
-        path = Path(file.strip("\"'")).expanduser()
+        path = Path(expanduser(file.strip("\"'")))
         if path.exists() and path.resolve() not in self._saved:
             raise UsageError(f"{path} exists; nothing was written, choose another name")
-        path.write_text(transcript(self._conversation), encoding="utf-8")
+        try:
+            write_named(path, transcript(self._conversation))
+        except ValueError:
+            raise UsageError(f"{path} cannot be the name of a file; nothing was written") from None
         self._saved.add(path.resolve())
         self._say(f"wrote {figures.count(len(self._conversation.turns), 'turn')} to {path}")
 
@@ -258,7 +263,7 @@ def _path_and_pages(arguments: str) -> tuple[str, str | None]:
     """A path may contain spaces; the last word is a page range only if the whole is no file."""
     path, _, last = arguments.rpartition(" ")
     whole = arguments.strip("\"'")
-    if path and PAGES.fullmatch(last) and not Path(whole).expanduser().exists():
+    if path and PAGES.fullmatch(last) and not exists(expanduser(whole)):
         return path.strip(" \"'"), last
     return whole, None
 

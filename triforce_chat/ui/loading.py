@@ -9,13 +9,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from triforce_chat.models.progress import Progress as Stage
 from triforce_chat.models.progress import Report
+from triforce_chat.ui.clean import one_line
 from triforce_chat.ui.terminal import Screen
 
 
 @contextmanager
 def loading(screen: Screen, name: str) -> Iterator[Report]:
     """A bar on ``screen.err`` that disappears again; nothing at all on a bare screen."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    name = one_line(name)
     with Progress(
         *columns, console=screen.err, transient=True, disable=screen.detail == "bare", expand=False
     ) as bar:

@@ -16,7 +16,7 @@ from triforce_chat.engine.events import Event
 from triforce_chat.errors import INTERRUPTED, TriforceError
 from triforce_chat.ui import figures
 from triforce_chat.ui.answer import show_answer
-from triforce_chat.ui.clean import clean
+from triforce_chat.ui.clean import clean, one_line
 from triforce_chat.ui.commands import Commands, Known, ReadDocument
 from triforce_chat.ui.conversation import Conversation
 from triforce_chat.ui.prompt import is_command, message, prompt_session
@@ -112,8 +112,7 @@ class Repl:
 
     def _fail(self, text: str, exit_code: int) -> None:
         self.exit_code = exit_code
-        line = " ".join(clean(text).split())
-        self._screen.err.print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+        self._screen.err.print(Text.assemble(("error: ", "bold red"), one_line(text)), soft_wrap=True)
 
     def _remark(self, text: str) -> None:
         self._screen.err.print(Text(clean(text), "dim"), soft_wrap=True)
