@@ -76,6 +76,9 @@ class Options:
     ] = False
     pages: Annotated[str | None, option("Only these pages, as in 1-80,90.", ANSWER)] = None
     password: Annotated[str | None, option("For encrypted documents.", ANSWER)] = None
+    ocr: Annotated[
+        bool, option("Read the images on PDF pages without text with tesseract.", ANSWER, "--ocr")
+    ] = False
     json: Annotated[bool, option("Print one JSON object.", OUTPUT, "--json")] = False
     jsonl: Annotated[bool, option("Print every event as a JSON line.", OUTPUT, "--jsonl")] = False
     quiet: Annotated[bool, option("Print the answer and nothing else.", OUTPUT, "--quiet", "-q")] = False
@@ -181,7 +184,8 @@ def read_one(path: str, options: Options, pages: str | None, several: bool = Fal
     from triforce_chat.documents import parse_pages, read
 
     ranges = parse_pages(pages) if pages else None
-    document = read(path, password=options.password, stdin=sys.stdin.buffer if path == "-" else None)
+    stdin = sys.stdin.buffer if path == "-" else None
+    document = read(path, password=options.password, stdin=stdin, ocr=options.ocr)
     if ranges is None:
         return document
     return document.select([r.within(document.pages[-1].number) for r in ranges] if several else ranges)

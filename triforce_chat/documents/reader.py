@@ -29,16 +29,19 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def read(source: str, *, password: str | None = None, stdin: BinaryIO | None = None) -> Document:
+def read(
+    source: str, *, password: str | None = None, stdin: BinaryIO | None = None, ocr: bool = False
+) -> Document:
     """Read the file at ``source``, or standard input for ``-``.
 
-    ``password`` opens an encrypted PDF; ``stdin`` stands in for the process's own. Raises ``DocumentError``
-    (one line that names the source) for whatever cannot be read or holds no text.
+    ``password`` opens an encrypted PDF; ``ocr`` reads the images on its pages without text; ``stdin`` stands
+    in for the process's own. Raises ``DocumentError`` (one line that names the source) for whatever cannot be
+    read or holds no text.
     """
     name = _shown(STDIN_TITLE if source == STDIN else source)
     data = _fetch(source, name, stdin)
     kind = detect(data, PurePath(source).suffix.lower())
-    parsed = _parse(data, kind, password, name)
+    parsed = _parse(data, _parser(kind, password, ocr), kind, name)
     pages = tuple(Page(number, text) for number, text in enumerate(parsed.texts, 1))
     title = _line(parsed.title) or _shown(STDIN_TITLE if source == STDIN else PurePath(source).stem)
     document = Document(name, source, pages, parsed.unit, parsed.broken, notices=parsed.notices)
@@ -62,22 +65,22 @@ def _unmarked(head: bytes) -> bytes:
     return head[len(mark) :].replace(b"\0", b"")  # UTF-16 and UTF-32 look like ASCII without them
 
 
-def _parse(data: bytes, kind: str, password: str | None, name: str) -> Parsed:
+def _parse(data: bytes, parser: Parser, kind: str, name: str) -> Parsed:
     try:
         with quiet():
-            return _parser(kind, password)(data)
+            return parser(data)
     except DocumentError as error:
         raise DocumentError(f"{name}: {error}") from None
     except Exception as error:  # parsers meet hostile bytes: any of their failures is the document's
         raise DocumentError(f"{name}: damaged, cannot be read as {kind}") from error
 
 
-def _parser(kind: str, password: str | None) -> Parser:
+def _parser(kind: str, password: str | None, ocr: bool) -> Parser:
     # Imported on use: the libraries behind the parsers would take most of the program's time to start.
     from triforce_chat.documents import epub, html, pdf, text
 
     parsers: dict[str, Parser] = {
-        "PDF": partial(pdf.parse_pdf, password=password),
+        "PDF": partial(pdf.parse_pdf, password=password, ocr=ocr),
         "EPUB": epub.parse_epub,
         "HTML": html.parse_html,
         "Markdown": text.parse_markdown,
