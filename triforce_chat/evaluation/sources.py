@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from rich.table import Table
+
+from triforce_chat.chat_format import ChatFormat
 from triforce_chat.config import Settings
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Tally
 from triforce_chat.errors import DoesNotFit
-from triforce_chat.evaluation.tasks import grade
+from triforce_chat.evaluation.answers import FACT_TOKENS
+from triforce_chat.evaluation.runs import Findings, Watch
+from triforce_chat.evaluation.tables import table
+from triforce_chat.evaluation.tasks import grade, holds
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.session import Session
 from triforce_chat.training.documents import paragraphs
@@ -19,6 +26,10 @@ from triforce_chat.training.facts import SINGLE, Fact, facts_of
 
 FRAME = 128  # tokens around a document: system text, heading, question, answer
 NAMED = 3  # pages that count as named
+MEANINGS = (
+    "Of the answers that are right: first: the fact's page is named first; first 3: it is among the first three; "
+    "sentence: the sentence shown for it is the planted one. ms: what naming the pages takes."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +63,121 @@ class Traced:
         return self.named.index(self.page) + 1 if self.page in self.named else None
 
 
-def cases(
-    texts: Sequence[Document],
-    count: Callable[[str], int],
-    length: int,
-    page_tokens: int,
-    documents: int,
-    facts: int,
-    seed: int,
-) -> list[Case]:
-    """``documents`` excerpts of about ``length`` tokens, of each text in turn, with ``facts`` on random pages.
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Counts of a group of questions; all but ``asked`` are of those answered rightly."""
 
-    ``count`` says how many tokens a text has. Raises DoesNotFit when a text is too short.
+    asked: int
+    right: int
+    first: int  # the fact's page is named first
+    named: int  # it is among the first three
+    chance: float  # how often it would be if three pages were drawn
+    sentences: int  # the sentence shown for it holds the fact
+    seconds: float  # what naming took, on average
+
+    @staticmethod
+    def of(group: Sequence[Traced]) -> Score:
+        right = [each for each in group if each.right]
+        ranks = [each.rank or NAMED + 1 for each in right]
+        return Score(
+            asked=len(group),
+            right=len(right),
+            first=ranks.count(1),
+            named=sum(rank <= NAMED for rank in ranks),
+            chance=sum(min(1.0, NAMED / each.pages) for each in group) / len(group),
+            sentences=sum(each.sentence for each in right),
+            seconds=sum(each.seconds for each in group) / len(group),
+        )
+
+    def record(self) -> dict[str, Any]:
+        rate = self.named / self.right if self.right else None
+        return {**asdict(self), "named_of_right": rate}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is planted into what."""
+
+    lengths: Sequence[int]  # tokens of an excerpt, about
+    documents: int  # excerpts of each length, of the texts in turn
+    facts: int  # in each
+    page_tokens: int
+    seed: int
+
+
+def findings(
+    engine: Engine,
+    loaded: LoadedModel,
+    settings: Settings,
+    texts: Sequence[Document],
+    plan: Plan,
+    watch: Watch,
+) -> Findings:
+    """How often the page of a planted fact is among those named, of the questions answered rightly."""
+    asking = replace(settings, max_tokens=FACT_TOKENS)
+    form = ChatFormat(loaded.tokenizer)
+    found: list[Traced] = []
+    for length in plan.lengths:
+        made = cases(texts, lambda text: len(form.text(text)), length, plan)
+        found += watch(traced(engine, loaded, asking, length, made), f"answers at {length:,} tokens")
+    by_kind = scores(found, lambda each: (each.context, each.kind))
+    overall = scores(found, lambda each: (each.context, "all"))
+    rows = [
+        {"context": context, "kind": kind, **score.record()}
+        for (context, kind), score in (by_kind | overall).items()
+    ]
+    record = {
+        "documents": [text.title for text in texts],
+        "plan": asdict(plan),
+        "rows": rows,
+        "answers": [{**asdict(each), "rank": each.rank} for each in found],
+    }
+    return Findings(record, [score_table(by_kind | overall), MEANINGS])
+
+
+def scores(found: Iterable[Traced], key: Callable[[Traced], tuple[int, str]]) -> dict[tuple[int, str], Score]:
+    groups: dict[tuple[int, str], list[Traced]] = {}
+    for each in found:
+        groups.setdefault(key(each), []).append(each)
+    return {group: Score.of(members) for group, members in groups.items()}
+
+
+def score_table(found: Mapping[tuple[int, str], Score]) -> Table:
+    columns = ("context", "kind", "asked", "right", "first", f"first {NAMED}", "by chance", "sentence", "ms")
+    lines = (
+        (
+            f"{context:,}",
+            kind,
+            str(score.asked),
+            str(score.right),
+            share(score.first, score.right),
+            share(score.named, score.right),
+            f"{score.chance:.0%}",
+            share(score.sentences, score.right),
+            f"{1000 * score.seconds:.0f}",
+        )
+        for (context, kind), score in found.items()
+    )
+    return table(columns, lines)
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part} ({part / whole:.0%})" if whole else ""
+
+
+def cases(texts: Sequence[Document], count: Callable[[str], int], length: int, plan: Plan) -> list[Case]:
+    """Excerpts of about ``length`` tokens with facts on random pages; ``count`` says how many a text has.
+
+    Raises DoesNotFit when a text is too short.
     """
     made = []
-    for number in range(documents):
-        rng = random.Random(f"{seed}/{length}/{number}")
-        kinds = [SINGLE[(number + i) % len(SINGLE)] for i in range(facts)]
+    pages = max(1, (length - FRAME) // plan.page_tokens)
+    for number in range(plan.documents):
+        rng = random.Random(f"{plan.seed}/{length}/{number}")
+        kinds = [SINGLE[(number + i) % len(SINGLE)] for i in range(plan.facts)]
         text = texts[number % len(texts)]
-        pages = excerpt(rng, text, count, max(1, (length - FRAME) // page_tokens), page_tokens)
-        made.append(plant(rng, text, pages, facts_of(rng, kinds, "test")))
+        parts = excerpt(rng, text, count, pages, plan.page_tokens)
+        made.append(plant(rng, text, parts, facts_of(rng, kinds, "test")))
     return made
 
 
@@ -140,6 +246,6 @@ def _traced(length: int, document: Document, fact: Fact, page: int, tally: Tally
         right=grade(tally.text, fact.answer, fact.kind),
         page=page,
         named=tuple(source.page for source in sources),
-        sentence=" ".join(fact.sentences[0].split()) in shown or (shown in fact.sentences[0] and bool(shown)),
+        sentence=holds(shown, fact.answer) and holds(fact.sentences[0], shown),
         seconds=tally.sourced.seconds,
     )

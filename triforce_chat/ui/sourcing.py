@@ -20,7 +20,7 @@ def show(console: Console, sourced: Sourced | None) -> None:
     if sourced is None:
         return
     if sourced.sources:
-        console.print(Text(f"sources: {places(sourced.sources)}", "dim"), soft_wrap=True)
+        console.print(Text(f"sources: {places(sourced.sources[:SHOWN_PLACES])}", "dim"), soft_wrap=True)
     for line in complaints(sourced.citations):
         console.print(Text(line, "yellow"), soft_wrap=True)
 
@@ -30,7 +30,8 @@ def details(sourced: Sourced) -> Iterator[Text]:
     for source in sourced.sources:
         heading = f"{clean(source.document)}, {named(source.unit, source.page)}"
         yield Text.assemble((heading, "bold"), f"{figures.SEPARATOR}{figures.share(source.share)}")
-        yield Text(f"  {clean(source.sentence)}")
+        if source.sentence:
+            yield Text(f"  {clean(source.sentence)}")
     for line in complaints(sourced.citations):
         yield Text(line, "yellow")
 
