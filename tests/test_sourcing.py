@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 from test_session import Talk, book, folded, folder, loaded
 
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Finished, Source, Sourced, Text
+from triforce_chat.engine.events import Event, Finished, Retraced, Source, Sourced, Text
 from triforce_chat.models.load import LoadedModel
 
 assert folder
@@ -21,7 +23,8 @@ class Pointing(Talk):
     """A session whose answers attended to given texts in the prompt, the first one most."""
 
     def points_at(self, *texts: str) -> None:
-        def attended(request: Request, _made: object) -> list[float]:
+        def attended(request: Request, _made: object) -> Generator[Retraced, None, list[float]]:
+            yield Retraced(1, 1)
             weights = [0.0] * len(request.prompt)
             for weight, text in zip((4.0, 2.0, 1.0), texts, strict=False):
                 wanted = self.format.text(text)  # a token is a byte
@@ -90,7 +93,8 @@ def test_sources_follow_the_end_and_change_no_token(loaded: Made) -> None:
     expected = folded(other.engine.answer(request, plain=True)).token_ids
     events = list(talk.ask("Why?"))
     assert isinstance(events[-1], Sourced)
-    assert isinstance(events[-2], Finished)
+    assert isinstance(events[-2], Retraced)
+    assert isinstance(events[-3], Finished)
     assert [token for event in events if isinstance(event, Text) for token in event.token_ids] == expected
     sources = events[-1].sources
     assert [source.page for source in sources] in ([1, 3], [3, 1])  # page 2 is empty
@@ -98,12 +102,13 @@ def test_sources_follow_the_end_and_change_no_token(loaded: Made) -> None:
     talk.answers_like_a_fresh_one("And?")
 
 
-def test_stopped_while_sources_are_looked_for(loaded: Made) -> None:
+@pytest.mark.parametrize("last", [Finished, Retraced])
+def test_stopped_while_sources_are_looked_for(loaded: Made, last: type[Event]) -> None:
     talk = Talk(loaded)
     talk.add(book("One", *ONE))
     events = talk.ask("Why?")
     for event in events:
-        if isinstance(event, Finished):
+        if isinstance(event, last):
             break
     events.close()
     assert talk.turns[-1].tally.finished is not None

@@ -151,9 +151,9 @@ class Session:
                 tally.add(event)
                 yield event
             if self.readings and tally.token_ids:
-                sourced = self._sourced(request, tally)
-                tally.add(sourced)
-                yield sourced
+                for event in self._sourced(request, tally):
+                    tally.add(event)
+                    yield event
         finally:
             self._keep(question, tally)
 
@@ -185,11 +185,11 @@ class Session:
         finally:
             self._keep(question, fast)
 
-    def _sourced(self, request: Request, tally: Tally) -> Sourced:
+    def _sourced(self, request: Request, tally: Tally) -> Generator[Event, None, None]:
         """Where the answer that was just made came from, and whether the pages that it names hold."""
         started = time.perf_counter()
         readings = self.readings
-        weights = self.engine.attended(request, tally.token_ids)
+        weights = yield from self.engine.attended(request, tally.token_ids)
         placed = [
             each
             for passage, reading in zip(request.passages, readings, strict=True)
@@ -197,7 +197,7 @@ class Session:
         ]
         found = sources(placed, self.format)
         cited = check(tally.text, self.documents)
-        return Sourced(found, cited, time.perf_counter() - started)
+        yield Sourced(found, cited, time.perf_counter() - started)
 
     def _keep(self, question: str, tally: Tally) -> None:
         """Record what was said, also when it was interrupted; nothing said, nothing recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from triforce_chat.config import STACKS
 from triforce_chat.engine import witness
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Text
+from triforce_chat.engine.events import Retraced, Text
 from triforce_chat.engine.witness import Witness, attended
 
 PROMPT, SAYS = 90, 13
@@ -21,6 +22,19 @@ PROMPT, SAYS = 90, 13
 def said(engine: Engine, request: Request, plain: bool = False) -> list[int]:
     events = engine.answer(request, plain)
     return [token for event in events if isinstance(event, Text) for token in event.token_ids]
+
+
+def returned(steps: Generator[Retraced, None, list[float]]) -> list[float]:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: list[float] = end.value
+            return found
+
+
+def weights(engine: Engine, request: Request, made: list[int]) -> list[float]:
+    return returned(engine.attended(request, made))
 
 
 @torch.no_grad()
@@ -40,7 +54,7 @@ def test_squares_of_the_softmax(any_lab: Lab, rows: int, block: int, monkeypatch
     engine = any_lab.engine("autoregressive")
     request = Request(any_lab.text(PROMPT), SAYS)
     made = said(engine, request)
-    found = torch.tensor(engine.attended(request, made))
+    found = torch.tensor(weights(engine, request, made))
     expected = sharpness(any_lab, [*request.prompt, *made[:-1]], PROMPT - 1, PROMPT)
     assert expected.max() > 0.05  # there is something to be seen
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
@@ -55,8 +69,8 @@ def test_every_stack_tells_the_same_and_nothing_is_changed(lab: Lab, stack: str)
     full = engine.full
     before = [each.clone() for each in (full.slab.keys, full.slab.values, full.queries.data)]
     state = (full.length, list(full.queries.positions), list(engine.cached), list(engine.read))
-    found = engine.attended(request, made)
-    assert found == pytest.approx(plain.attended(request, made), rel=1e-3, abs=1e-5)
+    found = weights(engine, request, made)
+    assert found == pytest.approx(weights(plain, request, made), rel=1e-3, abs=1e-5)
     assert all(map(torch.equal, before, (full.slab.keys, full.slab.values, full.queries.data)))
     assert state == (full.length, full.queries.positions, engine.cached, engine.read)
     longer = Request([*request.prompt, *made, 3, 5], SAYS)
@@ -90,9 +104,9 @@ def test_what_was_cached_otherwise_is_read_again(lab: Lab) -> None:
     engine = lab.engine("autoregressive")
     request = Request(lab.text(PROMPT), SAYS)
     made = said(engine, request)
-    found = engine.attended(request, made)
+    found = weights(engine, request, made)
     said(engine, Request(lab.text(40, seed=9), 3))
-    assert engine.attended(request, made) == pytest.approx(found, rel=1e-3, abs=1e-5)
+    assert weights(engine, request, made) == pytest.approx(found, rel=1e-3, abs=1e-5)
 
 
 def test_only_the_prompt_is_told(lab: Lab) -> None:
@@ -100,7 +114,15 @@ def test_only_the_prompt_is_told(lab: Lab) -> None:
     request = Request(lab.text(PROMPT), SAYS)
     made = said(engine, request)
     tokens = torch.tensor([*request.prompt, *made[:-1]])
-    whole = attended(lab.target, engine.full, tokens, PROMPT - 1, len(tokens))
-    assert len(engine.attended(request, made)) == PROMPT
-    assert engine.attended(request, made) == pytest.approx(whole[:PROMPT])
+    whole = returned(attended(lab.target, engine.full, tokens, PROMPT - 1, len(tokens)))
+    assert len(weights(engine, request, made)) == PROMPT
+    assert weights(engine, request, made) == pytest.approx(whole[:PROMPT])
     assert sum(whole[PROMPT:]) > 0
+
+
+def test_it_tells_how_far_it_is(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness, "ROWS", 5)
+    engine = lab.engine("autoregressive")
+    request = Request(lab.text(PROMPT), SAYS)
+    made = said(engine, request)
+    assert list(engine.attended(request, made)) == [Retraced(done, SAYS) for done in (5, 10, 13)]

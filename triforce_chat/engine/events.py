@@ -93,6 +93,14 @@ class Citation:
 
 
 @dataclass(frozen=True, slots=True)
+class Retraced:
+    """Progress of looking for the sources of a finished answer."""
+
+    done: int  # tokens of the answer that were fed again
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sourced:
     """Where a finished answer came from; follows ``Finished`` where there are documents."""
 
@@ -101,7 +109,7 @@ class Sourced:
     seconds: float  # what it took to find out
 
 
-Event = Prefilled | Verified | Rebuilt | Text | Finished | Sourced
+Event = Prefilled | Verified | Rebuilt | Text | Finished | Retraced | Sourced
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from triforce_chat.engine.attention import causal_tail
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.slab import View
+from triforce_chat.engine.events import Retraced
 from triforce_chat.engine.runner import Runner
 
 ROWS = 32  # tokens that are fed at a time
@@ -85,16 +86,18 @@ def blocks(rows: Tensor, keys: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
         yield start, logits
 
 
-@torch.inference_mode()
-def attended(target: Runner, full: FullCache, tokens: Tensor, first: int, positions: int) -> list[float]:
+def attended(
+    target: Runner, full: FullCache, tokens: Tensor, first: int, positions: int
+) -> Generator[Retraced, None, list[float]]:
     """How sharply ``tokens[first:]`` attend to each of the first ``positions`` tokens.
 
     All of ``tokens`` must be in ``full``, which stays as it is. Costs about one verification of every
-    ``ROWS`` tokens.
+    ``ROWS`` tokens; may be closed between them.
     """
     sharp = SharpAttention(positions, target.device)
     witness = Witness(full, first, sharp)
-    for start in range(first, len(tokens), ROWS):
-        target.prefill(tokens[start : start + ROWS], witness)
+    while witness.length < len(tokens):
+        target.prefill(tokens[witness.length :][:ROWS], witness)
+        yield Retraced(witness.length - first, len(tokens) - first)
     found: list[float] = sharp.total.tolist()
     return found
