@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from pypdf import PdfWriter
 from reportlab.lib.utils import ImageReader
 from reportlab.pdfgen.canvas import Canvas
 from typer.testing import CliRunner
@@ -82,6 +83,14 @@ def test_scanned_pages_keep_their_numbers(path: Path, install: Install) -> None:
     assert document.warning == "pages 3, 5 hold no text: scanned?"
 
 
+def test_a_page_that_is_turned(path: Path, install: Install) -> None:
+    install(SIZES)
+    writer = PdfWriter(clone_from=path)
+    writer.pages[1].rotate(90)
+    writer.write(path)
+    assert read(str(path), ocr=True).pages[1].text.startswith("read 80 x 100\n")
+
+
 def test_without_the_flag_nothing_is_run(path: Path, install: Install) -> None:
     install("exit 1")
     assert read(str(path)).empty_pages == (2, 3, 4, 5)
@@ -134,5 +143,5 @@ def test_without_pillow_one_line(path: Path, install: Install, monkeypatch: pyte
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(DocumentError, match="needs Pillow: install it with pip install pillow"):
+    with pytest.raises(DocumentError, match="needs Pillow: pip install pillow"):
         read(str(path), ocr=True)

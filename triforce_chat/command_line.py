@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,7 +170,9 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
     """Read documents before anything slow is loaded; say what they lack."""
     if paths.count("-") > 1:
         raise UsageError("standard input can be read only once")
-    documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
+    busy = screen.err.status("reading images") if options.ocr and screen.detail == "live" else nullcontext()
+    with busy:
+        documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
     for document in documents:
         if document.warning and not options.quiet:
             from triforce_chat.ui.clean import clean

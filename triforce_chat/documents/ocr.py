@@ -35,17 +35,17 @@ class Tesseract:
         try:
             import PIL.Image  # noqa: F401  # pypdf takes images out of pages with it
         except ImportError:
-            advice = "install it with pip install pillow"
-            raise DocumentError(f"{pages} without text, and --ocr needs Pillow: {advice}") from None
+            raise DocumentError(f"{pages} without text, and --ocr needs Pillow: pip install pillow") from None
         return Tesseract(path)
 
     def page(self, page: Any) -> str | None:
-        """The text in the images of a pypdf page, top image first; None where one cannot be read."""
+        """The text in the images of a pypdf page, in the file's order; None where one cannot be read."""
         try:
-            images = [image.image for image in page.images]
+            found = [image.image for image in page.images]
+            images = [each.rotate(-page.rotation, expand=True) for each in found if each is not None]
         except Exception:  # a damaged image raises almost anything
             return None
-        texts = [self.text(image) for image in images if image is not None and min(image.size) >= LEAST]
+        texts = [self.text(image) for image in images if min(image.size) >= LEAST]
         return None if None in texts else "\n".join(text for text in texts if text)
 
     def text(self, image: Any) -> str | None:
