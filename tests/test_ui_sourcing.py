@@ -17,6 +17,7 @@ from triforce_chat.report import Origin, answer_object, event_object
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.sourcing import complaints, places
 from triforce_chat.ui.terminal import Detail, Screen
+from triforce_chat.ui.transcript import transcript
 
 SOURCES = (
     Source("island\x1b[1m", "page", 12, 0.614, "The \x1b[2Jmap was\x07 here."),
@@ -168,3 +169,12 @@ def test_for_programs() -> None:
     assert "sources" not in answer_object(tally_of(answer_events("a")), origin)
     event = event_object(FOUND)
     assert (event["event"], event["sources"][0]["page"]) == ("sourced", 12)
+
+
+def test_a_saved_conversation_names_the_pages() -> None:
+    chat = Chat("Yes.", "No.")
+    chat.ask("Why?")
+    assert "sources" not in transcript(chat.talk)
+    chat.talk.sourced = FOUND
+    chat.ask("And?")
+    assert transcript(chat.talk).endswith("*\n\n*sources: island p. 12, p. 31, notes section 4*\n")

@@ -79,7 +79,7 @@ def blocks(rows: Tensor, keys: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
     tail = causal_tail(n, rows.shape[1] // n, torch.float32, rows.device)
     for start in range(0, length, BLOCK):
         end = min(start + BLOCK, length)
-        logits = (rows @ keys[:, start:end].transpose(1, 2)).float()
+        logits = rows.float() @ keys[:, start:end].transpose(1, 2).float()
         own = max(start, length - n)  # the first of the new tokens' keys in this block
         if own < end:
             logits[:, :, own - start :] += tail[:, own - (length - n) : end - (length - n)]

@@ -20,9 +20,13 @@ def show(console: Console, sourced: Sourced | None) -> None:
     if sourced is None:
         return
     if sourced.sources:
-        console.print(Text(f"sources: {places(sourced.sources[:SHOWN_PLACES])}", "dim"), soft_wrap=True)
+        console.print(Text(line_of(sourced), "dim"), soft_wrap=True)
     for line in complaints(sourced.citations):
         console.print(Text(line, "yellow"), soft_wrap=True)
+
+
+def line_of(sourced: Sourced) -> str:
+    return f"sources: {places(sourced.sources[:SHOWN_PLACES])}"
 
 
 def details(sourced: Sourced) -> Iterator[Text]:
