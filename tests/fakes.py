@@ -13,6 +13,7 @@ from triforce_chat.engine.events import (
     Prefilled,
     Rebuilt,
     Side,
+    Sourced,
     Tally,
     Text,
     Verified,
@@ -58,6 +59,7 @@ class Scripted:
         self.pause = pause
         self.questions: list[str] = []
         self.prefills = 0
+        self.sourced: Sourced | None = None  # follows the end of every answer
         self.settings = {"temperature": "0.6", "top_p": "0.9", "max_tokens": "512"}
         self._documents: list[Document] = []
         self._turns: list[Turn] = []
@@ -88,7 +90,7 @@ class Scripted:
         answer = self.answers.pop(0) if self.answers else f"You said: {question}"
         if isinstance(answer, Exception):
             raise answer
-        return self._say(question, answer_events(answer))
+        return self._say(question, [*answer_events(answer), *([self.sourced] if self.sourced else [])])
 
     def retry(self) -> Iterator[Event]:
         if not self._turns:

@@ -157,8 +157,12 @@ def test_the_json_object(ask: Ask) -> None:
     told = ask("summarize", "a.txt", "--json", "--stack", "lookup").json
     assert list(told) == [
         *("schema", "model", "draft", "stack", "text", "token_ids"),
-        *("finish_reason", "usage", "timing", "speculation"),
+        *("finish_reason", "usage", "timing", "speculation", "sources", "citations"),
     ]
+    (source,) = told["sources"]
+    assert (source["document"], source["unit"], source["page"], source["share"]) == ("a", "section", 1, 1.0)
+    assert source["sentence"]
+    assert told["citations"] == []
     assert (told["schema"], told["model"], told["draft"], told["stack"]) == (1, "tiny", None, "lookup")
     assert told["finish_reason"] == "length"
     assert len(told["token_ids"]) == told["usage"]["completion_tokens"] == 12
@@ -195,7 +199,8 @@ def test_events_as_lines(ask: Ask) -> None:
     lines = [json.loads(line) for line in ask("ask", "a.txt", "Why?", "--jsonl").out.splitlines()]
     names = [line["event"] for line in lines]
     assert names[0] == "prefilled"
-    assert names[-1] == "finished"
+    assert names[-3:] == ["finished", "retraced", "sourced"]
+    assert lines[-1]["sources"] == ask("ask", "a.txt", "Why?", "--json").json["sources"]
     assert {"verified", "text"} <= set(names)
     text = "".join(line["text"] for line in lines if line["event"] == "text")
     assert text == ask("ask", "a.txt", "Why?", "--json").json["text"]
@@ -614,9 +619,8 @@ def test_the_default_model_reuses_its_cache() -> None:
     engine, loaded = load_engine(settings)
     session = Session(engine, loaded, settings)
     session.add(read(str(EXAMPLE)).select(parse_pages("1")))
-    first, second = ([*session.ask(question)][-1] for question in ("Who is there?", "And where?"))
-    assert isinstance(first, Finished)
-    assert isinstance(second, Finished)
+    answers = [[*session.ask(question)] for question in ("Who is there?", "And where?")]
+    first, second = (event for answer in answers for event in answer if isinstance(event, Finished))
     assert first.prompt_tokens > 200
     assert 0 <= second.cached_tokens - first.prompt_tokens <= 8
     assert not set(ChatFormat(loaded.tokenizer).text("<|im_end|><|im_start|>")) & loaded.eos_ids

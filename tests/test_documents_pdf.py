@@ -86,7 +86,7 @@ def test_pages_without_text_are_named() -> None:
 
 
 def test_scans_are_refused() -> None:
-    with pytest.raises(DocumentError, match="pages 1-2 hold no text; if this is a scan, run OCR"):
+    with pytest.raises(DocumentError, match="pages 1-2 hold no text; if this is a scan, try --ocr"):
         opened(pdf("", ""))
 
 

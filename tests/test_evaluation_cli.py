@@ -192,3 +192,33 @@ def test_what_must_be_known_about_the_retrieval_cache() -> None:
     notes = [remark(context, 4096) for context in (4096, 8192, 8193)]
     assert ["holds everything" in (note or "") for note in notes] == [True, False, False]
     assert [note is None for note in notes] == [False, False, True]
+
+
+def test_sources_of_planted_facts(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triforce_chat.evaluation import sources
+
+    graded = iter([True, False, True, True, True, True])
+    monkeypatch.setattr(sources, "grade", lambda *_: next(graded))
+    arguments = ("sources", shelf / "a.txt", shelf / "b.txt", "--model", shelf / "model", "--seed", "3")
+    plan = ("--contexts", "700", "--documents", "2", "--facts", "3", "--page-tokens", "64")
+    value = found(*arguments, *plan)
+    assert value["documents"] == ["a", "b"]
+    assert value["plan"] == {"lengths": [700], "documents": 2, "facts": 3, "page_tokens": 64, "seed": 3}
+    answers = value["answers"]
+    assert [each["document"] for each in answers] == ["a"] * 3 + ["b"] * 3
+    assert {each["pages"] for each in answers} == {(700 - sources.FRAME) // 64}
+    assert all(1 <= each["page"] <= each["pages"] and len(each["named"]) == 5 for each in answers)
+    *kinds, overall = value["rows"]
+    assert overall["kind"] == "all"
+    right = [each for each in answers if each["right"]]
+    assert (overall["asked"], overall["right"]) == (6, len(right)) == (6, 5)
+    assert overall["named"] == sum(each["page"] in each["named"][:3] for each in right)
+    assert overall["first"] == sum(each["page"] == each["named"][0] for each in right)
+    assert overall["named_of_right"] == overall["named"] / 5
+    assert sum(row["right"] for row in kinds) == 5
+
+
+def test_sources_need_enough_text(shelf: Path) -> None:
+    result = run("sources", shelf / "a.txt", "--model", shelf / "model", "--contexts", "6000")
+    assert result.exit_code == 4
+    assert "a is too short for 14 pages of 400 tokens" in result.stderr

@@ -62,6 +62,13 @@ class ChatFormat:
         """Ids that only the template may put into a prompt."""
         return frozenset(self._structure().values())
 
+    def ends(self, text: str) -> list[int]:
+        """Where each token of ``self.text(text)`` ends in it, in characters."""
+        plain = text.encode("utf-8", "replace").decode()
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        found = self.tokenizer(plain, return_offsets_mapping=True, **options)["offset_mapping"]
+        return [end for _, end in found]
+
     def render(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a whole conversation, ready for the next answer."""
         ids: list[int] = []

@@ -36,6 +36,7 @@ app = typer.Typer(
 LENGTHS = "8192,32768,124928"
 WINDOW = 8192  # tokens of the short memory that perplexity compares with
 SLACK = 256  # tokens behind a document for a question and its answer
+WIDER = 2048  # the same where the last page may be longer than it should be
 SHORT = 1024  # tokens for a question without a document, and its answer
 WIDE = 170  # characters that the tables need
 Contexts = Annotated[str, typer.Option(help="Context lengths in tokens.")]
@@ -87,6 +88,26 @@ def facts(
     watch = watched(screen)
     found = runs.planted(engine, loaded, options.settings, texts, lengths, count, page_tokens, watch)
     tell(options, screen, found)
+
+
+@command(app)
+def sources(
+    documents: Documents,
+    options: Options,
+    contexts: Contexts = "4096",
+    count: Annotated[int, typer.Option("--documents", min=1, help="Excerpts per length.")] = 10,
+    facts: Annotated[int, typer.Option(min=1, help="Facts planted into each.")] = 10,
+    page_tokens: Annotated[int, typer.Option(min=64, help="Tokens of a page.")] = 400,
+) -> None:
+    """Whether the pages named below an answer hold it: facts planted on random pages."""
+    lengths, options = listed(contexts), quick(options)
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    engine, loaded, _ = open_engine(options.settings, screen, room=max(lengths) + WIDER)
+    from triforce_chat.evaluation import sources
+
+    plan = sources.Plan(lengths, count, facts, page_tokens, options.seed or 0)
+    tell(options, screen, sources.findings(engine, loaded, options.settings, texts, plan, watched(screen)))
 
 
 @command(app)

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,6 +90,9 @@ class Options:
     ] = False
     pages: Annotated[str | None, option("Only these pages, as in 1-80,90.", ANSWER)] = None
     password: Annotated[str | None, option("For encrypted documents.", ANSWER)] = None
+    ocr: Annotated[
+        bool, option("Read the images on PDF pages without text with tesseract.", ANSWER, "--ocr")
+    ] = False
     json: Annotated[bool, option("Print one JSON object.", OUTPUT, "--json")] = False
     jsonl: Annotated[bool, option("Print every event as a JSON line.", OUTPUT, "--jsonl")] = False
     quiet: Annotated[bool, option("Print the answer and nothing else.", OUTPUT, "--quiet", "-q")] = False
@@ -196,7 +199,9 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
     """Read documents before anything slow is loaded; say what they lack."""
     if paths.count("-") > 1:
         raise UsageError("standard input can be read only once")
-    documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
+    busy = screen.err.status("reading images") if options.ocr and screen.detail == "live" else nullcontext()
+    with busy:
+        documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
     for document in documents:
         if document.warning:
             show_warning(options, screen, f"{document.title}: {document.warning}")
@@ -208,7 +213,8 @@ def read_one(path: str, options: Options, pages: str | None, several: bool = Fal
     from triforce_chat.documents import parse_pages, read
 
     ranges = parse_pages(pages) if pages else None
-    document = read(path, password=options.password, stdin=sys.stdin.buffer if path == "-" else None)
+    stdin = sys.stdin.buffer if path == "-" else None
+    document = read(path, password=options.password, stdin=stdin, ocr=options.ocr)
     if ranges is None:
         return document
     return document.select([r.within(document.pages[-1].number) for r in ranges] if several else ranges)

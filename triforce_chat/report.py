@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triforce_chat.engine.events import Comparison, Event, Outcome, Tally
+from triforce_chat.engine.events import Comparison, Event, Outcome, Sourced, Tally
 
 SCHEMA = 1
 
@@ -38,6 +38,15 @@ def answer_object(tally: Tally, origin: Origin) -> dict[str, Any]:
         },
         "timing": {"load_s": origin.load_s, **timing(tally)},
         "speculation": speculation(tally),
+        **(sourced(tally.sourced) if tally.sourced else {}),
+    }
+
+
+def sourced(found: Sourced) -> dict[str, Any]:
+    """The pages that an answer came from, and the pages that it names."""
+    return {
+        "sources": [asdict(source) for source in found.sources],
+        "citations": [asdict(citation) for citation in found.citations],
     }
 
 

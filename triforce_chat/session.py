@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from triforce_chat.chat_format import ChatFormat, Message
+from triforce_chat.citations import check
 from triforce_chat.config import CHANGEABLE, Settings
 from triforce_chat.documents import Document, runs
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Comparison, Event, Finished, Side, Tally
+from triforce_chat.engine.events import Comparison, Event, Finished, Side, Sourced, Tally
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.memory import Passage
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.prompts import prompt
 from triforce_chat.sessions.values import Past
+from triforce_chat.sourcing import Placed, sources
 from triforce_chat.ui.conversation import Turn
 from triforce_chat.wiring import sampling_of, stack_of
 
@@ -48,6 +51,13 @@ class Reading:
         if not starts[0] <= offset < starts[-1]:
             return None
         return self.document.pages[bisect_right(starts, offset) - 1].number
+
+    def placed(self, weights: Sequence[float], start: int) -> Iterator[Placed]:
+        """The pages with their tokens' share of ``weights``; the heading's first token is at ``start``."""
+        at = start + len(self.before)
+        for page, ids in zip(self.document.pages, self.pages, strict=True):
+            yield Placed(self.document, page, weights[at : at + len(ids)])
+            at += len(ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,10 @@ class Session:
             for event in self.engine.answer(request):
                 tally.add(event)
                 yield event
+            if self.readings and tally.token_ids:
+                for event in self._sourced(request, tally):
+                    tally.add(event)
+                    yield event
         finally:
             self._keep(question, tally)
 
@@ -200,6 +214,20 @@ class Session:
             yield Comparison(fast, plain, verdict.identical, verdict.ties, verdict.mismatches)
         finally:
             self._keep(question, fast)
+
+    def _sourced(self, request: Request, tally: Tally) -> Generator[Event, None, None]:
+        """Where the answer that was just made came from, and whether the pages that it names hold."""
+        started = time.perf_counter()
+        readings = self.readings
+        weights = yield from self.engine.attended(request, tally.token_ids)
+        placed = [
+            each
+            for passage, reading in zip(request.passages, readings, strict=True)
+            for each in reading.placed(weights, passage.end - len(reading.ids))
+        ]
+        found = sources(placed, self.format)
+        cited = check(tally.text, self.documents)
+        yield Sourced(found, cited, time.perf_counter() - started)
 
     def _keep(self, question: str, tally: Tally) -> None:
         """Record what was said, also when it was interrupted; nothing said, nothing recorded."""

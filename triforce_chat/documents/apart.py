@@ -26,20 +26,23 @@ class Damaged(Exception):
     """The bytes are not what their kind promises."""
 
 
-def parse_apart(data: bytes, kind: str, password: str | None) -> Parsed:
+def parse_apart(data: bytes, kind: str, password: str | None, ocr: bool) -> Parsed:
     """Parse ``data`` as ``kind`` in a process with limits of time and memory.
 
     Raises ``DocumentError`` for what is refused, ``Damaged`` for what cannot be parsed. Ctrl-C ends it at once.
     """
     command = [sys.executable, "-I", "-c", _START, *sys.path]
     seconds = patience(kind, len(data))
+    clock = (
+        None if ocr else STALLED * seconds
+    )  # tesseract takes seconds for a page, and has a limit of its own
     try:
         done = subprocess.run(
             command,
-            input=request(data, kind, password),
+            input=request(data, kind, password, ocr),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=STALLED * seconds,
+            timeout=clock,
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -58,9 +61,9 @@ def late(seconds: int) -> DocumentError:
     return DocumentError(f"not read within {seconds} s; refused")
 
 
-def request(data: bytes, kind: str, password: str | None) -> bytes:
+def request(data: bytes, kind: str, password: str | None, ocr: bool = False) -> bytes:
     """What the process reads from its standard input, where no other user can see a password."""
-    asked = {"kind": kind, "password": password, "seconds": patience(kind, len(data))}
+    asked = {"kind": kind, "password": password, "ocr": ocr, "seconds": patience(kind, len(data))}
     return json.dumps(asked).encode() + b"\n" + data
 
 

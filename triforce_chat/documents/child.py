@@ -55,7 +55,7 @@ def answer(asked: bytes) -> bytes:
     wanted = json.loads(head)
     try:
         with quiet():
-            said = asdict(parser(wanted["kind"], wanted["password"])(data).bounded())
+            said = asdict(parser(wanted["kind"], wanted["password"], wanted["ocr"])(data).bounded())
         return _told(said)
     except DocumentError as error:
         return _told({"refused": str(error)})
@@ -65,13 +65,13 @@ def answer(asked: bytes) -> bytes:
         return _told({"damaged": type(error).__name__})
 
 
-def parser(kind: str, password: str | None) -> Callable[[bytes], Parsed]:
+def parser(kind: str, password: str | None, ocr: bool) -> Callable[[bytes], Parsed]:
     # Imported on use: the library behind a parser takes most of the time that this process needs to start.
     match kind:
         case "PDF":
             from triforce_chat.documents.pdf import parse_pdf
 
-            return partial(parse_pdf, password=password)
+            return partial(parse_pdf, password=password, ocr=ocr)
         case "EPUB":
             from triforce_chat.documents.epub import parse_epub
 

@@ -101,7 +101,7 @@ class Document:
             return f"damaged, none of its {len(numbers)} {self.unit}(s) can be read"
         if self.unit != "page":
             return "holds no text"
-        advice = "no text; if this is a scan, run OCR on it first"
+        advice = "no text; if this is a scan, try --ocr or run OCR on it first"
         return self._told(numbers, f"holds {advice}", f"hold {advice}")
 
     def _told(self, numbers: Sequence[int], one: str, many: str) -> str:

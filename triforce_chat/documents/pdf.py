@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from io import BytesIO
 
 from pypdf import PasswordType, PdfReader
@@ -10,6 +11,8 @@ from pypdf import PasswordType, PdfReader
 from triforce_chat.documents.alarm import Late, at_most
 from triforce_chat.documents.encoding import clean
 from triforce_chat.documents.model import Parsed
+from triforce_chat.documents.ocr import Tesseract
+from triforce_chat.documents.ranges import fold
 from triforce_chat.errors import DocumentError
 
 # What programs write where nobody gave a title; the file's own name says more.
@@ -21,8 +24,12 @@ NO_TITLE = re.compile(
 PAGE_SECONDS = 8.0  # a dense page takes a twentieth of a second; drawings of millions of strokes take minutes
 
 
-def parse_pdf(data: bytes, password: str | None = None) -> Parsed:
-    """Text of every page; a page that fails is listed as broken. Raises ``DocumentError`` when locked."""
+def parse_pdf(data: bytes, password: str | None = None, ocr: bool = False) -> Parsed:
+    """Text of every page; a page that fails is listed as broken.
+
+    ``ocr`` has the images of pages without text recognized. Raises ``DocumentError`` when locked, and when
+    there are such pages and nothing to recognize them with.
+    """
     reader = PdfReader(BytesIO(data))
     if reader.is_encrypted:
         _unlock(reader, password)
@@ -30,7 +37,20 @@ def parse_pdf(data: bytes, password: str | None = None) -> Parsed:
     if not texts:
         raise DocumentError("the PDF has no pages")
     broken = tuple(number for number, text in enumerate(texts, 1) if text is None)
-    return Parsed([text or "" for text in texts], _title(reader), "page", broken)
+    recognized = _recognized(reader, [index for index, text in enumerate(texts) if text == ""] if ocr else [])
+    failed = [index + 1 for index, text in recognized.items() if text is None]
+    notices = (f"tesseract could not read page{'s' * (len(failed) > 1)} {fold(failed)}",) if failed else ()
+    pages = [recognized.get(index, text) or "" for index, text in enumerate(texts)]
+    return Parsed(pages, _title(reader), "page", broken, notices)
+
+
+def _recognized(reader: PdfReader, indices: Sequence[int]) -> dict[int, str | None]:
+    """What tesseract sees on these pages; None where it fails."""
+    if not indices:
+        return {}
+    tesseract = Tesseract.for_pages([index + 1 for index in indices])
+    texts = {index: tesseract.page(reader.pages[index]) for index in indices}
+    return {index: text and f"{text}\n" for index, text in texts.items()}
 
 
 def _unlock(reader: PdfReader, password: str | None) -> None:

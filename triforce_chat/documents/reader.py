@@ -27,16 +27,19 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def read(source: str, *, password: str | None = None, stdin: BinaryIO | None = None) -> Document:
+def read(
+    source: str, *, password: str | None = None, stdin: BinaryIO | None = None, ocr: bool = False
+) -> Document:
     """Read the file at ``source``, or standard input for ``-``.
 
-    ``password`` opens an encrypted PDF; ``stdin`` stands in for the process's own. Raises ``DocumentError``
-    (one line that names the source) for whatever cannot be read or holds no text.
+    ``password`` opens an encrypted PDF; ``ocr`` reads the images on its pages without text; ``stdin`` stands
+    in for the process's own. Raises ``DocumentError`` (one line that names the source) for whatever cannot be
+    read or holds no text.
     """
     name = _shown(STDIN_TITLE if source == STDIN else source)
     data = _fetch(source, name, stdin)
     kind = detect(data, PurePath(source).suffix.lower())
-    parsed = _parse(data, kind, password, name)
+    parsed = _parse(data, kind, password, ocr, name)
     pages = tuple(Page(number, text) for number, text in enumerate(parsed.texts, 1))
     title = _line(parsed.title) or _shown(STDIN_TITLE if source == STDIN else PurePath(source).stem)
     document = Document(name, source, pages, parsed.unit, parsed.broken, notices=parsed.notices)
@@ -60,9 +63,9 @@ def _unmarked(head: bytes) -> bytes:
     return head[len(mark) :].replace(b"\0", b"")  # UTF-16 and UTF-32 look like ASCII without them
 
 
-def _parse(data: bytes, kind: str, password: str | None, name: str) -> Parsed:
+def _parse(data: bytes, kind: str, password: str | None, ocr: bool, name: str) -> Parsed:
     try:
-        return apart.parse_apart(data, kind, password)
+        return apart.parse_apart(data, kind, password, ocr)
     except DocumentError as error:
         raise DocumentError(f"{name}: {error}") from None
     except apart.Damaged as error:

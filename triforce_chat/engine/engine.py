@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Text
+from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
 from triforce_chat.engine.level import Speculative
 from triforce_chat.engine.memory import ROOT, Chunk, Forgetful, Memory, Passage, chunks
 from triforce_chat.engine.options import Sampling
@@ -19,6 +19,7 @@ from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.stacks import Builder, StackOptions
 from triforce_chat.engine.text import Detokenizer, StopStrings
+from triforce_chat.engine.witness import attended
 
 PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
 GPU_PREFILL_CHUNK = 8192  # tokens; every forward costs a GPU the launch of some thousand kernels
@@ -175,6 +176,15 @@ class Engine:
             logits = self.target(self.full.pending(fed), self.full, n)
             yield sampler.scores(logits, fed), history[first : first + n]
         self.settle(history.tolist())
+
+    def attended(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
+        """How sharply the tokens of the answer that was just made attended to each token of the prompt."""
+        # The token before the answer asks for its first token; the last one has asked for nothing yet.
+        tokens = [*request.prompt, *made[:-1]]
+        for _ in self.prefill(tokens, request.passages):
+            pass
+        prompt = len(request.prompt)
+        return (yield from attended(self.target, self.full, self._tensor(tokens), prompt - 1, prompt))
 
     def settle(self, tokens: Sequence[int]) -> None:
         """``tokens`` are committed; the last of them is not in the cache yet."""

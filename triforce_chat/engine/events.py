@@ -62,7 +62,54 @@ class Finished:
     decode_s: float  # after the prefill
 
 
-Event = Prefilled | Verified | Rebuilt | Text | Finished
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A page of a document."""
+
+    document: str  # its title
+    unit: str  # "page" or "section"
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Place):
+    """A page that an answer's tokens attended to."""
+
+    share: float  # of the attention that the documents got
+    sentence: str  # the one that got the most on this page
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """Pages that an answer names, with the words that it quotes from them."""
+
+    unit: str
+    page: int
+    last_page: int
+    quote: str | None  # None: the pages are only named
+    holds: bool  # the pages exist and hold the words
+    found_on: tuple[Place, ...] = ()  # where the words are instead
+    exists: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Retraced:
+    """Progress of looking for the sources of a finished answer."""
+
+    done: int  # tokens of the answer that were fed again
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """Where a finished answer came from; follows ``Finished`` where there are documents."""
+
+    sources: tuple[Source, ...]  # the pages that were read most, first
+    citations: tuple[Citation, ...]
+    seconds: float  # what it took to find out
+
+
+Event = Prefilled | Verified | Rebuilt | Text | Finished | Retraced | Sourced
 
 
 @dataclass(slots=True)
@@ -94,6 +141,7 @@ class Tally:
     rebuilds: list[Rebuilt] = field(default_factory=list)
     prefill: Prefilled | None = None
     finished: Finished | None = None
+    sourced: Sourced | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
 
@@ -110,6 +158,8 @@ class Tally:
                 self.text += event.text
             case Finished():
                 self.finished = event
+            case Sourced():
+                self.sourced = event
 
     @property
     def rounds(self) -> int:

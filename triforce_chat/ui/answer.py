@@ -12,7 +12,7 @@ from rich.text import Text
 
 from triforce_chat.engine.events import Event, Finished, Tally
 from triforce_chat.engine.events import Text as Said
-from triforce_chat.ui import figures
+from triforce_chat.ui import figures, sourcing
 from triforce_chat.ui.clean import Cleaner
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import MarkdownTail
@@ -97,6 +97,7 @@ def _summarise(console: Console, tally: Tally) -> None:
     line = figures.fit(figures.summary(tally), console.width)
     if line:
         console.print(Text(line, "dim"), soft_wrap=True)
+    sourcing.show(console, tally.sourced)
 
 
 VIEWS: Mapping[Detail, Callable[[Screen, EnginePanel], View]] = {

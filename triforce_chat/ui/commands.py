@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from triforce_chat.documents import Document, Page
+from triforce_chat.documents.search import Hit, find, pattern
 from triforce_chat.engine.events import Event, Rebuilt, Tally
 from triforce_chat.errors import UsageError
 from triforce_chat.private import write_named
-from triforce_chat.ui import figures
+from triforce_chat.ui import figures, sourcing
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.compare import show_comparison
 from triforce_chat.ui.conversation import Conversation
@@ -28,6 +29,8 @@ from triforce_chat.ui.transcript import describe, transcript
 
 PAGES = re.compile(r"\d+(-\d*)?(,\d+(-\d*)?)*")
 USAGE = re.compile(r"Usage: (.*)")
+MOST_HITS = 20  # sentences that /find shows
+SHOWN_SENTENCE = 300  # characters
 ReadDocument = Callable[[str, str | None], Document]
 Choice = tuple[str, str]  # what may be typed, and what it means
 
@@ -133,6 +136,30 @@ class Commands:
         if not PAGES.fullmatch(arguments):
             raise UsageError(f"{clean(arguments)} is no page range; write 12, 12-14 or 3,8-")
         return self._say_pages(arguments)
+
+    def cmd_find(self, words: str) -> None:
+        """Search the documents.
+
+        Usage: WORDS
+        """
+        if not words:
+            raise UsageError("/find needs words: /find WORDS")
+        if not self._conversation.documents:
+            raise UsageError("there is no document; add one with /doc PATH")
+        wanted = pattern(words)
+        hits = list(find(self._conversation.documents, wanted))
+        for hit in hits[:MOST_HITS]:
+            self._screen.notes.print(_found(hit, wanted))
+        total = figures.count(sum(hit.count for hit in hits), "hit")
+        self._say(f"{total}, the first {MOST_HITS} sentences shown" if len(hits) > MOST_HITS else total)
+
+    def cmd_sources(self, _arguments: str) -> None:
+        """Show the pages that the last answer came from."""
+        sourced = self.last.sourced if self.last else None
+        if sourced is None:
+            raise UsageError("there are no sources yet: ask something about a document first")
+        for line in sourcing.details(sourced):
+            self._screen.notes.print(line)
 
     def cmd_stats(self, _arguments: str) -> None:
         """Show the figures of the last answer."""
@@ -247,6 +274,18 @@ class Commands:
         for document, page in found:
             self._screen.notes.print(Text(f"{clean(document.title)}, {document.unit} {page.number}", "bold"))
             self._say(page.text.strip() or "(no text)")
+
+
+def _found(hit: Hit, wanted: re.Pattern[str]) -> Text:
+    """The sentence with the words emphasized; of a long one what is around the first."""
+    sentence = clean(hit.sentence)
+    first = wanted.search(sentence)
+    start = max(0, first.start() - SHOWN_SENTENCE // 2) if first and len(sentence) > SHOWN_SENTENCE else 0
+    shown = figures.shortened(sentence[start:], SHOWN_SENTENCE)
+    line = Text(f"{'…' if start else ''}{shown}")
+    line.highlight_regex(wanted, "bold reverse")
+    place = sourcing.named(hit.document.unit, hit.page)
+    return Text.assemble((f"{clean(hit.document.title)} {place}: ", "dim"), line)
 
 
 def chosen(document: Document, pages: str) -> list[Page]:

@@ -102,3 +102,8 @@ def fit(pieces: Iterable[str], width: int) -> str:
             break
         line = longer
     return line
+
+
+def shortened(text: str, most: int) -> str:
+    """At most ``most`` characters of a text; an ellipsis stands for the rest."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"

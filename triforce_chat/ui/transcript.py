@@ -9,6 +9,7 @@ from triforce_chat.documents import Document
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.conversation import Turn
+from triforce_chat.ui.sourcing import line_of
 
 
 class Told(Protocol):
@@ -41,6 +42,8 @@ def _turn(turn: Turn) -> Iterator[str]:
     yield "\n" + "\n".join(f"> {line}" for line in question) + "\n"
     yield clean(turn.answer).strip()
     yield f"\n*{figures.SEPARATOR.join(figures.summary(turn.tally)) if turn.tally.finished else 'stopped'}*"
+    if turn.tally.sourced and turn.tally.sourced.sources:
+        yield f"\n*{line_of(turn.tally.sourced)}*"
 
 
 def describe(document: Document) -> str:

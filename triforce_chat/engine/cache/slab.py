@@ -106,6 +106,10 @@ class Slab:
             raise ValueError(f"cache overflow: slot {end} of {self.capacity}")
         self.keys[layer, :, at:end] = k[0]
         self.values[layer, :, at:end] = v[0]
+        return self.view(layer, end)
+
+    def view(self, layer: int, end: int) -> View:
+        """What one layer holds in its first ``end`` slots."""
         width = rounded_up(end)
         return View(self.keys[layer, None, :, :width], self.values[layer, None, :, :width], end)
 
