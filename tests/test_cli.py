@@ -27,6 +27,7 @@ from triforce_chat.cli import app
 from triforce_chat.engine import level
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.events import Event
 
 CONTEXT = 65_536
 EXAMPLE = Path(__file__).parent.parent / "examples" / "the-lighthouse-at-varra.pdf"
@@ -205,6 +206,15 @@ def test_events_as_lines(ask: Ask) -> None:
     text = "".join(line["text"] for line in lines if line["event"] == "text")
     assert text == ask("ask", "a.txt", "Why?", "--json").json["text"]
     assert all(line["schema"] == 1 for line in lines)
+
+
+def test_nobody_waits_for_sources_that_nobody_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attended(*_: object) -> Iterator[Event]:
+        raise AssertionError("sources were looked for")
+        yield
+
+    monkeypatch.setattr(Engine, "attended", attended)
+    assert ask("ask", "a.txt", "Why?").code == 0
 
 
 def prompt_tokens(done: Outcome) -> int:

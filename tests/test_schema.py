@@ -16,7 +16,18 @@ from test_report import EVENTS, ORIGIN
 from typer.testing import CliRunner
 
 from triforce_chat.cli import app
-from triforce_chat.engine.events import Comparison, Event, Outcome, Side, Tally
+from triforce_chat.engine.events import (
+    Citation,
+    Comparison,
+    Event,
+    Outcome,
+    Place,
+    Retraced,
+    Side,
+    Source,
+    Sourced,
+    Tally,
+)
 from triforce_chat.report import (
     SCHEMA,
     answer_object,
@@ -29,6 +40,19 @@ from triforce_chat.report import (
 from triforce_chat.schema import Kind, load_schema
 
 ENVELOPE = {"schema", "event", "side"}
+PARTS = {"side", "place", "source", "citation"}  # of events
+LATER: list[Event] = [
+    Retraced(3, 7),
+    Sourced(
+        (Source("A book", "page", 12, 0.4, "She paid."),),
+        (
+            Citation("page", 3, 3, None, True),
+            Citation("page", 9, 10, "she paid", False, (Place("A book", "page", 12),)),
+            Citation("page", 90, 90, None, False, exists=False),
+        ),
+        0.1,
+    ),
+]
 OUTCOME = Outcome("triforce", 10, True, 0, 0, 20, 0.5)
 
 
@@ -74,11 +98,11 @@ def test_every_event_has_a_schema(kind: type[Any]) -> None:
 
 def test_no_schema_without_an_event() -> None:
     kinds = {kind.__name__.lower() for kind in (*get_args(Event), Outcome)}
-    assert set(load_schema("events")["$defs"]) == kinds | {"side"}
+    assert set(load_schema("events")["$defs"]) == kinds | PARTS
 
 
 @pytest.mark.parametrize("side", get_args(Side))
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("event", [*EVENTS, *LATER], ids=lambda event: type(event).__name__)
 def test_lines_are_valid(event: Event, side: Side) -> None:
     assert errors("events", event_object(event, side)) == []
 
@@ -87,7 +111,7 @@ def test_the_line_of_a_self_test_is_valid() -> None:
     assert errors("events", outcome_object(OUTCOME)) == []
 
 
-@pytest.mark.parametrize("event", EVENTS[:1] + EVENTS[2:4] + EVENTS[5:6] + EVENTS[-1:], ids=repr)
+@pytest.mark.parametrize("event", EVENTS[:1] + EVENTS[2:4] + EVENTS[5:6] + EVENTS[-1:] + LATER, ids=repr)
 def test_lines_that_are_not(event: Event) -> None:
     line = event_object(event)
     for name in line:
@@ -97,7 +121,9 @@ def test_lines_that_are_not(event: Event) -> None:
     assert errors("events", {**line, "schema": SCHEMA + 1})
 
 
-@pytest.mark.parametrize("events", [[], EVENTS[:6], EVENTS, answer_events("a b c", level=False)])
+@pytest.mark.parametrize(
+    "events", [[], EVENTS[:6], EVENTS, [*EVENTS, *LATER], answer_events("a b c", level=False)]
+)
 def test_objects_are_valid(events: list[Event]) -> None:
     tally = tally_of(events)
     assert errors("answer", answer_object(tally, ORIGIN)) == []
