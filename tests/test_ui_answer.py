@@ -56,7 +56,7 @@ def pressing(events: Sequence[Event], at: int, times: int, log: list[str]) -> It
     ("terminal", "environ", "options", "detail"),
     [
         (True, {}, {}, "live"),
-        (True, {}, {"live": False}, "plain"),
+        (True, {}, {"plain": True}, "plain"),
         (True, {}, {"quiet": True}, "bare"),
         (True, {"NO_COLOR": "1"}, {}, "bare"),
         (True, {"TERM": "dumb"}, {}, "plain"),
@@ -90,12 +90,16 @@ def test_reading_alone_writes_nothing() -> None:
     assert written(bare.out) == ""
 
 
-def test_plain_has_one_line_on_stderr() -> None:
+def test_plain_tells_the_rest_in_lines_on_stderr() -> None:
     plain = screen("plain")
     show_answer(iter(answer_events(ANSWER)), plain)
     assert written(plain.out) == ANSWER
-    assert written(plain.err).count("\n") == 1
-    assert "20.0 ms/token · 4.0/round · target 75 % · retrieval 80 %" in written(plain.err)
+    assert written(plain.err).splitlines()[:3] == [
+        "reading: 25 %, 11,000 of 41,000 tokens",
+        "reading: 50 %, 21,000 of 41,000 tokens",
+        "reading: 75 %, 31,000 of 41,000 tokens",
+    ]
+    assert "; 20.0 ms/token; 4.0/round; target 75 %; retrieval 80 %" in written(plain.err).splitlines()[-1]
 
 
 @pytest.mark.parametrize("width", [80, 120])

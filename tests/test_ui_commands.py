@@ -67,7 +67,7 @@ def test_the_closest_command_is_suggested() -> None:
 
 def test_help_lists_every_command_with_its_arguments() -> None:
     _, err = Chat().ask("/help")
-    for line in ("/doc PATH [PAGES]", "/compare QUESTION", "/set [NAME VALUE]", "/save FILE", "/quit"):
+    for line in ("/doc PATH [PAGES]", "/compare QUESTION", "/set [NAME VALUE]", "/export FILE", "/quit"):
         assert line in err
     assert len(Chat().ask("/help doc")[1].splitlines()) == 1
 
@@ -116,11 +116,11 @@ def test_compare() -> None:
 
 def test_save_never_destroys_a_file_that_it_did_not_write(tmp_path: Path) -> None:
     chat, file = Chat("**Night**\x1b[2J."), tmp_path / "two words.md"
-    chat.ask("/doc book.pdf", "When was it?", f"/save {file}")
+    chat.ask("/doc book.pdf", "When was it?", f"/export {file}")
     text = file.read_text()
     assert "- book.pdf: 5 pages" in text
     assert "\n> When was it?\n\n**Night**.\n\n*8 tokens · 20.0 ms/token" in text
-    assert "wrote 1 turn" in chat.ask(f"/save {file}")[1]
+    assert "wrote 1 turn" in chat.ask(f"/export {file}")[1]
     other = tmp_path / "other.md"
     other.write_text("precious")
     assert "exists; nothing was written" in chat.ask(f"/save {other}")[1]

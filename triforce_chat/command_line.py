@@ -79,7 +79,10 @@ class Options:
     json: Annotated[bool, option("Print one JSON object.", OUTPUT, "--json")] = False
     jsonl: Annotated[bool, option("Print every event as a JSON line.", OUTPUT, "--jsonl")] = False
     quiet: Annotated[bool, option("Print the answer and nothing else.", OUTPUT, "--quiet", "-q")] = False
-    no_live: Annotated[bool, option("No live panel.", OUTPUT, "--no-live")] = False
+    plain: Annotated[
+        bool,
+        option("Whole lines only, for screen readers: no panel, colour or redrawing.", OUTPUT, "--plain"),
+    ] = False
     debug: Annotated[bool, option("Show tracebacks.", OUTPUT, "--debug")] = False
 
     @property
@@ -155,12 +158,15 @@ def screen_of(options: Options) -> Screen:
     from rich.console import Console
 
     from triforce_chat.ui.terminal import Screen
+    from triforce_chat.ui.theme import THEME
 
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     quiet = options.quiet or options.json or options.jsonl
-    return Screen.of(Console(), Console(stderr=True), live=not options.no_live, quiet=quiet)
+    colours: Any = {"color_system": None} if options.plain else {"theme": THEME}
+    out, err = (Console(stderr=stderr, **colours) for stderr in (False, True))
+    return Screen.of(out, err, plain=options.plain, quiet=quiet)
 
 
 def read_all(paths: list[str], options: Options, screen: Screen) -> list[Document]:
@@ -172,7 +178,7 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
         if document.warning and not options.quiet:
             from triforce_chat.ui.clean import clean
 
-            screen.err.print(f"{clean(document.title)}: {document.warning}", markup=False, style="yellow")
+            screen.err.print(f"{clean(document.title)}: {document.warning}", markup=False, style="bold")
     return documents
 
 

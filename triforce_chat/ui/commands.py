@@ -5,28 +5,29 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Event, Rebuilt, Tally
+from triforce_chat.engine.events import Rebuilt, Tally
 from triforce_chat.errors import UsageError
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
+from triforce_chat.ui.clipboard import copy
 from triforce_chat.ui.compare import show_comparison
 from triforce_chat.ui.conversation import Conversation
+from triforce_chat.ui.tables import course, show_table
 from triforce_chat.ui.terminal import Screen
-from triforce_chat.ui.transcript import describe, transcript
+from triforce_chat.ui.transcript import as_json, describe, transcript
 
 PAGES = re.compile(r"\d+(-\d*)?(,\d+(-\d*)?)*")
 USAGE = re.compile(r"Usage: (.*)")
 ReadDocument = Callable[[str, str | None], Document]
 Choice = tuple[str, str]  # what may be typed, and what it means
+WRITERS: Mapping[str, Callable[[Conversation], str]] = {".md": transcript, ".json": as_json}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,20 @@ class Command:
 
 
 class Commands:
-    """What the slash commands do to a conversation; ``show`` displays the events of an answer."""
+    """What the slash commands do to a conversation.
+
+    ``show(events, behind="")`` displays the events of an answer, which may go on behind what was said.
+    """
 
     def __init__(
         self,
         conversation: Conversation,
         read_document: ReadDocument,
         screen: Screen,
-        show: Callable[[Iterator[Event]], None],
+        show: Callable[..., None],
     ) -> None:
         self.leaving = False
+        self.draft: str | None = None  # a question to go on with in the editor
         self.last: Tally | None = None  # of the last answer
         self._conversation, self._read_document = conversation, read_document
         self._screen, self._show = screen, show
@@ -85,10 +90,9 @@ class Commands:
         Usage: [COMMAND]
         """
         wanted = name.removeprefix("/")
-        table = _table("", "")
-        for command in [self.all[wanted]] if wanted in self.all else self.all.values():
-            table.add_row(Text(f"/{command.name} {command.arguments}"), Text(command.help))
-        self._screen.notes.print(table)
+        shown = [self.all[wanted]] if wanted in self.all else self.all.values()
+        rows = [[f"/{command.name} {command.arguments}".strip(), command.help] for command in shown]
+        show_table(("", ""), rows, self._screen)
 
     def complete_help(self) -> Iterable[Choice]:
         return [(command.name, command.help) for command in self.all.values()]
@@ -124,13 +128,16 @@ class Commands:
         tally = self.last
         if tally is None:
             raise UsageError("there are no figures yet: ask something first")
-        table = _table("level", "accepted", "proposed", "tested", "rounds", "acceptance")
+        rows = []
         for name, level in figures.levels(tally):
             counts = (level.accepted, level.proposed, level.tested, level.rounds)
-            table.add_row(clean(name), *(f"{number:,}" for number in counts), figures.share(level.acceptance))
+            rows.append([clean(name), *(f"{n:,}" for n in counts), figures.share(level.acceptance)])
         self._say(*figures.summary(tally), *figures.reading(tally), *_rebuilds(tally.rebuilds))
-        if tally.levels:
-            self._screen.notes.print(table)
+        if rows:
+            show_table(
+                ("level", "accepted", "proposed", "tested", "rounds", "acceptance"), rows, self._screen
+            )
+            self._say(*course(tally, self._screen))
 
     def cmd_compare(self, question: str) -> None:
         """Answer a question hierarchically and plainly, side by side.
@@ -167,23 +174,51 @@ class Commands:
     def complete_set(self) -> Iterable[Choice]:
         return [(name, f"now {value}") for name, value in self._conversation.options().items()]
 
+    def cmd_continue(self, _arguments: str) -> None:
+        """Go on with an answer that was stopped, or cut by its length."""
+        turns = self._conversation.turns
+        self._show(self._conversation.resume(), turns[-1].answer if turns else "")
+
+    def cmd_copy(self, _arguments: str) -> None:
+        """Put the last answer on the clipboard of your terminal."""
+        if not self._conversation.turns:
+            raise UsageError("there is no answer to copy")
+        text = clean(self._conversation.turns[-1].answer).strip()
+        copy(text, self._screen)
+        self._say(f"sent {figures.count(len(text), 'character')} to the terminal's clipboard")
+
+    def cmd_editor(self, text: str) -> None:
+        """Write the question in $EDITOR; Ctrl-X Ctrl-E does the same.
+
+        Usage: [TEXT]
+        """
+        self.draft = text
+
     def cmd_retry(self, _arguments: str) -> None:
         """Answer the last question again."""
         self._show(self._conversation.retry())
 
-    def cmd_save(self, file: str) -> None:
-        """Write the conversation to a Markdown file.
+    def cmd_export(self, file: str) -> None:
+        """Write the conversation to a file: .md for reading, .json with every figure.
 
         Usage: FILE
         """
-        if not file:
-            raise UsageError("/save needs a file: /save FILE")
         path = Path(file.strip("\"'")).expanduser()
+        write = WRITERS.get(path.suffix.lower())
+        if write is None:
+            raise UsageError("/export needs a file that ends in .md or .json: /export FILE")
         if path.exists() and path.resolve() not in self._saved:
             raise UsageError(f"{path} exists; nothing was written, choose another name")
-        path.write_text(transcript(self._conversation), encoding="utf-8")
+        path.write_text(write(self._conversation), encoding="utf-8")
         self._saved.add(path.resolve())
         self._say(f"wrote {figures.count(len(self._conversation.turns), 'turn')} to {path}")
+
+    def cmd_save(self, file: str) -> None:
+        """The same as /export.
+
+        Usage: FILE
+        """
+        self.cmd_export(file)
 
     def cmd_tokens(self, _arguments: str) -> None:
         """Show how much of the context is used."""
@@ -240,11 +275,3 @@ def _rebuilds(rebuilds: list[Rebuilt]) -> list[str]:
     last = {rebuilt.reason: rebuilt.at for rebuilt in rebuilds}
     counts = Counter(rebuilt.reason for rebuilt in rebuilds)
     return [f"cache built for {why}: {counts[why]}, the last at token {at:,}" for why, at in last.items()]
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD if first else None, pad_edge=False, show_header=bool(first))
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right" if heading else "left")
-    return table

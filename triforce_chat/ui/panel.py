@@ -15,6 +15,7 @@ from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
 from triforce_chat.engine.events import Text as Said
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
+from triforce_chat.ui.theme import BAR, BAR_BACK, BORDER, BORDER_ALERT
 
 GAP = "   "
 WIDE = 110  # columns from which the bars may be long
@@ -78,11 +79,11 @@ class EnginePanel:
         used = figures.context(figures.context_used(self.tally), self._limit) if known else ""
         yield Panel(
             body,
-            title=Text(title, "bold") if title else None,
-            subtitle=Text(f"context {used}", "none") if used else None,
+            title=Text(title, "not dim bold") if title else None,
+            subtitle=Text(f"context {used}", "not dim not bold") if used else None,
             title_align="left",
             subtitle_align="right",
-            border_style="yellow" if self.stopping else "cyan",
+            border_style=BORDER_ALERT if self.stopping else BORDER,
         )
 
     def _prefill_rows(self) -> RenderableType:
@@ -90,7 +91,9 @@ class EnginePanel:
         top = Table.grid(padding=(0, 2), expand=True)
         for ratio in (None, 1, None):
             top.add_column(ratio=ratio, no_wrap=True)
-        bar = ProgressBar(read.total or None, read.done, pulse=not read.total, complete_style="green")
+        bar = ProgressBar(
+            read.total or None, read.done, style=BAR_BACK, complete_style=BAR, finished_style=BAR
+        )
         top.add_row(Text("reading", "dim"), bar, _progress(read))
         return Group(top, _row("", [Text(piece) for piece in _prefill_pieces(read)]))
 
@@ -138,5 +141,5 @@ def _row(label: str, pieces: list[Text]) -> Text:
 def _meter(name: str, value: float | None, cells: int) -> Text:
     full = round((value or 0.0) * cells)
     meter = Text(f"{clean(name)} ")
-    meter.append("━" * full, "green").append("━" * (cells - full), "bright_black")
+    meter.append("━" * full, BAR).append("━" * (cells - full), BAR_BACK)
     return meter.append(f" {figures.share(value)}", "bold")

@@ -1,10 +1,12 @@
-"""What was said, as a Markdown file."""
+"""What was said, as a Markdown or a JSON file."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from triforce_chat.documents import Document
+from triforce_chat.report import SCHEMA, said_object
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.conversation import Conversation, Turn
@@ -13,6 +15,24 @@ from triforce_chat.ui.conversation import Conversation, Turn
 def transcript(conversation: Conversation) -> str:
     """Documents, system text and every turn; questions as quotations, answers as they are."""
     return "\n".join(_parts(conversation)) + "\n"
+
+
+def as_json(conversation: Conversation) -> str:
+    """The same with token ids and everything that was measured."""
+    value = {
+        "schema": SCHEMA,
+        "documents": [
+            {
+                "title": document.title,
+                "unit": document.unit,
+                "pages": [page.number for page in document.pages],
+            }
+            for document in conversation.documents
+        ],
+        "system": conversation.system,
+        "turns": [{"question": turn.question, **said_object(turn.tally)} for turn in conversation.turns],
+    }
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
 
 def _parts(conversation: Conversation) -> Iterator[str]:
