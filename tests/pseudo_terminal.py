@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
-ASKED_WHERE, HERE = "\x1b[6n", "\x1b[1;1R"  # the cursor's position: prompts wait for the answer
 CTRL_C, CTRL_D, TAB, ENTER = "\x03", "\x04", "\t", "\r"
+QUIET = {"OMP_NUM_THREADS": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}  # nobody here tells where the cursor is
 NOISE = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "EDITOR", "VISUAL"}
 PATIENCE = 60.0  # seconds; other work may hold the machine
 
@@ -32,7 +32,7 @@ class Terminal:
     ) -> None:
         self.written = ""  # everything, escape codes included
         self._terminal, inside = pty.openpty()
-        self._read_until = 0
+        self._taken = 0  # characters that ``until`` has returned, escape codes left out
         self.resize(*size)
         kept = {name: value for name, value in os.environ.items() if name not in NOISE}
         self._process = subprocess.Popen(
@@ -41,7 +41,7 @@ class Terminal:
             stdout=inside,
             stderr=inside,
             cwd=cwd,
-            env={**kept, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1", **environ},
+            env={**kept, **QUIET, "TERM": "xterm-256color", **environ},
             start_new_session=True,
         )
         os.close(inside)
@@ -53,13 +53,18 @@ class Terminal:
         os.write(self._terminal, keys.encode())
 
     def until(self, *texts: str, seconds: float = PATIENCE) -> str:
-        """Read until every text has come, escape codes left out; returns what was read since the last time."""
+        """Read until every text has come, escape codes left out; returns what came up to the last of them.
+
+        What comes behind that is left for the next call.
+        """
         end = time.monotonic() + seconds
         while missing := [text for text in texts if text not in self._fresh]:
             assert time.monotonic() < end, f"{missing} did not come: {self._fresh[-2000:]!r}"
             assert self._read(0.1) or self._process.poll() is None, f"it ended: {self._fresh[-2000:]!r}"
-        fresh, self._read_until = self._fresh, len(self.written)
-        return fresh
+        end_of_last = max(self._fresh.find(text) + len(text) for text in texts)
+        found = self._fresh[:end_of_last]
+        self._taken += end_of_last
+        return found
 
     def close(self) -> int:
         """Wait for the end and return the exit code; a terminal that nobody reads would block its writer."""
@@ -70,6 +75,15 @@ class Terminal:
         while self._read(0.0):
             pass
         return self._process.returncode
+
+    def leave(self) -> int:
+        """Press Ctrl-D until the program ends; between two prompts nobody listens to one."""
+        end = time.monotonic() + PATIENCE
+        while self._process.poll() is None:
+            assert time.monotonic() < end, f"it did not end: {self._fresh[-2000:]!r}"
+            self.send(CTRL_D)
+            self._read(0.5)
+        return self.close()
 
     def hang_up(self) -> int:
         """Close the window and wait for the end."""
@@ -85,7 +99,7 @@ class Terminal:
 
     @property
     def _fresh(self) -> str:
-        return ESCAPES.sub("", self.written[self._read_until :])
+        return ESCAPES.sub("", self.written)[self._taken :]
 
     def _read(self, seconds: float) -> bool:
         if not select.select([self._terminal], [], [], seconds)[0]:
@@ -95,6 +109,4 @@ class Terminal:
         except OSError:  # Linux says so when the last process has closed the terminal
             return False
         self.written += piece
-        if ASKED_WHERE in piece:
-            self.send(HERE)
         return bool(piece)

@@ -97,6 +97,7 @@ def test_completion(tmp_path: Path) -> None:
     assert offered("/set temp") == [("/set temperature", "now 0.6")]
     assert [text for text, _ in offered(f"/doc {tmp_path}/a")] == [f"/doc {tmp_path}/a book.pdf"]
     assert [text for text, _ in offered(f"/save {tmp_path}/a")] == [f"/save {tmp_path}/a book.pdf"]
+    assert [text for text, _ in offered(f"/export {tmp_path}/a")] == [f"/export {tmp_path}/a book.pdf"]
     assert offered("text /he") == offered("/clear x") == offered("/set\nx") == []
 
 

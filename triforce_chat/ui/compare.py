@@ -59,7 +59,7 @@ def _show_live(items: Items, screen: Screen, limit: int) -> Comparison | None:
         columns.complete = True
         screen.out.print(columns)
     if result is not None:
-        screen.out.print(Group(figures_table(result), *map(Text, verdicts(result)), ""))
+        screen.out.print(summary(result))
     return result
 
 
@@ -166,6 +166,11 @@ def figures_table(result: Comparison) -> Table:
     for row in speeds(result):
         table.add_row(*row)
     return table
+
+
+def summary(result: Comparison) -> Group:
+    """The figures of both sides and what they say."""
+    return Group(figures_table(result), *map(Text, verdicts(result)), "")
 
 
 def verdicts(result: Comparison) -> list[str]:

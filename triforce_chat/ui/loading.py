@@ -13,6 +13,8 @@ from triforce_chat.models.progress import Report
 from triforce_chat.ui.figures import Quarters
 from triforce_chat.ui.terminal import Screen
 
+REDRAWS = 2  # a second; a bar of unknown length moves all the time
+
 
 class Lines:
     """A line for every stage and every quarter of it."""
@@ -37,9 +39,13 @@ def loading(screen: Screen, name: str) -> Iterator[Report]:
     if screen.detail == "plain":
         yield Lines(screen, name)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
     with Progress(
-        *columns, console=screen.err, transient=True, disable=screen.detail == "bare", expand=False
+        *columns,
+        console=screen.err,
+        transient=True,
+        disable=screen.detail == "bare",
+        refresh_per_second=REDRAWS,
     ) as bar:
         task = bar.add_task(f"loading {name}", total=None)
 

@@ -13,7 +13,7 @@ from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.output import Output
+from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.shortcuts import CompleteStyle, PromptSession
 from prompt_toolkit.styles import Style
 
@@ -90,8 +90,10 @@ def prompt_session(
         completer=SlashCompleter(commands),
         complete_while_typing=False,
         complete_style=CompleteStyle.COLUMN if toolbar else CompleteStyle.READLINE_LIKE,
+        reserve_space_for_menu=8 if toolbar else 0,
         bottom_toolbar=toolbar,
         style=STYLE if toolbar else None,
+        color_depth=None if toolbar else ColorDepth.DEPTH_1_BIT,
         enable_open_in_editor=True,
         tempfile_suffix=".md",
         input=keyboard,

@@ -56,7 +56,8 @@ class Repl:
 
     def run(self, keyboard: Input | None = None, output: Output | None = None) -> int:
         """Chat until Ctrl-D, /exit or a double Ctrl-C; returns the exit code."""
-        output = output or create_output(always_prefer_tty=True)  # the prompt is not for a stdout in a file
+        if output is None and not self._screen.out.is_dumb_terminal:  # those have a prompt of their own
+            output = create_output(always_prefer_tty=True)  # the prompt is not for a stdout in a file
         toolbar = None if self._screen.detail == "plain" else self._toolbar
         session = prompt_session(self._commands, self._history, toolbar, keyboard, output)
         try:

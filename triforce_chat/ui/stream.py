@@ -97,7 +97,8 @@ class Region(Live):
         """Draw again if the link can bear it; what is about to be erased is left as it is."""
         resized = self.console.width != self._width
         if resized or (self._started and self._clock() >= self._due):
-            super().refresh()
+            with self._lock, self.console:
+                self.console.print(Control(), crop=False)  # a patch is one line to Rich, which would cut it
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """What is printed, and the region below it; its changed lines alone where nothing is printed."""
