@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import Input
 from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.shortcuts import PromptSession
 from rich.text import Text
 
@@ -56,10 +59,7 @@ class Repl:
 
     def run(self, keyboard: Input | None = None, output: Output | None = None) -> int:
         """Chat until Ctrl-D, /exit or a double Ctrl-C; returns the exit code."""
-        if output is None and not self._screen.out.is_dumb_terminal:  # those have a prompt of their own
-            output = create_output(always_prefer_tty=True)  # the prompt is not for a stdout in a file
-        toolbar = None if self._screen.detail == "plain" else self._toolbar
-        session = prompt_session(self._commands, self._history, toolbar, keyboard, output)
+        session = self._prompt_session(keyboard, output)
         try:
             with self._keys_kept(session):
                 self._welcome()
@@ -105,6 +105,15 @@ class Repl:
                 with self._keys_kept(session):
                     self._safely(partial(self.handle, text))
         return 0
+
+    def _prompt_session(self, keyboard: Input | None, output: Output | None) -> PromptSession[str]:
+        toolbar = None if self._screen.detail == "plain" else self._toolbar
+        prompt = partial(prompt_session, self._commands, self._history, toolbar, keyboard)
+        if self._screen.out.is_dumb_terminal and output is None:
+            with create_app_session(output=PlainTextOutput(sys.stdout)):
+                return prompt()
+        # The prompt is not for a stdout in a file.
+        return prompt(output or create_output(always_prefer_tty=True))
 
     def _read(self, session: PromptSession[str]) -> str:
         """A message from the prompt, which opens the editor at once if /editor asked for it."""
