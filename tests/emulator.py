@@ -23,6 +23,9 @@ def screen_of(output: str) -> list[str]:
         elif code == "A":
             row -= int(count or 1)
             assert row >= 0, "the cursor left the screen"
+        elif code == "B":
+            row += int(count or 1)
+            assert row < len(lines), "the cursor left the lines that were written"
         elif code == "K":
             lines[row] = ""
         else:

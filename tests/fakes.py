@@ -97,6 +97,15 @@ class Scripted:
             raise UsageError("nothing to retry: ask something first")
         return self.ask(self._turns.pop().question)
 
+    def resume(self) -> Iterator[Event]:
+        if not self._turns:
+            raise UsageError("there is no answer to continue")
+        turn = self._turns.pop()
+        events = answer_events(str(self.answers.pop(0)))
+        both = [*answer_events(turn.answer)[5:-1], *events[5:]]
+        yield from self._slowly(events)
+        self._turns.append(Turn(turn.question, tally_of(both).text, tally_of(both)))
+
     def compare(self, question: str) -> Iterator[tuple[Side, Event] | Comparison]:
         self.questions.append(question)
         text = str(self.answers.pop(0))

@@ -432,6 +432,99 @@ def test_retry_needs_a_question(loaded: tuple[Engine, LoadedModel]) -> None:
         next(Talk(loaded).retry())
 
 
+# Going on
+
+
+def stopped_after(talk: Talk, question: str, tokens: int) -> None:
+    events, made = talk.ask(question), 0
+    while made < tokens:
+        event = next(events)
+        made += len(event.token_ids) if isinstance(event, Text) else 0
+    events.close()
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.parametrize("stack", ["triforce", "lookup", "autoregressive"])
+def test_an_answer_that_was_stopped_goes_on_as_if_it_had_not(
+    loaded: tuple[Engine, LoadedModel], stack: str, penalty: float
+) -> None:
+    whole, talk = (Talk(loaded, stack=stack, repetition_penalty=penalty) for _ in range(2))
+    for each in (whole, talk):
+        each.add(book("Book", *pages(6)))
+    expected = whole.says("Why?")
+    stopped_after(talk, "Why?", 7)
+    said = len(talk.turns[0].tally.token_ids)
+    talk.set_option("max-tokens", str(SAYS - said))
+    more = folded(talk.resume())
+    (turn,) = talk.turns
+    assert turn.tally.token_ids == expected.token_ids
+    assert (turn.question, turn.answer) == ("Why?", expected.text)
+    assert finished(more).completion_tokens == SAYS - said
+    assert finished(turn.tally).completion_tokens == SAYS
+    assert finished(more).cached_tokens == finished(more).prompt_tokens - 1
+    assert [reading.document.title for reading in talk.exchanges[0].readings] == ["Book"]
+    talk.answers_like_a_fresh_one("How?")
+
+
+def test_an_answer_that_was_cut_goes_on_as_often_as_one_likes(loaded: tuple[Engine, LoadedModel]) -> None:
+    whole, talk = Talk(loaded, max_tokens=3 * SAYS), Talk(loaded)
+    expected = whole.says("Why?")
+    talk.says("Why?")
+    folded(talk.resume())
+    folded(talk.resume())
+    done = finished(talk.turns[0].tally)
+    assert talk.turns[0].tally.token_ids == expected.token_ids
+    assert talk.turns[0].answer == expected.text
+    assert (done.reason, done.completion_tokens) == ("length", 3 * SAYS)
+    assert done.prompt_tokens == finished(expected).prompt_tokens
+    assert done.decode_s > 0
+
+
+def test_half_a_character_becomes_a_whole_one(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded)
+    euro = talk.format.text("€")
+    talk.engine.top = Scripted(talk.engine, [*euro, END])  # type: ignore[assignment]
+    talk.set_option("max-tokens", "1")
+    assert talk.says("Why?").text == "\ufffd"
+    talk.set_option("max-tokens", "9")
+    assert folded(talk.resume()).text == "€"
+    assert talk.turns[0].answer == "€"
+
+
+def test_sampling_goes_on_with_fresh_numbers(loaded: tuple[Engine, LoadedModel]) -> None:
+    """With those of the first part again, a level distribution would say the same again."""
+    talk = Talk(loaded, temperature=100.0, seed=5, stack="autoregressive")
+    first = talk.says("Why?").token_ids
+    assert folded(talk.resume()).token_ids != first
+
+
+def test_what_cannot_go_on(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded)
+    with pytest.raises(UsageError, match="no answer to continue"):
+        next(talk.resume())
+    talk.engine.top = Scripted(talk.engine, [*talk.format.text("done"), END])  # type: ignore[assignment]
+    talk.says("Why?")
+    before = talk.turns[0]
+    with pytest.raises(UsageError, match="came to its end"):
+        next(talk.resume())
+    small = Talk(loaded, context=200)
+    small.says("Why?" * 30)
+    small.set_option("max-tokens", "60")
+    with pytest.raises(DoesNotFit):
+        next(small.resume())
+    assert (talk.turns[0], len(small.turns)) == (before, 1)
+
+
+def test_going_on_and_stopping_at_once_changes_nothing(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded)
+    talk.says("Why?")
+    before, prompt = talk.turns[0], talk.prompt
+    events = talk.resume()
+    next(events)
+    events.close()
+    assert (talk.turns, talk.prompt) == ([before], prompt)
+
+
 # Comparing
 
 
@@ -553,7 +646,7 @@ def test_any_course_of_a_conversation_is_exact(loaded: tuple[Engine, LoadedModel
 
 def course(talk: Talk, chance: random.Random, step: int) -> None:
     """One thing that a person may do; answers may be stopped at any event."""
-    match chance.randrange(8):
+    match chance.randrange(9):
         case 0:
             talk.waiting = talk.waiting[:1]
             talk.add(book(f"Book {step}", *pages(chance.randrange(1, 6))))
@@ -565,7 +658,9 @@ def course(talk: Talk, chance: random.Random, step: int) -> None:
             stopped(talk.compare(f"What about {step}?"), chance)
         case 4:
             talk.set_option("stack", chance.choice(["triforce", "lookup", "retrieval", "streaming", "auto"]))
-        case 5:
+        case 5 if talk.turns:
+            stopped(talk.resume(), chance)
+        case 6:
             talk.answers_like_a_fresh_one(f"Is {step} right?")
         case _:
             stopped(talk.ask(f"Why {step}?"), chance)

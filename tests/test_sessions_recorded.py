@@ -9,7 +9,7 @@ import pytest
 from fakes import answer_events
 from secretary import book, chat
 
-from triforce_chat.engine.events import Comparison, Event, Text
+from triforce_chat.engine.events import Citation, Comparison, Event, Place, Source, Sourced, Text
 from triforce_chat.errors import DoesNotFit, StateError, UsageError
 from triforce_chat.sessions.catalog import Catalog
 from triforce_chat.sessions.recorded import Recorded
@@ -61,6 +61,18 @@ def test_a_turn_comes_back_as_it_was(store: Store) -> None:
     assert (record.past[0].vocabulary, record.settings) == ("abc", {"temperature": 0.5})
 
 
+def test_sources_come_back(store: Store) -> None:
+    talk, inner = chat(store, LONG, name="one")
+    inner.sourced = Sourced(
+        (Source("A", "page", 3, 0.5, "She paid."),),
+        (Citation("page", 9, 9, "she paid", False, (Place("A", "page", 3),)),),
+        0.1,
+    )
+    list(talk.ask("Why?"))
+    assert kept(store).turns == inner.turns
+    assert inner.turns[0].tally.sourced == inner.sourced
+
+
 def test_every_piece_is_kept_before_it_is_shown(store: Store) -> None:
     talk, _ = chat(store, LONG, name="one")
     shown = ""
@@ -68,6 +80,18 @@ def test_every_piece_is_kept_before_it_is_shown(store: Store) -> None:
         shown += event.text if isinstance(event, Text) else ""
         assert said(kept(store)) == [("Why?", shown)]
     assert shown == LONG
+
+
+def test_an_answer_that_goes_on_is_one_answer(store: Store) -> None:
+    talk, inner = chat(store, LONG, " and goes on", name="one")
+    stopped(talk, "Why?")
+    begun = inner.turns[0].answer
+    shown = ""
+    for event in talk.resume():
+        shown += event.text if isinstance(event, Text) else ""
+        assert not shown or said(kept(store)) == [("Why?", begun + shown)]
+    assert shown
+    assert kept(store).turns == inner.turns
 
 
 def test_an_interrupted_answer_is_kept(store: Store) -> None:

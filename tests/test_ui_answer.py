@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from emulator import screen_of
 from fakes import LIMIT, Scripted, answer_events, tally_of
+from rich.cells import cell_len
 from rich.console import Console
 
 from triforce_chat.engine.events import Event, Finished, Prefilled, Rebuilt, Text, Verified
@@ -56,7 +57,7 @@ def pressing(events: Sequence[Event], at: int, times: int, log: list[str]) -> It
     ("terminal", "environ", "options", "detail"),
     [
         (True, {}, {}, "live"),
-        (True, {}, {"live": False}, "plain"),
+        (True, {}, {"plain": True}, "plain"),
         (True, {}, {"quiet": True}, "bare"),
         (True, {"NO_COLOR": "1"}, {}, "bare"),
         (True, {"TERM": "dumb"}, {}, "plain"),
@@ -90,12 +91,16 @@ def test_reading_alone_writes_nothing() -> None:
     assert written(bare.out) == ""
 
 
-def test_plain_has_one_line_on_stderr() -> None:
+def test_plain_tells_the_rest_in_lines_on_stderr() -> None:
     plain = screen("plain")
     show_answer(iter(answer_events(ANSWER)), plain)
     assert written(plain.out) == ANSWER
-    assert written(plain.err).count("\n") == 1
-    assert "20.0 ms/token · 4.0/round · target 75 % · retrieval 80 %" in written(plain.err)
+    assert written(plain.err).splitlines()[:3] == [
+        "reading: 25 %, 11,000 of 41,000 tokens",
+        "reading: 50 %, 21,000 of 41,000 tokens",
+        "reading: 75 %, 31,000 of 41,000 tokens",
+    ]
+    assert "; 20.0 ms/token; 4.0/round; target 75 %; retrieval 80 %" in written(plain.err).splitlines()[-1]
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -196,7 +201,7 @@ def test_panel_while_answering() -> None:
     assert lines[0].startswith("╭─ stack ─")
     assert "target ━━━━━━━━━━ 100 %   retrieval ━━━━━━━━━━ 83 %" in lines[1]
     assert "5.0 tokens/round" in lines[2]
-    assert "built 2×   last at 41,002, 3 tokens ago (acceptance)" in lines[3]
+    assert "built 2×   last at 41,002   3 tokens ago (acceptance)" in lines[3]
     assert "context 41,005 / 131,072 tokens (31 %)" in lines[4]
 
 
@@ -224,7 +229,58 @@ def test_summary_names_the_length_limit() -> None:
     assert figures.summary(tally)[0] == "cut at 2 tokens, the length limit"
 
 
+@pytest.mark.parametrize(
+    ("values", "marks", "width", "bars", "under"),
+    [
+        ([0, 1, 2, 4, 7], [0, 3], 80, "▁▂▃▅█", "^  ^"),
+        ([0, 0], [], 80, "▁▁", ""),
+        ([], [], 80, "", ""),
+        ([8] * 50 + [0] * 50, [0, 99], 10, "█████▁▁▁▁▁", "^        ^"),
+        ([1, 1, 4, 4, 4], [4], 2, "▃█", " ^"),
+    ],
+)
+def test_sparkline(values: list[int], marks: list[int], width: int, bars: str, under: str) -> None:
+    assert figures.sparkline(values, marks, width) == (bars, under)
+
+
+def test_quarters_are_told_once_and_quick_work_has_none() -> None:
+    quarters = figures.Quarters()
+    assert [quarters.reached(done, 8) for done in range(9)] == [0, 0, 25, 0, 50, 0, 75, 0, 100]
+    assert figures.Quarters().reached(8, 8) == figures.Quarters().reached(0, 0) == 0
+
+
+def test_plain_writes_whole_sentences() -> None:
+    plain = screen("plain")
+    pieces: list[str] = []
+    plain.out.file.write = pieces.append  # type: ignore[method-assign, assignment]
+    show_answer(iter(answer_events("It is 3.5 m. Not\nmore than that! And so on", level=False)), plain)
+    assert pieces == ["It is 3.5 m. Not\n", "more than that! ", "And so on", "\n"]
+
+
+@pytest.mark.parametrize("detail", ["live", "plain", "bare"])
+def test_an_answer_goes_on_behind_what_was_said(detail: Detail) -> None:
+    shown = screen(detail)
+    tally = show_answer(iter(answer_events(" and *on*.")), shown, behind="Settled.\n\nIt goes on")
+    assert tally.text == " and *on*."
+    out = written(shown.out)
+    if detail == "live":
+        assert screen_of(out)[0] == "It goes on and on."
+    else:
+        assert out == " and *on*.\n"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10)])
+def test_wide_characters_in_the_panel(size: tuple[int, int]) -> None:
+    panel = EnginePanel("検索 4,096 + 小さな 👩‍🚀 e\u0301", LIMIT, ticking(0.1))
+    for event in answer_events(ANSWER):
+        panel.add(event)
+        lines = drawn(panel, size[0])
+        assert {cell_len(line) for line in lines} == {size[0]}
+        assert len(lines) <= 5
+
+
 def test_fit() -> None:
+    assert figures.fit(["検索", "検索"], 9) == "検索"
     assert figures.fit(["abc", "def", "ghi"], 9) == "abc · def"
     assert figures.fit(["longer than that"], 3) == "longer than that"
 

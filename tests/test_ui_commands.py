@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ from rich.console import Console
 
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import DocumentError, UsageError
+from triforce_chat.ui.clipboard import copy
 from triforce_chat.ui.prompt import is_command, message, open_block
 from triforce_chat.ui.repl import Labels, Repl
-from triforce_chat.ui.terminal import Screen
+from triforce_chat.ui.terminal import Detail, Screen
 from triforce_chat.ui.transcript import describe, ranges
 
 PAGES = (Page(1, "It was night."), Page(2, " "), Page(3, "It was \x1b[1mday."), Page(4, ""), Page(5, "End."))
@@ -20,12 +23,12 @@ PAGES = (Page(1, "It was night."), Page(2, " "), Page(3, "It was \x1b[1mday."), 
 class Chat:
     """A chat over lines; ``ask`` returns what stdout and stderr received."""
 
-    def __init__(self, *answers: str | Exception) -> None:
+    def __init__(self, *answers: str | Exception, detail: Detail = "bare") -> None:
         self.talk = Scripted(*answers)
         self.read: list[tuple[str, str | None]] = []
         self.out, self.err = (Console(file=io.StringIO(), width=100) for _ in range(2))
         labels = Labels("model", "stack")
-        self.repl = Repl(self.talk, self._document, Screen(self.out, self.err, "bare"), lambda: labels)
+        self.repl = Repl(self.talk, self._document, Screen(self.out, self.err, detail), lambda: labels)
 
     def _document(self, path: str, pages: str | None) -> Document:
         self.read.append((path, pages))
@@ -67,7 +70,7 @@ def test_the_closest_command_is_suggested() -> None:
 
 def test_help_lists_every_command_with_its_arguments() -> None:
     _, err = Chat().ask("/help")
-    for line in ("/doc PATH [PAGES]", "/compare QUESTION", "/set [NAME VALUE]", "/save FILE", "/quit"):
+    for line in ("/doc PATH [PAGES]", "/compare QUESTION", "/set [NAME VALUE]", "/export FILE", "/quit"):
         assert line in err
     assert len(Chat().ask("/help doc")[1].splitlines()) == 1
 
@@ -108,6 +111,71 @@ def test_stats_retry_tokens_clear() -> None:
     assert chat.talk.turns == []
 
 
+def test_continue() -> None:
+    chat = Chat("One", " and two")
+    assert "there is no answer to continue" in chat.ask("/continue")[1]
+    assert chat.ask("q", "/continue")[0] == "One\n and two\n"
+    assert [turn.answer for turn in chat.talk.turns] == ["One and two"]
+
+
+def test_stats_draw_the_course_of_the_answer() -> None:
+    chat = Chat("x" * 60)
+    lines = chat.ask("q", "/stats")[1].splitlines()
+    at = lines.index("accepted in each of 5 rounds, 3 to 3")
+    assert lines[at + 1 : at + 3] == ["          █████", "built     ^"]
+
+
+def test_plain_has_words_where_others_have_drawings() -> None:
+    chat = Chat("x" * 60, detail="plain")
+    said = "".join(chat.ask("q", "/stats", "/help doc"))
+    assert "target: accepted 15, proposed 20, tested 20, rounds 5, acceptance 75 %\n" in said
+    assert "accepted per round: 3.0 of 5 rounds, 3 to 3\ncache built in round: 1\n" in said
+    assert "/doc PATH [PAGES]: Add a document behind what was said.\n" in said
+    assert not re.search("[\u2500-\u259f]", said)
+
+
+class TerminalFile(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_copy() -> None:
+    chat = Chat("Zwölf\x1b[2J Boxer.\n")
+    assert "there is no answer to copy" in chat.ask("/copy")[1]
+    assert "standard output is no terminal" in chat.ask("q", "/copy")[1]
+    chat.out.file = TerminalFile()
+    assert "sent 12 characters" in chat.ask("/copy")[1]
+
+
+def test_what_a_copy_writes() -> None:
+    screen = Screen(Console(file=TerminalFile()), Console(file=io.StringIO()), "bare")
+    copy("Zwölf", screen)
+    assert screen.out.file.getvalue() == "\x1b]52;c;WnfDtmxm\x07"  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="has 80,000 bytes"):
+        copy("ö" * 40_000, screen)
+    with pytest.raises(UsageError, match="no terminal that has one"):
+        copy("x", Screen(Console(file=TerminalFile(), _environ={"TERM": "dumb"}), screen.err, "plain"))
+
+
+def test_editor_needs_a_keyboard() -> None:
+    chat = Chat("fine")
+    out, err = chat.ask("/editor draft", "still there?")
+    assert (out, "needs a keyboard" in err) == ("fine\n", True)
+
+
+def test_export_as_json(tmp_path: Path) -> None:
+    chat, file = Chat("Night."), tmp_path / "chat.json"
+    chat.ask("/doc book.pdf", "When?", f"/save {file}")
+    told = json.loads(file.read_text())
+    assert told["documents"] == [{"title": "book.pdf", "unit": "page", "pages": [1, 2, 3, 4, 5]}]
+    assert told["system"] == "You answer from the document."
+    (turn,) = told["turns"]
+    assert (turn["question"], turn["text"], turn["finish_reason"]) == ("When?", "Night.", "stop")
+    assert turn["timing"]["ms_per_token"] == 20.0
+    assert "ends in .md or .json" in chat.ask(f"/export {tmp_path / 'chat.txt'}", "/export")[1]
+    assert len([*tmp_path.iterdir()]) == 1
+
+
 def test_compare() -> None:
     chat = Chat("same")
     assert "needs a question" in chat.ask("/compare")[1]
@@ -116,11 +184,11 @@ def test_compare() -> None:
 
 def test_save_never_destroys_a_file_that_it_did_not_write(tmp_path: Path) -> None:
     chat, file = Chat("**Night**\x1b[2J."), tmp_path / "two words.md"
-    chat.ask("/doc book.pdf", "When was it?", f"/save {file}")
+    chat.ask("/doc book.pdf", "When was it?", f"/export {file}")
     text = file.read_text()
     assert "- book.pdf: 5 pages" in text
     assert "\n> When was it?\n\n**Night**.\n\n*8 tokens · 20.0 ms/token" in text
-    assert "wrote 1 turn" in chat.ask(f"/save {file}")[1]
+    assert "wrote 1 turn" in chat.ask(f"/export {file}")[1]
     other = tmp_path / "other.md"
     other.write_text("precious")
     assert "exists; nothing was written" in chat.ask(f"/save {other}")[1]

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 from emulator import screen_of
 from fakes import LIMIT, Scripted, answer_events, tally_of
+from rich.cells import cell_len
 from rich.console import Console
+from rich.segment import Segment
 
 from triforce_chat.engine.events import Comparison
 from triforce_chat.ui.compare import Columns, show_comparison, speeds, verdicts
@@ -66,6 +68,25 @@ def test_long_answers_are_clipped_while_live_and_complete_at_the_end() -> None:
     columns.complete = True
     console.print(columns)
     assert "line 3 " in written(console)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10)])
+def test_wide_characters_stay_in_their_columns(size: tuple[int, int]) -> None:
+    console = Console(file=io.StringIO(), width=size[0], height=size[1], color_system=None)
+    columns = Columns(LIMIT)
+    for event in answer_events("彼は港の名前を決して言わない。" * 9 + "👍🏽 e\u0301 क्षि " * 9):
+        columns.add("speculative", event)
+        columns.add("autoregressive", event)
+        lines = console.render_lines(columns, console.options, pad=False)
+        assert len(lines) < size[1]
+        assert {Segment.get_line_length(line) for line in lines} == {size[0]}
+        assert len({column for line in lines for column in borders(line)}) == 3
+
+
+def borders(line: list[Segment]) -> list[int]:
+    """The columns in which a line of a table has its borders."""
+    text = "".join(part.text for part in line)
+    return [cell_len(text[:at]) for at, char in enumerate(text) if char in "│╭┬╮├┼┤╰┴╯"]
 
 
 def test_stopped() -> None:

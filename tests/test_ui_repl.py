@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import io
-import os
-import re
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +12,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document as Line
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
+from pseudo_terminal import CTRL_C, CTRL_D, Terminal
 from rich.console import Console
 
 from triforce_chat.documents import Document, Page
@@ -25,8 +22,7 @@ from triforce_chat.ui.repl import HINT, Labels, Repl
 from triforce_chat.ui.terminal import Screen
 
 HERE = Path(__file__).parent
-ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+ALT_ENTER = "\x1b\r"
 
 
 class Chat:
@@ -101,6 +97,7 @@ def test_completion(tmp_path: Path) -> None:
     assert offered("/set temp") == [("/set temperature", "now 0.6")]
     assert [text for text, _ in offered(f"/doc {tmp_path}/a")] == [f"/doc {tmp_path}/a book.pdf"]
     assert [text for text, _ in offered(f"/save {tmp_path}/a")] == [f"/save {tmp_path}/a book.pdf"]
+    assert [text for text, _ in offered(f"/export {tmp_path}/a")] == [f"/export {tmp_path}/a book.pdf"]
     assert offered("text /he") == offered("/clear x") == offered("/set\nx") == []
 
 
@@ -131,64 +128,13 @@ def test_the_toolbar_has_the_numbers() -> None:
     assert chat.repl._toolbar() == " model · context 1 / 131,072 tokens (0 %) · 20.0 ms/token · book"
 
 
-# A session leader takes the first terminal that it opens as its own: Ctrl-C becomes SIGINT only there.
-LEAD = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execv(sys.executable, sys.argv[1:])"
-
-
-class Pty:
-    """The demonstration chat on a real (pseudo) terminal."""
-
-    def __init__(self, pause: float) -> None:
-        termios = pytest.importorskip("termios")
-        self._terminal, inside = os.openpty()
-        termios.tcsetwinsize(inside, (24, 80))
-        environ = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": f"{HERE}:{HERE.parent}"}
-        for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
-            environ.pop(name, None)
-        chat = [sys.executable, "-c", LEAD, sys.executable, str(HERE / "ui_demo.py"), str(pause)]
-        self._process = subprocess.Popen(
-            chat, stdin=inside, stdout=inside, stderr=inside, env=environ, start_new_session=True
-        )
-        os.close(inside)
-        self._seen = ""
-
-    def send(self, keys: str) -> None:
-        os.write(self._terminal, keys.encode())
-
-    def until(self, text: str, seconds: float = 30.0) -> None:
-        """Read until ``text`` comes; escape codes do not count."""
-        end = time.monotonic() + seconds
-        while text not in ESCAPES.sub("", self._seen):
-            assert time.monotonic() < end, f"{text!r} did not come: {self._seen[-2000:]!r}"
-            self._seen += self._read(0.1)
-        self._seen = ESCAPES.sub("", self._seen).partition(text)[2]
-
-    def _read(self, seconds: float) -> str:
-        if not select.select([self._terminal], [], [], seconds)[0]:
-            return ""
-        try:
-            return os.read(self._terminal, 65536).decode(errors="replace")
-        except OSError:  # Linux says so when the last process has closed the terminal
-            return ""
-
-    def close(self) -> int:
-        """Wait for the end; a terminal that nobody reads would block its writer."""
-        while self._process.poll() is None:
-            self._read(0.1)
-        os.close(self._terminal)
-        return self._process.returncode
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
 @pytest.fixture
-def on_terminal() -> Iterator[Callable[[float], Pty]]:
-    started: list[Pty] = []
+def on_terminal() -> Iterator[Callable[[float], Terminal]]:
+    """The demonstration chat on a real (pseudo) terminal."""
+    started: list[Terminal] = []
 
-    def start(pause: float) -> Pty:
-        started.append(Pty(pause))
+    def start(pause: float) -> Terminal:
+        started.append(Terminal(HERE / "ui_demo.py", pause))
         return started[-1]
 
     yield start
@@ -196,9 +142,9 @@ def on_terminal() -> Iterator[Callable[[float], Pty]]:
         terminal.kill()
 
 
-def test_a_chat_on_a_terminal(on_terminal: Callable[[float], Pty]) -> None:
+def test_a_chat_on_a_terminal(on_terminal: Callable[[float], Terminal]) -> None:
     terminal = on_terminal(0.03)
-    terminal.until("> ")
+    terminal.until(">")
     terminal.send("/sta\t")
     terminal.until("ts")
     terminal.send("\r")
@@ -209,19 +155,19 @@ def test_a_chat_on_a_terminal(on_terminal: Callable[[float], Pty]) -> None:
     terminal.until("The captain")
     terminal.send(CTRL_C)
     terminal.until("stopped after")
-    terminal.until("> ")
+    terminal.until(">")
     terminal.send(CTRL_C)
     terminal.until(HINT)
     terminal.send("/pages\r")
     terminal.until("there is no document")
-    terminal.until("> ")
+    terminal.until(">")
     terminal.send(CTRL_D)
     assert terminal.close() == 0
 
 
-def test_the_second_ctrl_c_leaves(on_terminal: Callable[[float], Pty]) -> None:
+def test_the_second_ctrl_c_leaves(on_terminal: Callable[[float], Terminal]) -> None:
     terminal = on_terminal(1.5)  # the engine does not reach its next event in time
-    terminal.until("> ")
+    terminal.until(">")
     terminal.send("hello\r")
     terminal.until("context")
     terminal.send(CTRL_C)

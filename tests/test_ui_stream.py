@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import io
 from contextlib import suppress
+from itertools import count
 
 import pytest
 from emulator import screen_of
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.panel import Panel
 from rich.text import Text
 
 from triforce_chat.ui.markdown import Blocks, Page, recent, settled
-from triforce_chat.ui.stream import Frame, MarkdownTail, Region
+from triforce_chat.ui.stream import LINK, Frame, MarkdownTail, Region
 
 BLOCKS = (
     "# Title",
@@ -86,6 +88,66 @@ def test_a_tail_taller_than_the_terminal_is_in_the_scrollback_once() -> None:
             tail._region.refresh()
     lines = [line for line in screen_of(written(console)) if line]
     assert lines == [f"line {number}" for number in range(40)]
+
+
+class Counting:
+    """A panel as wide as the terminal, one of whose lines changes every time it is drawn."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __rich__(self) -> Panel:
+        self.drawn += 1
+        return Panel(f"first line\n{self.drawn:,} times\nlast line", title="a title")
+
+
+def by_hand(tail: MarkdownTail, step: float) -> MarkdownTail:
+    """Nothing is drawn but by ``refresh``, before which ``step`` seconds pass each time."""
+    tail._region.auto_refresh = False
+    ticks = count()
+    tail._region._clock = lambda: step * next(ticks)
+    return tail
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_redrawing_some_lines_leaves_the_whole_frame_on_the_screen(width: int) -> None:
+    console = terminal(width, 16)
+    console.print("> question")
+    with by_hand(MarkdownTail(console, Counting()), 1000.0) as tail:
+        for char in TEXT:
+            tail.write(char)
+            tail._region.refresh()
+            shown = screen_of(written(console))
+            frame = ["".join(part.text for part in line).rstrip() for line in tail._region.frame.lines]
+            assert shown[0] == "> question"
+            assert shown[-len(frame) :] == frame
+            assert sum("a title" in line for line in shown) == 1
+
+
+def test_a_slow_link_gets_few_bytes() -> None:
+    """A tall tail with a panel, four redraws a second wanted: what is sent stays near what the link carries."""
+    console, seconds = terminal(120, 40), 60
+    now = 0.0
+    with by_hand(MarkdownTail(console, Counting()), 0.0) as tail:
+        tail._region._clock = lambda: now
+        before = len(written(console).encode())
+        text = "| column | another | a third |\n|---|---|---|\n"
+        for quarter in range(4 * seconds):
+            now = quarter / 4
+            text = f"| {quarter} tokens | {quarter * 7} of them | now |\n"
+            tail.write(text if quarter else f"| a | b | c |\n|---|---|---|\n{text}")
+            tail._region.refresh()
+    assert len(written(console).encode()) - before < 1.2 * LINK * seconds + 120 * 4 * seconds
+
+
+def test_nothing_new_sends_nothing() -> None:
+    console = terminal()
+    with by_hand(MarkdownTail(console, Text("panel")), 1000.0) as tail:
+        tail.write("text")
+        tail._region.refresh()
+        before = written(console)
+        tail._region.refresh()
+        assert written(console) == before
 
 
 def test_recent_keeps_the_fence() -> None:

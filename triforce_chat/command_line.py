@@ -96,7 +96,10 @@ class Options:
     json: Annotated[bool, option("Print one JSON object.", OUTPUT, "--json")] = False
     jsonl: Annotated[bool, option("Print every event as a JSON line.", OUTPUT, "--jsonl")] = False
     quiet: Annotated[bool, option("Print the answer and nothing else.", OUTPUT, "--quiet", "-q")] = False
-    no_live: Annotated[bool, option("No live panel.", OUTPUT, "--no-live")] = False
+    plain: Annotated[
+        bool,
+        option("Whole lines only, for screen readers: no panel, colour or redrawing.", OUTPUT, "--plain"),
+    ] = False
     debug: Annotated[bool, option("Show tracebacks.", OUTPUT, "--debug")] = False
 
     @property
@@ -187,12 +190,15 @@ def screen_of(options: Options) -> Screen:
     from rich.console import Console
 
     from triforce_chat.ui.terminal import Screen
+    from triforce_chat.ui.theme import THEME
 
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     quiet = options.quiet or options.json or options.jsonl
-    return Screen.of(Console(), Console(stderr=True), live=not options.no_live, quiet=quiet)
+    colours: Any = {"color_system": None} if options.plain else {"theme": THEME}
+    out, err = (Console(stderr=stderr, **colours) for stderr in (False, True))
+    return Screen.of(out, err, plain=options.plain, quiet=quiet)
 
 
 def read_all(paths: list[str], options: Options, screen: Screen) -> list[Document]:
@@ -260,7 +266,7 @@ def show_warning(options: Options, screen: Screen, line: str) -> None:
     if not options.quiet:
         from triforce_chat.ui.clean import one_line
 
-        screen.err.print(one_line(line), markup=False, style="yellow", soft_wrap=True)
+        screen.err.print(one_line(line), markup=False, style="bold", soft_wrap=True)
 
 
 def given(context: typer.Context) -> set[str]:

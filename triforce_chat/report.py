@@ -22,12 +22,21 @@ class Origin:
 
 def answer_object(tally: Tally, origin: Origin) -> dict[str, Any]:
     """One answer with everything that was measured."""
-    done = tally.finished
+    made = said_object(tally)
     return {
         "schema": SCHEMA,
         "model": origin.model,
         "draft": origin.draft,
         "stack": origin.stack,
+        **made,
+        "timing": {"load_s": origin.load_s, **made["timing"]},
+    }
+
+
+def said_object(tally: Tally) -> dict[str, Any]:
+    """What was answered, and what it took."""
+    done = tally.finished
+    return {
         "text": tally.text,
         "token_ids": tally.token_ids,
         "finish_reason": done.reason if done else "interrupted",
@@ -36,7 +45,7 @@ def answer_object(tally: Tally, origin: Origin) -> dict[str, Any]:
             "cached_tokens": done.cached_tokens if done else 0,
             "completion_tokens": len(tally.token_ids),
         },
-        "timing": {"load_s": origin.load_s, **timing(tally)},
+        "timing": timing(tally),
         "speculation": speculation(tally),
         **(sourced(tally.sourced) if tally.sourced else {}),
     }

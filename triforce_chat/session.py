@@ -7,6 +7,8 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +20,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Comparison, Event, Finished, Side, Sourced, Tally
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.memory import Passage
+from triforce_chat.engine.text import Speech
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.prompts import prompt
@@ -177,26 +180,40 @@ class Session:
         tally = Tally()
         request = self._request(question)
         try:
-            for event in self.engine.answer(request):
-                tally.add(event)
-                yield event
-            if self.readings and tally.token_ids:
-                for event in self._sourced(request, tally):
-                    tally.add(event)
-                    yield event
+            yield from self._answer(request, tally)
         finally:
             self._keep(question, tally)
 
     def retry(self) -> Generator[Event, None, None]:
+        with self._reopened("there is no question to answer again") as last:
+            yield from self.ask(last.turn.question)
+
+    def resume(self) -> Generator[Event, None, None]:
+        with self._reopened("there is no answer to continue") as last:
+            said = self._beginning(last.turn)
+            request = self._request(last.turn.question, said)
+            more = Tally()
+            whole = replace(deepcopy(last.turn.tally), token_ids=[*said], text=self._shown(said))
+            try:
+                for event in self._answer(request, whole):
+                    more.add(event)
+                    yield event
+            finally:
+                whole.finished = _joined(last.turn.tally, more, len(whole.token_ids))
+                self._keep(last.turn.question, whole if more.token_ids else Tally())
+
+    @contextmanager
+    def _reopened(self, lacking: str) -> Iterator[Exchange]:
+        """The last exchange taken back; it stands as it was unless another takes its place."""
         if not self.exchanges:
-            raise UsageError("there is no question to answer again")
+            raise UsageError(lacking)
         last = self.exchanges.pop()
         waiting, self.waiting = self.waiting, list(last.readings)
         count = len(self.exchanges)
         try:
-            yield from self.ask(last.turn.question)
+            yield last
         finally:
-            if len(self.exchanges) == count:  # stopped before the first token: the old answer stands
+            if len(self.exchanges) == count:
                 self.exchanges.append(last)
             self.waiting = waiting
 
@@ -214,6 +231,16 @@ class Session:
             yield Comparison(fast, plain, verdict.identical, verdict.ties, verdict.mismatches)
         finally:
             self._keep(question, fast)
+
+    def _answer(self, request: Request, tally: Tally) -> Generator[Event, None, None]:
+        """An answer and where it came from; ``tally`` folds the events."""
+        for event in self.engine.answer(request):
+            tally.add(event)
+            yield event
+        if self.readings and tally.token_ids:
+            for event in self._sourced(request, tally):
+                tally.add(event)
+                yield event
 
     def _sourced(self, request: Request, tally: Tally) -> Generator[Event, None, None]:
         """Where the answer that was just made came from, and whether the pages that it names hold."""
@@ -239,12 +266,12 @@ class Session:
         self.exchanges.append(Exchange(tuple(self.waiting), self.format.text(question), turn))
         self.waiting = []
 
-    def _request(self, question: str) -> Request:
+    def _request(self, question: str, said: Sequence[int] = ()) -> Request:
         ids, passages = self._marked(self.format.text(question))
-        self._check_question(len(ids))
+        self._check_question(len(ids) + len(said))
         sampling = sampling_of(self.settings, self.loaded)
         stops = (*self.format.stop, *self.stop)
-        return Request(ids, self.settings.max_tokens, sampling, stops, passages)
+        return Request(ids, self.settings.max_tokens, sampling, stops, passages, said)
 
     def _prompt(self, question: list[int]) -> list[int]:
         return self._marked(question)[0]
@@ -271,6 +298,16 @@ class Session:
         while self.format.stop and ids and len(self.engine.decode(ids[:-1])) >= len(turn.answer):
             ids.pop()
         return self.format.said(ids)
+
+    def _beginning(self, turn: Turn) -> list[int]:
+        """The tokens of an answer that did not come to its end."""
+        ids, done = turn.tally.token_ids, turn.tally.finished
+        if (done and done.reason == "stop") or ids[-1] in self.loaded.eos_ids:
+            raise UsageError("the answer came to its end; there is nothing to continue")
+        return self._said(turn)
+
+    def _shown(self, said: Sequence[int]) -> str:
+        return Speech(self.engine.decode, self.format.stop).recall(said)
 
     def _read(self, document: Document) -> Reading:
         heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")
@@ -312,6 +349,19 @@ def _advice(reading: Reading, room: int) -> str:
         return "not even its first page fits: choose a model with a longer context"
     numbers = runs(page.number for page in reading.document.pages[:fitting])
     return f"--pages {numbers} would fit, or choose a model with a longer context"
+
+
+def _joined(first: Tally, more: Tally, tokens: int) -> Finished:
+    """The end of an answer made in two parts; its decoding time is 0 where that of a part is unknown."""
+    began, ended = first.finished or _interrupted(first), more.finished or _interrupted(more)
+    timed = began.decode_s and ended.decode_s
+    return replace(
+        began,
+        reason=ended.reason,
+        completion_tokens=tokens,
+        prefill_s=began.prefill_s + ended.prefill_s,
+        decode_s=began.decode_s + ended.decode_s if timed else 0.0,
+    )
 
 
 def _interrupted(tally: Tally) -> Finished:

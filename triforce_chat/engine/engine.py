@@ -18,7 +18,7 @@ from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.stacks import Builder, StackOptions
-from triforce_chat.engine.text import Detokenizer, StopStrings
+from triforce_chat.engine.text import Speech
 from triforce_chat.engine.witness import attended
 
 PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
@@ -36,6 +36,12 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: Sequence[str] = ()
     passages: Sequence[Passage] = ()  # of the prompt
+    said: Sequence[int] = ()  # how the answer began, when it goes on where it was stopped
+
+    @property
+    def history(self) -> list[int]:
+        """What the next token follows."""
+        return [*self.prompt, *self.said]
 
 
 class Engine:
@@ -142,7 +148,7 @@ class Engine:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()
         cached = 0
-        for progress in self.prefill(request.prompt[:-1], request.passages):
+        for progress in self.prefill(request.history[:-1], request.passages):
             cached = progress.cached
             yield progress
         ready = time.perf_counter()
@@ -151,7 +157,7 @@ class Engine:
         finished = time.perf_counter()
         yield Finished(
             reason=answer.reason or "stop",
-            prompt_tokens=len(request.prompt),
+            prompt_tokens=len(request.history),
             cached_tokens=cached,
             completion_tokens=len(answer.made),
             prefill_s=ready - started,
@@ -196,20 +202,20 @@ class Engine:
 
 
 class Answer:
-    """The decoding of one request whose prompt, but for its last token, is in the cache."""
+    """The decoding of one request whose history, but for its last token, is in the cache."""
 
     def __init__(self, engine: Engine, request: Request, top: Speculative) -> None:
         self.engine, self.request, self.top = engine, request, top
-        self.sampler = Sampler(request.sampling, len(request.prompt))
-        self.detokenizer = Detokenizer(engine.decode)
-        self.stops = StopStrings(request.stop)
-        self.most = min(request.max_tokens, engine.context - len(request.prompt))
+        self.sampler = Sampler(request.sampling, len(request.prompt), len(request.said))
+        self.speech = Speech(engine.decode, request.stop)
+        self.speech.recall(request.said)
+        self.most = min(request.max_tokens, engine.context - len(request.history))
         self.made: list[int] = []
         self.first: float | None = None  # when the first token was there
         self.reason: FinishReason | None = None if self.most > 0 else "length"
 
     def events(self) -> Iterator[Event]:
-        history = self.engine._tensor(self.request.prompt)
+        history = self.engine._tensor(self.request.history)
         self.engine.pending.clear()
         try:
             while self.reason is None:
@@ -219,7 +225,7 @@ class Answer:
                 history = torch.cat([history, tokens])
                 yield self._commit(tokens.tolist())
         finally:
-            self.engine.settle([*self.request.prompt, *self.made])
+            self.engine.settle([*self.request.history, *self.made])
 
     def _commit(self, ids: Sequence[int]) -> Text:
         """Take tokens up to the first stop, in whatever role it came."""
@@ -232,14 +238,14 @@ class Answer:
             if self.reason is not None:
                 break
         if self.reason == "length":
-            shown += self.stops.push(self.detokenizer.flush())[0] + self.stops.held
+            shown += self.speech.flush()
         return Text(tuple(self.made[before:]), shown)
 
     def _show(self, token: int) -> str:
         if token in self.engine.eos_ids:
             self.reason = "stop"
-            return self.stops.push(self.detokenizer.flush())[0] + self.stops.held
-        text, met = self.stops.push(self.detokenizer.push([token]))
+            return self.speech.flush()
+        text, met = self.speech.push(token)
         if met:
             self.reason = "stop"
         return text

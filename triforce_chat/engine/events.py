@@ -144,6 +144,10 @@ class Tally:
     sourced: Sourced | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    accepted: list[int] = field(
+        default_factory=list
+    )  # drafted tokens that passed in each round of the top level
+    rebuilt_in: list[int] = field(default_factory=list)  # the rounds, from 0, in which the cache was rebuilt
 
     def add(self, event: Event) -> None:
         match event:
@@ -151,8 +155,11 @@ class Tally:
                 self.prefill = event
             case Verified():
                 self.levels.setdefault(event.level, LevelTally()).add(event)
+                if event.level == self.top:
+                    self.accepted.append(event.accepted)
             case Rebuilt():
                 self.rebuilds.append(event)
+                self.rebuilt_in.append(len(self.accepted))
             case Text():
                 self.token_ids.extend(event.token_ids)
                 self.text += event.text

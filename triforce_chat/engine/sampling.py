@@ -13,17 +13,18 @@ NUCLEUS_GUESS = 256  # candidates sorted first; a full sort of 49K logits per ro
 class Sampler:
     """Warps and draws for one answer; the same object serves every level, so p and q share one rule.
 
-    ``answer_start`` is the index of the answer's first token in the history (for the repetition penalty).
+    ``answer_start`` is the index of the answer's first token in the history (for the repetition penalty),
+    ``said`` how many tokens of the answer there are already: what follows them needs fresh random numbers.
     """
 
-    def __init__(self, sampling: Sampling, answer_start: int = 0) -> None:
+    def __init__(self, sampling: Sampling, answer_start: int = 0, said: int = 0) -> None:
         self.sampling = sampling
         self.answer_start = answer_start
         self.generator = torch.Generator()
         if sampling.seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(sampling.seed)
+            self.generator.manual_seed(sampling.seed + said)
 
     def probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Distributions of the tokens that follow.

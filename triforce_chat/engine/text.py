@@ -56,6 +56,25 @@ class StopStrings:
         return text[: len(text) - keep], False
 
 
+class Speech:
+    """The characters of an answer, token by token, up to a stop string."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+        self.detokenizer, self.stops = Detokenizer(decode), StopStrings(stops)
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """(text that is safe to show, whether a stop string was met)."""
+        return self.stops.push(self.detokenizer.push([token]))
+
+    def recall(self, said: Sequence[int]) -> str:
+        """Take an answer up where it was stopped; returns what of it could be shown then."""
+        return "".join(self.push(token)[0] for token in said)
+
+    def flush(self) -> str:
+        """What was held back, at the end of an answer."""
+        return self.stops.push(self.detokenizer.flush())[0] + self.stops.held
+
+
 def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that begins ``stop``."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

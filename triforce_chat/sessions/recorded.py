@@ -76,6 +76,13 @@ class Recorded:
         question = self._inner.turns[-1].question if self._inner.turns else ""
         return self._written(question, self._inner.retry(), _itself, again=True)
 
+    def resume(self) -> Generator[Event, None, None]:
+        last = self._newest()
+        said = Text(tuple(last.tally.token_ids), last.answer) if last else None
+        return self._written(
+            last.question if last else "", self._inner.resume(), _itself, again=True, said=said
+        )
+
     def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
         return self._written(question, self._inner.compare(question), _hierarchical)
 
@@ -114,9 +121,10 @@ class Recorded:
         items: Generator[Item, None, None],
         event_of: Callable[[Item], object],
         again: bool = False,
+        said: Text | None = None,
     ) -> Generator[Item, None, None]:
         before = self._newest()
-        scribe = Scribe(self._store, self._last_answered() if again else None)
+        scribe = Scribe(self._store, self._last_answered() if again else None, said)
         try:
             for item in items:
                 if not scribe.begun:  # a question that is refused never comes here
@@ -149,9 +157,9 @@ class Recorded:
 class Scribe:
     """Writes one answer down. If that fails the answer goes on, and the user is told at its end."""
 
-    def __init__(self, store: Store, instead: int | None) -> None:
-        """``instead`` is the turn that this one replaces as soon as something is said."""
-        self._store, self._instead = store, instead
+    def __init__(self, store: Store, instead: int | None, said: Text | None) -> None:
+        """``instead`` is the turn that this one replaces as soon as something is said, after ``said``."""
+        self._store, self._instead, self._said = store, instead, said
         self.turn: int | None = None  # once it is begun
         self._pieces = 0
         self._failure: StateError | None = None
@@ -172,8 +180,10 @@ class Scribe:
             return
         if not self._pieces:
             self._store.begin_answer(self.turn, self._instead)
-        self._store.say(self.turn, self._pieces, event)
-        self._pieces += 1
+        for piece in filter(None, (self._said, event)):
+            self._store.say(self.turn, self._pieces, piece)
+            self._pieces += 1
+        self._said = None
 
     def end(self, kept: Turn | None) -> None:
         """``kept`` is what the conversation remembers of it; None: nothing."""

@@ -11,7 +11,17 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Finished, LevelTally, Prefilled, Rebuilt, Tally
+from triforce_chat.engine.events import (
+    Citation,
+    Finished,
+    LevelTally,
+    Place,
+    Prefilled,
+    Rebuilt,
+    Source,
+    Sourced,
+    Tally,
+)
 from triforce_chat.ui.conversation import Turn
 
 
@@ -121,21 +131,32 @@ def document_of(title: str, source: str, unit: str, remarks: str, pages: bytes) 
 
 def statistics_of(tally: Tally) -> dict[str, Any]:
     """All of a tally but its text and ids, which lie beside it."""
-    everything = asdict(tally)
-    return {name: everything[name] for name in ("levels", "rebuilds", "prefill", "finished")}
+    return {name: value for name, value in asdict(tally).items() if name not in ("top", "token_ids", "text")}
 
 
 def tally_of(statistics: str | None, ids: Sequence[int], text: str) -> Tally:
     told = json.loads(statistics) if statistics else {}
-    prefill, finished = told.get("prefill"), told.get("finished")
+    prefill, finished, sourced = (told.get(name) for name in ("prefill", "finished", "sourced"))
     return Tally(
         levels={name: _made(LevelTally, level) for name, level in told.get("levels", {}).items()},
         rebuilds=[_made(Rebuilt, rebuilt) for rebuilt in told.get("rebuilds", ())],
         prefill=_made(Prefilled, prefill) if prefill else None,
         finished=_made(Finished, finished) if finished else None,
+        sourced=_sourced(sourced) if sourced else None,
+        accepted=told.get("accepted", []),
+        rebuilt_in=told.get("rebuilt_in", []),
         token_ids=list(ids),
         text=text,
     )
+
+
+def _sourced(told: dict[str, Any]) -> Sourced:
+    sources = tuple(_made(Source, each) for each in told["sources"])
+    citations = tuple(
+        _made(Citation, {**each, "found_on": tuple(_made(Place, place) for place in each["found_on"])})
+        for each in told["citations"]
+    )
+    return Sourced(sources, citations, told["seconds"])
 
 
 def _made(kind: Any, values: dict[str, Any]) -> Any:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Protocol, Self, TypeVar
 
-from rich.console import Console
 from rich.text import Text
 
-from triforce_chat.engine.events import Event, Finished, Tally
+from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
 from triforce_chat.engine.events import Text as Said
 from triforce_chat.ui import figures, sourcing
-from triforce_chat.ui.clean import Cleaner
+from triforce_chat.ui.clean import Cleaner, clean
+from triforce_chat.ui.keyboard import keys_hidden
+from triforce_chat.ui.markdown import unsettled
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import MarkdownTail
-from triforce_chat.ui.terminal import Detail, Interrupt, Screen, keys_hidden
+from triforce_chat.ui.terminal import Detail, Interrupt, Screen
 
 Item = TypeVar("Item")
+SENTENCE = re.compile(r"[.!?…:;]\s|\n|[。！？]")  # the end of one, or of a line
 
 
 class View(Protocol):
@@ -28,6 +31,10 @@ class View(Protocol):
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
+    def behind(self, said: str) -> None:
+        """What follows goes on behind ``said``."""
+        ...
+
     def add(self, event: Event) -> None: ...
 
 
@@ -47,6 +54,9 @@ class BareView:
         if self._open:
             self._write("\n")
 
+    def behind(self, said: str) -> None:
+        """What was said stands above; only the rest is written."""
+
     def add(self, event: Event) -> None:
         self.panel.add(event)
         if isinstance(event, Said):
@@ -61,11 +71,37 @@ class BareView:
 
 
 class PlainView(BareView):
-    """The same, and one summary line on stderr."""
+    """The same sentence by sentence, with lines that tell of a long prefill, and one about the answer."""
+
+    def __init__(self, screen: Screen, panel: EnginePanel) -> None:
+        super().__init__(screen, panel)
+        self._quarters, self._held = figures.Quarters(), ""
 
     def __exit__(self, *error: object) -> None:
+        self._write(self._cleaner.rest())
+        super()._write(self._held)
+        self._held = ""
         super().__exit__(*error)
-        _summarise(self._screen.err, self.panel.tally)
+        self._remark("; ".join(figures.summary(self.panel.tally)))
+        for line, _ in sourcing.lines(self.panel.tally.sourced):
+            self._remark(line)
+
+    def add(self, event: Event) -> None:
+        super().add(event)
+        if isinstance(event, Prefilled):
+            new, total = event.done - event.cached, event.total - event.cached
+            if percent := self._quarters.reached(new, total):
+                self._remark(f"reading: {percent} %, {event.done:,} of {figures.count(event.total, 'token')}")
+
+    def _write(self, text: str) -> None:
+        text = self._held + text
+        end = max((found.end() for found in SENTENCE.finditer(text)), default=0)
+        self._held = text[end:]
+        super()._write(text[:end])
+
+    def _remark(self, line: str) -> None:
+        if line:
+            self._screen.err.print(Text(line), soft_wrap=True)
 
 
 class LiveView:
@@ -85,19 +121,20 @@ class LiveView:
             self._tail.write(self._cleaner.rest())
         finally:
             self._tail.__exit__(*error)
-        _summarise(self._out, self.panel.tally)
+        line = figures.fit(figures.summary(self.panel.tally), self._out.width)
+        if line:
+            self._out.print(Text(line, "dim"), soft_wrap=True)
+        for line, style in sourcing.lines(self.panel.tally.sourced):
+            self._out.print(Text(line, style), soft_wrap=True)
+
+    def behind(self, said: str) -> None:
+        """Its last block is shown again: Markdown can be read from a block's beginning only."""
+        self._tail.write(unsettled(clean(said)))
 
     def add(self, event: Event) -> None:
         self.panel.add(event)
         if isinstance(event, Said):
             self._tail.write(self._cleaner.feed(event.text))
-
-
-def _summarise(console: Console, tally: Tally) -> None:
-    line = figures.fit(figures.summary(tally), console.width)
-    if line:
-        console.print(Text(line, "dim"), soft_wrap=True)
-    sourcing.show(console, tally.sourced)
 
 
 VIEWS: Mapping[Detail, Callable[[Screen, EnginePanel], View]] = {
@@ -107,14 +144,18 @@ VIEWS: Mapping[Detail, Callable[[Screen, EnginePanel], View]] = {
 }
 
 
-def show_answer(events: Iterator[Event], screen: Screen, *, title: str = "", limit: int = 0) -> Tally:
+def show_answer(
+    events: Iterator[Event], screen: Screen, *, title: str = "", limit: int = 0, behind: str = ""
+) -> Tally:
     """Show the events of one answer and return their fold.
 
-    ``title`` names the stack and ``limit`` is the context in tokens, both for the panel. Ctrl-C closes
+    ``title`` names the stack and ``limit`` is the context in tokens, both for the panel; ``behind`` is what
+    an answer that goes on has said before. Ctrl-C closes
     ``events`` and ends the tally with ``Finished("interrupted", ...)``; a second one raises ``Leave``.
     """
     view = VIEWS[screen.detail](screen, EnginePanel(title, limit))
     with keys_hidden(), Interrupt(partial(_stopping, view.panel)) as interrupt, view:
+        view.behind(behind)
         with closing(until(interrupt, events)) as answer:
             for event in answer:
                 view.add(event)

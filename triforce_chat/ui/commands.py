@@ -6,26 +6,26 @@ import difflib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import exists, expanduser
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from triforce_chat.documents import Document, Page
 from triforce_chat.documents.search import Hit, find, pattern
-from triforce_chat.engine.events import Event, Rebuilt, Tally
+from triforce_chat.engine.events import Rebuilt, Tally
 from triforce_chat.errors import UsageError
 from triforce_chat.private import write_named
 from triforce_chat.ui import figures, sourcing
 from triforce_chat.ui.clean import clean
+from triforce_chat.ui.clipboard import copy
 from triforce_chat.ui.compare import show_comparison
 from triforce_chat.ui.conversation import Conversation
+from triforce_chat.ui.tables import course, show_table
 from triforce_chat.ui.terminal import Screen
-from triforce_chat.ui.transcript import describe, transcript
+from triforce_chat.ui.transcript import as_json, describe, transcript
 
 PAGES = re.compile(r"\d+(-\d*)?(,\d+(-\d*)?)*")
 USAGE = re.compile(r"Usage: (.*)")
@@ -33,6 +33,7 @@ MOST_HITS = 20  # sentences that /find shows
 SHOWN_SENTENCE = 300  # characters
 ReadDocument = Callable[[str, str | None], Document]
 Choice = tuple[str, str]  # what may be typed, and what it means
+WRITERS: Mapping[str, Callable[[Conversation], str]] = {".md": transcript, ".json": as_json}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,21 @@ class Command:
 
 
 class Commands:
-    """What the slash commands do to a conversation; ``show`` displays the events of an answer."""
+    """What the slash commands do to a conversation.
+
+    ``show(events, behind="")`` displays the events of an answer, which may go on behind what was said.
+    """
 
     def __init__(
         self,
         conversation: Conversation,
         read_document: ReadDocument,
         screen: Screen,
-        show: Callable[[Iterator[Event]], None],
+        show: Callable[..., None],
         sessions: Callable[[], Sequence[Known]] = tuple,
     ) -> None:
         self.leaving = False
+        self.draft: str | None = None  # a question to go on with in the editor
         self.last: Tally | None = None  # of the last answer
         self._conversation, self._read_document = conversation, read_document
         self._screen, self._show, self._sessions = screen, show, sessions
@@ -103,10 +108,9 @@ class Commands:
         Usage: [COMMAND]
         """
         wanted = name.removeprefix("/")
-        table = _table("", "")
-        for command in [self.all[wanted]] if wanted in self.all else self.all.values():
-            table.add_row(Text(f"/{command.name} {command.arguments}"), Text(command.help))
-        self._screen.notes.print(table)
+        shown = [self.all[wanted]] if wanted in self.all else self.all.values()
+        rows = [[f"/{command.name} {command.arguments}".strip(), command.help] for command in shown]
+        show_table(("", ""), rows, self._screen)
 
     def complete_help(self) -> Iterable[Choice]:
         return [(command.name, command.help) for command in self.all.values()]
@@ -166,13 +170,16 @@ class Commands:
         tally = self.last
         if tally is None:
             raise UsageError("there are no figures yet: ask something first")
-        table = _table("level", "accepted", "proposed", "tested", "rounds", "acceptance")
+        rows = []
         for name, level in figures.levels(tally):
             counts = (level.accepted, level.proposed, level.tested, level.rounds)
-            table.add_row(clean(name), *(f"{number:,}" for number in counts), figures.share(level.acceptance))
+            rows.append([clean(name), *(f"{n:,}" for n in counts), figures.share(level.acceptance)])
         self._say(*figures.summary(tally), *figures.reading(tally), *_rebuilds(tally.rebuilds))
-        if tally.levels:
-            self._screen.notes.print(table)
+        if rows:
+            show_table(
+                ("level", "accepted", "proposed", "tested", "rounds", "acceptance"), rows, self._screen
+            )
+            self._say(*course(tally, self._screen))
 
     def cmd_compare(self, question: str) -> None:
         """Answer a question hierarchically and plainly, side by side.
@@ -209,38 +216,60 @@ class Commands:
     def complete_set(self) -> Iterable[Choice]:
         return [(name, f"now {value}") for name, value in self._conversation.options().items()]
 
+    def cmd_continue(self, _arguments: str) -> None:
+        """Go on with an answer that was stopped, or cut by its length."""
+        turns = self._conversation.turns
+        self._show(self._conversation.resume(), turns[-1].answer if turns else "")
+
+    def cmd_copy(self, _arguments: str) -> None:
+        """Put the last answer on the clipboard of your terminal."""
+        if not self._conversation.turns:
+            raise UsageError("there is no answer to copy")
+        text = clean(self._conversation.turns[-1].answer).strip()
+        copy(text, self._screen)
+        self._say(f"sent {figures.count(len(text), 'character')} to the terminal's clipboard")
+
+    def cmd_editor(self, text: str) -> None:
+        """Write the question in $EDITOR; Ctrl-X Ctrl-E does the same.
+
+        Usage: [TEXT]
+        """
+        self.draft = text
+
     def cmd_retry(self, _arguments: str) -> None:
         """Answer the last question again."""
         self._show(self._conversation.retry())
 
-    def cmd_save(self, file: str) -> None:
-        """Write the conversation to a Markdown file.
+    def cmd_export(self, file: str) -> None:
+        """Write the conversation to a file: .md for reading, .json with every figure.
 
         Usage: FILE
         """
-        if not file:
-            raise UsageError("/save needs a file: /save FILE")
         path = Path(expanduser(file.strip("\"'")))
+        write = WRITERS.get(path.suffix.lower())
+        if write is None:
+            raise UsageError("/export needs a file that ends in .md or .json: /export FILE")
         if path.exists() and path.resolve() not in self._saved:
             raise UsageError(f"{path} exists; nothing was written, choose another name")
         try:
-            write_named(path, transcript(self._conversation))
+            write_named(path, write(self._conversation))
         except ValueError:
             raise UsageError(f"{path} cannot be the name of a file; nothing was written") from None
         self._saved.add(path.resolve())
         self._say(f"wrote {figures.count(len(self._conversation.turns), 'turn')} to {path}")
 
+    def cmd_save(self, file: str) -> None:
+        """The same as /export.
+
+        Usage: FILE
+        """
+        self.cmd_export(file)
+
     def cmd_sessions(self, _arguments: str) -> None:
         """List the sessions; * is this one."""
         known = self._sessions()
-        table = _table("session", "turns", "used", "documents")
-        table.columns[-1].justify = "left"
-        for each in known:
-            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
-            cells = (f"{each.name}{' *' * each.here}", f"{each.turns:,}", used, ", ".join(each.titles))
-            table.add_row(*(Text(clean(cell)) for cell in cells))
         if known:
-            self._screen.notes.print(table)
+            show_table(("session", "turns", "used", "documents"), [*map(_row, known)], self._screen)
         if not any(each.here for each in known):
             self._say("this chat becomes a session with its first question")
 
@@ -298,6 +327,12 @@ def _within(number: int, first: str, dash: str, last: str) -> bool:
     return int(first) <= number <= (int(last) if last else number if dash else int(first))
 
 
+def _row(known: Known) -> list[str]:
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.used))
+    cells = (f"{known.name}{' *' * known.here}", f"{known.turns:,}", used, ", ".join(known.titles))
+    return [clean(cell) for cell in cells]
+
+
 def _path_and_pages(arguments: str) -> tuple[str, str | None]:
     """A path may contain spaces; the last word is a page range only if the whole is no file."""
     path, _, last = arguments.rpartition(" ")
@@ -311,11 +346,3 @@ def _rebuilds(rebuilds: list[Rebuilt]) -> list[str]:
     last = {rebuilt.reason: rebuilt.at for rebuilt in rebuilds}
     counts = Counter(rebuilt.reason for rebuilt in rebuilds)
     return [f"cache built for {why}: {counts[why]}, the last at token {at:,}" for why, at in last.items()]
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD if first else None, pad_edge=False, show_header=bool(first))
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right" if heading else "left")
-    return table

@@ -13,12 +13,14 @@ from rich.text import Text
 
 from triforce_chat.engine.events import Comparison, Event, Side, Tally
 from triforce_chat.ui import figures
-from triforce_chat.ui.answer import BareView, until
+from triforce_chat.ui.answer import VIEWS, View, until
 from triforce_chat.ui.clean import clean
+from triforce_chat.ui.keyboard import keys_hidden
 from triforce_chat.ui.markdown import Page
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import Frame, Region
-from triforce_chat.ui.terminal import Interrupt, Screen, keys_hidden
+from triforce_chat.ui.terminal import Interrupt, Screen
+from triforce_chat.ui.theme import BORDER
 
 HEADINGS: Mapping[Side, str] = {"speculative": "hierarchical", "autoregressive": "plain"}
 EDGES = 6  # rows that the borders, the headings and the cursor need
@@ -34,7 +36,7 @@ def show_comparison(items: Items, screen: Screen, *, limit: int = 0) -> Comparis
     with keys_hidden(), Interrupt() as interrupt, closing(until(interrupt, items)) as stream:
         result = show(stream, screen, limit)
     if result is None:
-        screen.notes.print(Text("comparison stopped", "yellow"))
+        screen.notes.print(Text("comparison stopped", "bold"))
     return result
 
 
@@ -57,7 +59,7 @@ def _show_live(items: Items, screen: Screen, limit: int) -> Comparison | None:
         columns.complete = True
         screen.out.print(columns)
     if result is not None:
-        screen.out.print(Group(figures_table(result), *map(Text, verdicts(result)), ""))
+        screen.out.print(summary(result))
     return result
 
 
@@ -81,7 +83,7 @@ class Columns:
         self._sides.setdefault(side, EnginePanel("", self._limit)).add(event)
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
-        table = Table(box=box.ROUNDED, expand=True, border_style="cyan")
+        table = Table(box=box.ROUNDED, expand=True, border_style=BORDER)
         for side in HEADINGS:
             table.add_column(self._heading(side), ratio=1)
         rows = None if self.complete else options.size.height - EDGES
@@ -116,7 +118,7 @@ class Clipped:
 
 
 def _show_plain(items: Items, screen: Screen, limit: int) -> Comparison | None:
-    views: dict[Side, BareView] = {}
+    views: dict[Side, View] = {}
     with ExitStack() as open_view:
         for item in items:
             if isinstance(item, Comparison):
@@ -127,7 +129,7 @@ def _show_plain(items: Items, screen: Screen, limit: int) -> Comparison | None:
             if side not in views:
                 open_view.close()
                 _print_lines(screen, [f"{HEADINGS[side]}:"])
-                views[side] = open_view.enter_context(BareView(screen, EnginePanel("", limit)))
+                views[side] = open_view.enter_context(VIEWS[screen.detail](screen, EnginePanel("", limit)))
             views[side].add(event)
     return None
 
@@ -164,6 +166,11 @@ def figures_table(result: Comparison) -> Table:
     for row in speeds(result):
         table.add_row(*row)
     return table
+
+
+def summary(result: Comparison) -> Group:
+    """The figures of both sides and what they say."""
+    return Group(figures_table(result), *map(Text, verdicts(result)), "")
 
 
 def verdicts(result: Comparison) -> list[str]:

@@ -41,6 +41,10 @@ class Conversation(Protocol):
         """Answer the last question again; raises ``UsageError`` when there is none."""
         ...
 
+    def resume(self) -> Generator[Event, None, None]:
+        """Go on with the last answer where it was stopped or cut; ``UsageError`` when it came to its end."""
+        ...
+
     def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
         """Answer twice, first hierarchically, then plainly; the ``Comparison`` comes last."""
         ...

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from rich.cells import cell_len
 
 from triforce_chat.engine.events import LevelTally, Prefilled, Tally
 
 SEPARATOR = " · "
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def share(part: float | None) -> str:
@@ -75,7 +80,7 @@ def summary(tally: Tally) -> list[str]:
     if done is None:
         return reading(tally)
     pieces = [_ending(tally)]
-    if done.completion_tokens:
+    if tally.ms_per_token:
         pieces += [f"{tally.ms_per_token:.1f} ms/token"]
     if tally.rounds:
         pieces += [f"{tally.tokens_per_round:.1f}/round", *acceptance(tally)]
@@ -93,12 +98,39 @@ def _ending(tally: Tally) -> str:
     return endings.get(reason, tokens)
 
 
+def sparkline(values: Sequence[int], marks: Iterable[int], width: int) -> tuple[str, str]:
+    """A bar for each value, and below it a ^ under each marked one (counted from 0).
+
+    Where there are more values than columns, neighbours share one: it shows their mean.
+    """
+    columns = min(len(values), max(1, width))
+    spans = [*pairwise(at * len(values) // columns for at in range(columns + 1))] if columns else []
+    tallest, marked = max(values, default=0) or 1, set(marks)
+    heights = [fmean(values[start:end]) / tallest for start, end in spans]
+    bars = "".join(BARS[round(height * (len(BARS) - 1))] for height in heights)
+    return bars, "".join("^" if marked & {*range(start, end)} else " " for start, end in spans).rstrip()
+
+
+class Quarters:
+    """Tells the quarters of some work as they are reached; work that was done in one go had none."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def reached(self, done: float, total: float) -> int:
+        """A new one in percent, else 0."""
+        quarter = int(4 * done / total) if total > 0 else 0
+        new = quarter > self._last and (quarter < 4 or self._last > 0)
+        self._last = quarter if new else self._last
+        return 25 * quarter if new else 0
+
+
 def fit(pieces: Iterable[str], width: int) -> str:
     """As many of the pieces as one line holds; the first one always."""
     line = ""
     for piece in pieces:
         longer = f"{line}{SEPARATOR}{piece}" if line else piece
-        if line and len(longer) > width:
+        if line and cell_len(longer) > width:
             break
         line = longer
     return line

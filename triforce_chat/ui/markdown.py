@@ -9,9 +9,9 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 
 from triforce_chat.ui.clean import clean
+from triforce_chat.ui.theme import CODE
 
 FENCES = ("```", "~~~")
-CODE_THEME = "ansi_dark"  # the terminal's own colours
 CLOSED_BY_BLANK_LINE = {"paragraph_open", "heading_open", "table_open", "blockquote_open", "hr"}
 
 # Rich shows neither HTML nor link definitions: as plain text they stay visible.
@@ -31,7 +31,7 @@ class Page:
         for at, block in enumerate(self._blocks):
             if at:
                 yield Segment.line()
-            page = Markdown("", hyperlinks=False, code_theme=CODE_THEME)
+            page = Markdown("", hyperlinks=False, code_theme=CODE)  # type: ignore[arg-type]  # Syntax takes both
             page.parsed = block
             for line in _trimmed(console.render_lines(page, options.update(height=None), pad=False)):
                 yield from (*line, Segment.line())
@@ -70,10 +70,15 @@ def settled(text: str) -> int:
     return sum(len(line) for line in (lines if ended else lines[: blocks[-1].map[0]]))
 
 
+def unsettled(text: str) -> str:
+    """The last block of a text, which more text may change."""
+    return text[settled(text) :]
+
+
 def recent(text: str, count: int) -> str:
     """The last lines of an unsettled block, enough to fill a terminal; the fence that opens code stays.
 
-    Highlighting hundreds of lines ten times a second would slow the engine down.
+    Highlighting hundreds of lines several times a second would slow the engine down.
     """
     lines = text.split("\n")
     if len(lines) <= count:

@@ -15,9 +15,11 @@ from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
 from triforce_chat.engine.events import Text as Said
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
+from triforce_chat.ui.theme import BAR, BAR_BACK, BORDER, BORDER_ALERT
 
 GAP = "   "
-WIDE = 110  # columns from which the bars may be long
+WIDE, NARROW = 110, 64  # columns from which the bars are long, and below which there are none
+EDGES = 4  # columns of the border
 LABEL = 9  # columns of the words at the left
 
 
@@ -72,36 +74,35 @@ class EnginePanel:
         return [figures.rate(said, spent), f"{1000 * spent / said:.1f} ms/token"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        body = self._prefill_rows() if self.reading else self._answer_rows(options.max_width)
+        width = options.max_width
+        body = self._prefill_rows(width) if self.reading else self._answer_rows(width)
         title = f"{self._title} · stopping, Ctrl-C again leaves" if self.stopping else self._title
         known = self._limit and self.tally.prefill
         used = figures.context(figures.context_used(self.tally), self._limit) if known else ""
+        used = used if width >= NARROW else used.replace(" tokens", "")
         yield Panel(
             body,
-            title=Text(title, "bold") if title else None,
-            subtitle=Text(f"context {used}", "none") if used else None,
+            title=Text(title, "not dim bold") if title else None,
+            subtitle=Text(f"context {used}", "not dim not bold") if used else None,
             title_align="left",
             subtitle_align="right",
-            border_style="yellow" if self.stopping else "cyan",
+            border_style=BORDER_ALERT if self.stopping else BORDER,
         )
 
-    def _prefill_rows(self) -> RenderableType:
+    def _prefill_rows(self, width: int) -> RenderableType:
         read = self.tally.prefill or Prefilled(0, 0, 0, 0.0)
-        top = Table.grid(padding=(0, 2), expand=True)
-        for ratio in (None, 1, None):
-            top.add_column(ratio=ratio, no_wrap=True)
-        bar = ProgressBar(read.total or None, read.done, pulse=not read.total, complete_style="green")
-        top.add_row(Text("reading", "dim"), bar, _progress(read))
-        return Group(top, _row("", [Text(piece) for piece in _prefill_pieces(read)]))
+        short = _progress(read).removesuffix(" tokens").strip()
+        top = _bar(read) if width >= NARROW else _row("reading", [Text(short)], width)
+        return Group(top, _row("", [Text(piece) for piece in _prefill_pieces(read)], width))
 
     def _answer_rows(self, width: int) -> RenderableType:
-        cells = 20 if width >= WIDE else 10
+        cells = 20 if width >= WIDE else 10 if width >= NARROW else 0
         bars = [_meter(name, level.acceptance, cells) for name, level in figures.levels(self.tally)]
         pace = [*self.speed, f"{self.tally.tokens_per_round:.1f} tokens/round"]
         return Group(
-            _row("accepted", bars or [Text("no speculation")]),
-            _row("pace", [Text(piece) for piece in (pace if self.tally.rounds else self.speed)]),
-            _row("cache", [Text(piece) for piece in self._rebuild_pieces()]),
+            _row("accepted", bars or [Text("no speculation")], width),
+            _row("pace", [Text(piece) for piece in (pace if self.tally.rounds else self.speed)], width),
+            _row("cache", [Text(piece) for piece in self._rebuild_pieces()], width),
         )
 
     def _rebuild_pieces(self) -> list[str]:
@@ -109,8 +110,21 @@ class EnginePanel:
         if not built:
             return ["not built so far"]
         ago = max(0, figures.context_used(self.tally) - built[0].at)
-        last = f"last at {built[0].at:,}, {figures.count(ago, 'token')} ago ({built[0].reason})"
-        return [f"built {len(self.tally.rebuilds)}×", last]
+        last = f"last at {built[0].at:,}"
+        return [
+            f"built {len(self.tally.rebuilds)}×",
+            last,
+            f"{figures.count(ago, 'token')} ago ({built[0].reason})",
+        ]
+
+
+def _bar(read: Prefilled) -> Table:
+    top = Table.grid(padding=(0, 2), expand=True)
+    for ratio in (None, 1, None):
+        top.add_column(ratio=ratio, no_wrap=True)
+    bar = ProgressBar(read.total or None, read.done, style=BAR_BACK, complete_style=BAR, finished_style=BAR)
+    top.add_row(Text("reading", "dim"), bar, _progress(read))
+    return top
 
 
 def _progress(read: Prefilled) -> str:
@@ -129,14 +143,20 @@ def _prefill_pieces(read: Prefilled) -> list[str]:
     return pieces
 
 
-def _row(label: str, pieces: list[Text]) -> Text:
-    row = Text(no_wrap=True, overflow="ellipsis")
-    row.append(f"{label:<{LABEL}}", "dim")
-    return row.append_text(Text(GAP).join(pieces))
+def _row(label: str, pieces: list[Text], width: int) -> Text:
+    """As many of the figures as there is room for, closer together on a narrow terminal."""
+    gap, room = GAP if width >= NARROW else GAP[1:], width - EDGES - LABEL
+    row, taken = Text(no_wrap=True, overflow="ellipsis").append(f"{label:<{LABEL}}", "dim"), 0
+    for piece in pieces:
+        if taken and taken + len(gap) + piece.cell_len > room:
+            break
+        row.append(gap if taken else "").append_text(piece)
+        taken += len(gap) * bool(taken) + piece.cell_len
+    return row
 
 
 def _meter(name: str, value: float | None, cells: int) -> Text:
     full = round((value or 0.0) * cells)
     meter = Text(f"{clean(name)} ")
-    meter.append("━" * full, "green").append("━" * (cells - full), "bright_black")
-    return meter.append(f" {figures.share(value)}", "bold")
+    meter.append("━" * full, BAR).append("━" * (cells - full), BAR_BACK).append(" " if cells else "")
+    return meter.append(figures.share(value), "bold")

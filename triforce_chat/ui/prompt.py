@@ -13,15 +13,15 @@ from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.output import Output
+from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.shortcuts import CompleteStyle, PromptSession
 from prompt_toolkit.styles import Style
 
 from triforce_chat.ui.commands import Commands
 
 FENCE = '"""'
-PATH_COMMANDS = {"doc", "save"}
-STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold ansicyan"})
+PATH_COMMANDS = {"doc", "export", "save"}
+STYLE = Style.from_dict({"bottom-toolbar": "noreverse", "prompt": "bold"})
 
 
 class SlashCompleter(Completer):
@@ -77,7 +77,10 @@ def prompt_session(
     keyboard: Input | None = None,
     output: Output | None = None,
 ) -> PromptSession[str]:
-    """Enter submits, Alt-Enter begins a new line, a paste is one message, Ctrl-X Ctrl-E opens the editor."""
+    """Enter submits, Alt-Enter begins a new line, a paste is one message, Ctrl-X Ctrl-E opens the editor.
+
+    Without a ``toolbar`` nothing is drawn but the line itself, and completions are listed below it.
+    """
     return PromptSession(
         [("class:prompt", "> ")],
         multiline=True,
@@ -86,9 +89,11 @@ def prompt_session(
         history=_history(history),
         completer=SlashCompleter(commands),
         complete_while_typing=False,
-        complete_style=CompleteStyle.COLUMN,
+        complete_style=CompleteStyle.COLUMN if toolbar else CompleteStyle.READLINE_LIKE,
+        reserve_space_for_menu=8 if toolbar else 0,
         bottom_toolbar=toolbar,
-        style=STYLE,
+        style=STYLE if toolbar else None,
+        color_depth=None if toolbar else ColorDepth.DEPTH_1_BIT,
         enable_open_in_editor=True,
         tempfile_suffix=".md",
         input=keyboard,

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import Input
 from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.shortcuts import PromptSession
 from rich.text import Text
 
 from triforce_chat.engine.events import Event
-from triforce_chat.errors import INTERRUPTED, TriforceError
+from triforce_chat.errors import INTERRUPTED, TriforceError, UsageError
 from triforce_chat.ui import figures
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, one_line
 from triforce_chat.ui.commands import Commands, Known, ReadDocument
 from triforce_chat.ui.conversation import Conversation
+from triforce_chat.ui.keyboard import keys_kept
 from triforce_chat.ui.prompt import is_command, message, prompt_session
 from triforce_chat.ui.terminal import Leave, Screen
 
@@ -55,10 +60,10 @@ class Repl:
 
     def run(self, keyboard: Input | None = None, output: Output | None = None) -> int:
         """Chat until Ctrl-D, /exit or a double Ctrl-C; returns the exit code."""
-        output = output or create_output(always_prefer_tty=True)  # the prompt is not for a stdout in a file
-        session = prompt_session(self._commands, self._history, self._toolbar, keyboard, output)
+        session = self._prompt_session(keyboard, output)
         try:
-            self._welcome()
+            with self._keys_kept(session):
+                self._welcome()
             return self._loop(session)
         except Leave:
             return INTERRUPTED
@@ -67,7 +72,7 @@ class Repl:
         """Take each line as one message; returns the exit code of the last thing that went wrong, or 0."""
         try:
             for line in lines:
-                self._safely(partial(self.handle, line))
+                self._safely(partial(self._handle_unattended, line))
                 if self._commands.leaving or self.exit_code == INTERRUPTED:
                     break
         except KeyboardInterrupt:
@@ -83,17 +88,47 @@ class Repl:
             question = text[1:] if text.startswith("//") else text
             self._show(self._conversation.ask(question))
 
+    def _handle_unattended(self, line: str) -> None:
+        self.handle(line)
+        if self._commands.draft is not None:
+            self._commands.draft = None
+            raise UsageError("/editor needs a keyboard: standard input is no terminal")
+
     def _loop(self, session: PromptSession[str]) -> int:
         while not self._commands.leaving:
             try:
-                text = session.prompt()
+                text = self._read(session)
             except KeyboardInterrupt:
                 self._remark(HINT)
             except EOFError:
                 break
             else:
-                self._safely(partial(self.handle, text))
+                with self._keys_kept(session):
+                    self._safely(partial(self.handle, text))
         return 0
+
+    def _prompt_session(self, keyboard: Input | None, output: Output | None) -> PromptSession[str]:
+        toolbar = None if self._screen.detail == "plain" else self._toolbar
+        prompt = partial(prompt_session, self._commands, self._history, toolbar, keyboard)
+        if self._screen.out.is_dumb_terminal and output is None:
+            with create_app_session(output=PlainTextOutput(sys.stdout)):
+                return prompt()
+        # The prompt is not for a stdout in a file.
+        return prompt(output or create_output(always_prefer_tty=True))
+
+    def _read(self, session: PromptSession[str]) -> str:
+        """A message from the prompt, which opens the editor at once if /editor asked for it."""
+
+        def open_editor() -> None:
+            session.default_buffer.open_in_editor()
+
+        draft, self._commands.draft = self._commands.draft, None
+        if draft is None:
+            return session.prompt()
+        return session.prompt(default=draft, pre_run=open_editor)
+
+    def _keys_kept(self, session: PromptSession[str]) -> AbstractContextManager[None]:
+        return keys_kept(session.input, self._screen)
 
     def _safely(self, work: Callable[[], None]) -> None:
         """The chat goes on whatever a message leads to."""
@@ -117,9 +152,9 @@ class Repl:
     def _remark(self, text: str) -> None:
         self._screen.err.print(Text(clean(text), "dim"), soft_wrap=True)
 
-    def _show(self, events: Iterator[Event]) -> None:
+    def _show(self, events: Iterator[Event], behind: str = "") -> None:
         limit = self._conversation.context_limit
-        tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit)
+        tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit, behind=behind)
         self._commands.last = tally if tally.token_ids else self._commands.last
         if tally.finished and tally.finished.reason == "interrupted":
             self.exit_code = INTERRUPTED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from rich.console import Console
 from rich.text import Text
 
 from triforce_chat.engine.events import Citation, Place, Sourced
@@ -15,14 +14,14 @@ SHOWN_QUOTE = 60  # characters
 SHOWN_PLACES = 3
 
 
-def show(console: Console, sourced: Sourced | None) -> None:
-    """The pages in one dim line, and a line for every citation that does not hold."""
+def lines(sourced: Sourced | None) -> Iterator[tuple[str, str]]:
+    """The pages, and a line for every citation that does not hold; each with its style."""
     if sourced is None:
         return
     if sourced.sources:
-        console.print(Text(line_of(sourced), "dim"), soft_wrap=True)
+        yield line_of(sourced), "dim"
     for line in complaints(sourced.citations):
-        console.print(Text(line, "yellow"), soft_wrap=True)
+        yield line, "bold"
 
 
 def line_of(sourced: Sourced) -> str:
@@ -37,7 +36,7 @@ def details(sourced: Sourced) -> Iterator[Text]:
         if source.sentence:
             yield Text(f"  {clean(source.sentence)}")
     for line in complaints(sourced.citations):
-        yield Text(line, "yellow")
+        yield Text(line, "bold")
 
 
 def places(found: Iterable[Place]) -> str:

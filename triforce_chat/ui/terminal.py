@@ -1,14 +1,11 @@
-"""Which terminal there is, how much may be shown on it, and how its keyboard behaves while an answer runs."""
+"""Which terminal there is, how much may be shown on it, and what Ctrl-C does while an answer runs."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import IO, Literal
@@ -22,8 +19,8 @@ Detail = Literal["live", "plain", "bare"]
 class Screen:
     """Where answers (``out``) and remarks (``err``) go.
 
-    ``live``: Markdown with the panel below; ``plain``: raw text and one summary line on ``err``; ``bare``:
-    the answer and nothing else.
+    ``live``: Markdown with the panel below; ``plain``: whole lines one after the other, for screen readers
+    and simple terminals; ``bare``: the answer and nothing else.
     """
 
     out: Console
@@ -31,12 +28,17 @@ class Screen:
     detail: Detail
 
     @classmethod
-    def of(cls, out: Console, err: Console, *, live: bool = True, quiet: bool = False) -> Screen:
+    def of(cls, out: Console, err: Console, *, plain: bool = False, quiet: bool = False) -> Screen:
         """Only the answer goes to stdout when that is no terminal, or NO_COLOR or ``quiet`` is set."""
         if quiet or out.no_color or not _is_terminal(out.file):
             return cls(out, err, "bare")
         drawable = not out.is_dumb_terminal and out.encoding.startswith("utf")
-        return cls(out, err, "live" if live and drawable else "plain")
+        return cls(out, err, "live" if drawable and not plain else "plain")
+
+    @property
+    def is_terminal(self) -> bool:
+        """Answers go to a terminal."""
+        return _is_terminal(self.out.file)
 
     @property
     def notes(self) -> Console:
@@ -86,29 +88,3 @@ class Interrupt:
         if again:
             raise Leave
         self._notify()
-
-
-@contextmanager
-def keys_hidden() -> Iterator[None]:
-    """Do not echo keys: a ^C or a typed-ahead letter would push the live region out of place."""
-    restore = _hide_keys()
-    try:
-        yield
-    finally:
-        restore()
-
-
-def _hide_keys() -> Callable[[], None]:
-    try:
-        import termios
-
-        keyboard = sys.stdin.fileno()
-        if os.tcgetpgrp(keyboard) != os.getpgrp():  # a background job that touches the terminal is stopped
-            return lambda: None
-        before = termios.tcgetattr(keyboard)
-    except (ImportError, OSError, ValueError, AttributeError):
-        return lambda: None
-    hidden = [*before]
-    hidden[3] = before[3] & ~termios.ECHO
-    termios.tcsetattr(keyboard, termios.TCSANOW, hidden)
-    return lambda: termios.tcsetattr(keyboard, termios.TCSANOW, before)

@@ -1,11 +1,13 @@
-"""What was said, as a Markdown file."""
+"""What was said, as a Markdown or a JSON file."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from triforce_chat.documents import Document
+from triforce_chat.report import SCHEMA, said_object
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.conversation import Turn
@@ -26,6 +28,24 @@ class Told(Protocol):
 def transcript(conversation: Told, heading: str = "Conversation") -> str:
     """Documents, system text and every turn; questions as quotations, answers as they are."""
     return "\n".join(_parts(conversation, heading)) + "\n"
+
+
+def as_json(conversation: Told) -> str:
+    """The same with token ids and everything that was measured."""
+    value = {
+        "schema": SCHEMA,
+        "documents": [
+            {
+                "title": document.title,
+                "unit": document.unit,
+                "pages": [page.number for page in document.pages],
+            }
+            for document in conversation.documents
+        ],
+        "system": conversation.system,
+        "turns": [{"question": turn.question, **said_object(turn.tally)} for turn in conversation.turns],
+    }
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
 
 def _parts(conversation: Told, heading: str) -> Iterator[str]:
