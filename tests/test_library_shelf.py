@@ -9,8 +9,8 @@ import random
 import resource
 import subprocess
 import sys
-import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,20 +194,19 @@ def test_a_disk_that_is_full_in_the_middle_of_a_block(
 
 
 COPYING = """
-import sys
-import time
-import zlib
+import os, sys, time
 from pathlib import Path
 from triforce_chat.library import block
+os.fsync = id  # takes so long that nobody would be killed anywhere else
 source, target = map(Path, sys.argv[1:])
 print(flush=True)
 while True:
     for path in source.iterdir():
         label = block.read_label(path)
         part = memoryview(bytearray(label.part_bytes))
-        block.save(target / path.name, label, (part for _ in block.load(path, label, part)))
+        slowly = (time.sleep(1e-4) or part for _ in block.load(path, label, part))
+        block.save(target / path.name, label, slowly)
         (target / path.name).unlink(missing_ok=True)
-        block.save(target / path.name, label, (part for _ in block.load(path, label, part)))
 """
 
 
@@ -225,14 +224,23 @@ def test_processes_that_write_the_same_and_are_killed(
         for each in both:
             assert each.stdout
             each.stdout.readline()
-        time.sleep(waits.uniform(0, 0.03))
+        seen = [intact(source, target) for _ in range(waits.randrange(30))]
         for each in both:
             each.kill()
             each.communicate()
-        assert all((source / path.name).read_bytes() == path.read_bytes() for path in files(target))
+        assert all([*seen, intact(source, target)])
     there = [(target / path.name).exists() for path in in_order(source)]
     check(Desk(lab, target), prompt, expected, CHUNK * [*there, False].index(False))
     check(Desk(lab, target), prompt, expected, 3 * CHUNK)
+
+
+def intact(source: Path, target: Path) -> bool:
+    """What lies in ``target`` just now is what lies in ``source``."""
+    for path in source.iterdir():
+        with suppress(FileNotFoundError):
+            if (target / path.name).read_bytes() != path.read_bytes():
+                return False
+    return True
 
 
 def test_what_a_killed_process_left_goes_later(
