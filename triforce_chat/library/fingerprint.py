@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -33,7 +34,7 @@ def fingerprint(model: Any, tokenizer: Any) -> bytes:
     for name, tensor in _tensors(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         for part in _digested(tensor):
-            digest.update(part.cpu().numpy().tobytes())
+            digest.update(part.tobytes())
     return digest.digest()
 
 
@@ -60,11 +61,13 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _digested(tensor: Tensor) -> Iterator[Tensor]:
+def _digested(tensor: Tensor) -> Iterator[np.ndarray]:
     """Row sums, column sums and the rest of a tensor's bits, taken as 64-bit integers in rows of ``ROW``."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if flat.storage_offset() % 8:  # a view of a larger tensor, as files with mixed types give them
         flat = flat.clone()
     whole = flat.numel() // (8 * ROW) * 8 * ROW
     rows = flat[:whole].view(torch.int64).view(-1, ROW)
-    yield from (rows.sum(1), rows.sum(0), flat[whole:])
+    numbers: Any = rows.numpy() if rows.is_cpu else rows  # a thread of its own is all that this takes
+    for part in (numbers.sum(1), numbers.sum(0), flat[whole:]):
+        yield torch.as_tensor(part).cpu().numpy()

@@ -59,7 +59,7 @@ class Library:
         try:
             loaded = block.load(self.shelf.path(label.key), label, part.data)
             for slots, _ in zip(parts_of(cache, chunk), loaded, strict=True):
-                slots.copy_(torch.from_numpy(part).view(slots.dtype).view(slots.shape))
+                fill(slots, part)
         except (OSError, Damaged):
             self.shelf.discard(label.key)
             return False
@@ -175,6 +175,15 @@ class Writer:
 
     def _reachable(self, label: Label) -> bool:
         return not label.parent or self.shelf.path(label.parent).is_file()
+
+
+def fill(slots: Tensor, part: np.ndarray) -> None:
+    """Copy the bytes of a part into its slots [Hkv, n, D]."""
+    if slots.is_cpu:  # in this thread alone: torch's others cost more than they help at this size
+        there = slots.view(torch.uint8).numpy()
+        np.copyto(there, part.reshape(there.shape))
+    else:
+        slots.copy_(torch.from_numpy(part).view(slots.dtype).view(slots.shape))
 
 
 def parts_of(cache: FullCache, chunk: Chunk) -> Iterator[Tensor]:
