@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Text
 from triforce_chat.engine.memory import Passage
+from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.library.memory import Library
 from triforce_chat.library.shelf import Shelf
 
 CHUNK = 32  # tokens
 MODEL = b"a model"
-BLOCK = 10_000  # bytes; more than any block of the tiny model has
+GREEDY = Sampling()
 
 
 class Desk:
@@ -31,10 +33,11 @@ class Desk:
         stack: str = "autoregressive",
         model: bytes = MODEL,
         limit: int | None = None,
+        clock: Callable[[], int] = time.time_ns,
         **options: Any,
     ) -> None:
         engine_module.PREFILL_CHUNK = CHUNK
-        self.library = Library(Shelf(folder, limit), model, "tiny")
+        self.library = Library(Shelf(folder, limit), model, "tiny", clock)
         settings = StackOptions(stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
         self.engine = Engine(
             lab.target, 400, frozenset(), str, lab.draft, settings, options.get("memory", self.library)
@@ -48,10 +51,14 @@ class Desk:
         return last.cached
 
     def answer(
-        self, prompt: Sequence[int], passages: Sequence[Passage] = (), n: int = 24
+        self,
+        prompt: Sequence[int],
+        passages: Sequence[Passage] = (),
+        n: int = 24,
+        sampling: Sampling = GREEDY,
     ) -> tuple[list[int], int]:
         """(tokens, how many of the prompt's were there already)."""
-        events = [*self.engine.answer(Request(prompt, n, passages=passages))]
+        events = [*self.engine.answer(Request(prompt, n, sampling, passages=passages))]
         self.library.writer.finish()
         self.library.writer.closed = False
         done = events[-1]

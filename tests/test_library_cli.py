@@ -106,6 +106,12 @@ def test_what_measures_does_not_remember(run: Run, cache: Path, command: tuple[s
     assert not cache.exists()
 
 
+def test_a_cache_without_room(run: Run, cache: Path) -> None:
+    first = asked(run, "a.txt", "Why?", "--cache-size", "0")
+    assert asked(run, "a.txt", "Why?", "--cache-size", "0")["usage"] == first["usage"]
+    assert [*(cache / "kv").iterdir()] == []
+
+
 def test_ls(run: Run, cache: Path) -> None:
     nothing = listed(run)
     assert (nothing["texts"], nothing["bytes"], nothing["folder"]) == ([], 0, str(cache / "kv"))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from conftest import Lab, random_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from library_desk import CHUNK, Desk, files
 from torch import Tensor
 
@@ -17,9 +20,23 @@ from triforce_chat.config import STACKS
 from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.events import Tally
 from triforce_chat.engine.memory import ROOT, Forgetful, Passage, chunks
+from triforce_chat.engine.options import Sampling
 from triforce_chat.library import block
 from triforce_chat.library.fingerprint import fingerprint
 from triforce_chat.ui import figures
+
+
+class Tokens:
+    """As much of a tokenizer as a fingerprint looks at."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: n for n, word in enumerate(self.words)}
+
+
+TOKENS = Tokens("a", "b")
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +44,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)
 
 
-def stored(desk: Desk) -> tuple[Tensor, Tensor]:
-    """Keys and values of everything in the full cache."""
-    full = desk.engine.full
-    return full.slab.keys[:, :, : full.length].clone(), full.slab.values[:, :, : full.length].clone()
+def stored(desk: Desk, length: int | None = None) -> tuple[Tensor, Tensor]:
+    """Keys and values of the first tokens in the full cache, or of all."""
+    slab, length = desk.engine.full.slab, length or desk.engine.full.length
+    return slab.keys[:, :, :length].clone(), slab.values[:, :, :length].clone()
 
 
 def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
@@ -52,6 +69,75 @@ def test_answers_are_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: 
     assert not files(tmp_path / "none")
 
 
+@pytest.mark.parametrize("stack", [name for name in STACKS if name != "auto"])  # which decides by the clock
+def test_a_seed_draws_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: str) -> None:
+    """Behind the book there are fewer tokens than queries that choose chunks for the retrieval cache."""
+    prompt, ends, sampling = lab.text(153), (Passage(150, "A book"),), Sampling(temperature=1.0, seed=3)
+    answers = [Desk(lab, tmp_path, stack).answer(prompt, ends, sampling=sampling) for _ in range(2)]
+    assert [cached for _, cached in answers] == [0, 150]
+    assert answers[0][0] == answers[1][0]
+
+
+def test_what_follows_a_greeting_is_kept_as_what_is_opened_alone(lab: Lab, tmp_path: Path) -> None:
+    prompt = lab.text(200)
+    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    desk.answer([*prompt[:20], 1, 2], n=3)
+    assert desk.read(prompt) == 0
+    assert Desk(lab, tmp_path).read(prompt) == 192
+    fresh.read(prompt)
+    assert same(stored(desk, 192), stored(fresh, 192))
+
+
+def test_a_turn_computes_only_what_is_new(lab: Lab, tmp_path: Path) -> None:
+    prompt, desk = lab.text(100), Desk(lab, tmp_path)
+    said, _ = desk.answer(prompt)
+    assert desk.read([*prompt, *said, *lab.text(200, seed=3)]) == len(prompt) + len(said) - 1
+
+
+@st.composite
+def deeds(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """What happens to a library: (tokens in common, tokens of its own, border, steps read, new process, damage)."""
+    number = st.integers
+    deed = st.tuples(
+        number(0, 150), number(1, 100), number(0, 160), number(1, 9), st.booleans(), st.none() | number(0)
+    )
+    return draw(st.lists(deed, min_size=1, max_size=6))
+
+
+@given(deeds())
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_whatever_happened_it_gives_what_a_prefill_computes(
+    lab: Lab, happened: list[tuple[Any, ...]]
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        desk = Desk(lab, folder)
+        for common, own, border, steps, reopened, damage in happened:
+            desk = Desk(lab, folder) if reopened else desk
+            prompt, ends = lab.text(150)[:common] + lab.text(own, seed=common % 3), [Passage(border)]
+            for _ in zip(range(steps), desk.engine.prefill(prompt, ends), strict=False):
+                pass
+            desk.library.writer.finish()
+            desk.library.writer.closed = False
+            flip_a_byte(files(folder), damage)
+        reader, fresh = Desk(lab, folder), Desk(lab, folder / "none", memory=Forgetful())
+        reader.read(prompt, ends)
+        fresh.read(prompt, ends)
+        assert same(stored(reader), stored(fresh))
+        desk.read(prompt, ends)
+        whole = desk.engine.read[-1].end if desk.engine.read else 0
+        assert same(stored(desk, whole), stored(fresh, whole))
+
+
+def flip_a_byte(paths: list[Path], damage: int | None) -> None:
+    if damage is None or not paths:
+        return
+    path = paths[damage % len(paths)]
+    data = bytearray(path.read_bytes())
+    data[damage % len(data)] ^= 1 << damage % 8
+    path.write_bytes(data)
+
+
 @pytest.mark.parametrize(
     ("common", "found"), [(0, 0), (31, 0), (32, 32), (95, 64), (149, 128), (150, 150), (181, 150), (182, 182)]
 )
@@ -71,9 +157,10 @@ def test_a_longer_conversation_begins_where_the_last_one_stopped(lab: Lab, tmp_p
     first = Desk(lab, tmp_path)
     said, _ = first.answer(prompt, ends)
     longer = [*prompt, *said, *lab.text(20, seed=3)]
-    assert Desk(lab, tmp_path).answer(longer, ends) == (lab.greedy(longer, 24), 80)
-    # What was answered was not computed as a prefill computes it, but what was read behind it is kept then.
-    assert Desk(lab, tmp_path).answer([*longer, 1], ends)[1] == 144 - 32
+    again = Desk(lab, tmp_path)
+    assert again.answer(longer, ends) == (lab.greedy(longer, 24), 112)  # what was answered is kept as well
+    assert same(stored(again, 112), stored(first, 112))
+    assert Desk(lab, tmp_path).answer([*longer, 1], ends)[1] == 144
 
 
 def test_what_is_nearer_is_taken_first(lab: Lab, tmp_path: Path) -> None:
@@ -200,10 +287,10 @@ def test_a_fingerprint_is_one_models_own() -> None:
         torch.manual_seed(3)
         return random_model(**changes)
 
-    original = fingerprint(model())
+    original = fingerprint(model(), TOKENS)
     renamed = model()
     renamed.config._name_or_path = "elsewhere"
-    assert fingerprint(model()) == fingerprint(renamed) == original
+    assert fingerprint(model(), TOKENS) == fingerprint(renamed, TOKENS) == original
     others = {
         "a weight": changed(model(), "model.layers.1.mlp.up_proj.weight", 777),
         "a token": changed(model(), "model.embed_tokens.weight", 5),
@@ -218,18 +305,34 @@ def test_a_fingerprint_is_one_models_own() -> None:
         weight = swapped.get_parameter("model.layers.0.mlp.up_proj.weight")
         weight.copy_(weight.flip(0))
     others["rows in another order"] = swapped
-    prints = {name: fingerprint(other) for name, other in others.items()}
-    assert len({original, *prints.values()}) == 1 + len(others)
+    prints = {name: fingerprint(other, TOKENS) for name, other in others.items()}
+    prints["vocabulary"] = fingerprint(model(), Tokens("b", "a"))
+    assert len({original, *prints.values()}) == 2 + len(others)
 
 
 def test_large_tensors_count_to_the_last_number() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 50)
     model.config, model.dtype, model.device = random_model().config, torch.float32, torch.device("cpu")  # type: ignore[assignment]
-    seen = {fingerprint(model)}
+    seen = {fingerprint(model, TOKENS)}
     for flip in (0, 2047, 2048, 14_335, 14_336, 14_999):
-        seen.add(fingerprint(changed(model, "weight", flip)))
+        seen.add(fingerprint(changed(model, "weight", flip), TOKENS))
     assert len(seen) == 7
+
+
+def test_numbers_anywhere_in_a_larger_tensor() -> None:
+    torch.manual_seed(0)
+    prints = set()
+    for offset in range(9):
+        model = torch.nn.Linear(300, 50, dtype=torch.bfloat16)
+        whole = torch.arange(300 * 50 + 9).bfloat16()
+        model.weight.data = whole[offset : offset + 300 * 50].view(50, 300)
+        model.bias.data.zero_()
+        model.config, model.dtype, model.device = random_model().config, torch.bfloat16, torch.device("cpu")  # type: ignore[assignment]
+        prints.add(fingerprint(model, TOKENS))
+        model.weight.data = model.weight.data.clone()
+        prints.add(fingerprint(model, TOKENS))
+    assert len(prints) == 9
 
 
 def test_an_adapter_makes_another_model(tmp_path: Path) -> None:
@@ -242,7 +345,7 @@ def test_an_adapter_makes_another_model(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "adapter", base)
     attention.register()
     models = [load_model(str(each), attention=attention.NAME).model for each in (base, adapter, base)]
-    prints = [fingerprint(model) for model in models]
+    prints = [fingerprint(model, TOKENS) for model in models]
     assert prints[0] == prints[2] != prints[1]
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
+import resource
 import subprocess
 import sys
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,6 @@ from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.memory import Passage
 from triforce_chat.library import block
 from triforce_chat.library.shelf import SHARE, Shelf
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +108,25 @@ def test_a_good_file_in_the_wrong_place(
     check(Desk(lab, tmp_path), prompt, expected, CHUNK)
 
 
+def test_a_file_of_another_version(lab: Lab, prompt: list[int], expected: list[int], tmp_path: Path) -> None:
+    Desk(lab, tmp_path).read(prompt)
+    second = in_order(tmp_path)[1]
+    data, cut = second.read_bytes(), 8 + len(block.SEAL % 0)
+    for name in (b"shape", b"sums", b"title"):
+        header = data[cut : 8 + int.from_bytes(data[:8], "little")].replace(name, name[::-1])
+        seal = (block.SEAL % zlib.crc32(header)).encode()
+        second.write_bytes(data[:8] + seal + header + data[cut + len(header) :])
+        assert len(Shelf(tmp_path).texts()) == 1  # up to the one before
+        check(Desk(lab, tmp_path), prompt, expected, CHUNK)
+        assert second.read_bytes() == data
+
+
+def test_nobody_else_may_read_it(lab: Lab, prompt: list[int], tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "kv"
+    Desk(lab, folder).read(prompt)
+    assert [path.stat().st_mode & 0o777 for path in (folder, *files(folder))] == [0o700] + 3 * [0o600]
+
+
 def test_numbers_that_were_damaged_do_not_stay_in_the_cache(
     lab: Lab, prompt: list[int], tmp_path: Path
 ) -> None:
@@ -158,57 +179,92 @@ def test_a_folder_that_cannot_be_made(
     assert Shelf(tmp_path / "file" / "kv").texts() == []
 
 
-PROCESS = """
-import os, sys
+def test_a_disk_that_is_full_in_the_middle_of_a_block(
+    lab: Lab, prompt: list[int], expected: list[int], tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))  # a write ends early, the next one fails
+    try:
+        check(Desk(lab, tmp_path), prompt, expected, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [*tmp_path.iterdir()] == []
+    check(Desk(lab, tmp_path), prompt, expected, 0)
+    check(Desk(lab, tmp_path), prompt, expected, 3 * CHUNK)
+
+
+COPYING = """
+import os, sys, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import torch
-torch.set_num_threads(1)
-from conftest import Lab
-from library_desk import CHUNK, Desk
-lab = Lab.of("llama", seed=1)
-if sys.argv[3] != "whole":
-    def die(handle, left=[int(sys.argv[3])]):
-        left[0] -= 1
-        if left[0] < 0:
-            os._exit(9)
-    os.fsync = die
-desk = Desk(lab, Path(sys.argv[2]))
-sys.stdin.readline()
-print(*desk.answer(lab.text(CHUNK * 3 + 10), n=8)[0])
+from triforce_chat.library import block
+os.fsync = id  # takes so long that nobody would be killed anywhere else
+source, target = map(Path, sys.argv[1:])
+print(flush=True)
+while True:
+    for path in source.iterdir():
+        label = block.read_label(path)
+        part = memoryview(bytearray(label.part_bytes))
+        slowly = (time.sleep(1e-4) or part for _ in block.load(path, label, part))
+        block.save(target / path.name, label, slowly)
+        (target / path.name).unlink(missing_ok=True)
 """
 
 
-def process(folder: Path, until: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROCESS, str(HERE), str(folder), until]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def test_a_process_that_is_killed_while_it_writes(
+def test_processes_that_write_the_same_and_are_killed(
     lab: Lab, prompt: list[int], expected: list[int], tmp_path: Path
 ) -> None:
-    with process(tmp_path, "1") as killed:
-        killed.communicate("go\n", timeout=60)
-    assert killed.returncode == 9
-    assert (len(files(tmp_path)), len([*tmp_path.iterdir()])) == (1, 2)
+    """Whenever that happens, a block is there and right, or not there."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    Desk(lab, source).read(prompt)
+    target.mkdir()
+    command = [sys.executable, "-c", COPYING, str(source), str(target)]
+    waits = random.Random(0)
+    for _ in range(4):
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+        for each in both:
+            assert each.stdout
+            each.stdout.readline()
+        seen = [intact(source, target) for _ in range(waits.randrange(30))]
+        for each in both:
+            each.kill()
+            each.communicate()
+        assert all([*seen, intact(source, target)])
+    there = [(target / path.name).exists() for path in in_order(source)]
+    check(Desk(lab, target), prompt, expected, CHUNK * [*there, False].index(False))
+    check(Desk(lab, target), prompt, expected, 3 * CHUNK)
+
+
+def intact(source: Path, target: Path) -> bool:
+    """What lies in ``target`` just now is what lies in ``source``."""
+    for path in source.iterdir():
+        with suppress(FileNotFoundError):
+            if (target / path.name).read_bytes() != path.read_bytes():
+                return False
+    return True
+
+
+def test_what_a_killed_process_left_goes_later(
+    lab: Lab, prompt: list[int], expected: list[int], tmp_path: Path
+) -> None:
+    Desk(lab, tmp_path).read(prompt)
+    first = in_order(tmp_path)[0]
+    first.rename(first.with_name(f".{first.name}.1.abc"))
     shelf = Shelf(tmp_path)
     assert shelf.sweep() == 0  # it could be somebody's who still writes
-    check(Desk(lab, tmp_path), prompt, expected, CHUNK)
-    assert shelf.sweep(age=-1) > 0
+    check(Desk(lab, tmp_path), prompt, expected, 0)
+    assert shelf.sweep(age=-1) == first.stat().st_size
     assert [*tmp_path.iterdir()] == [*tmp_path.glob("*.safetensors")]
     check(Desk(lab, tmp_path), prompt, expected, 3 * CHUNK)
 
 
-def test_two_processes_at_once(lab: Lab, prompt: list[int], expected: list[int], tmp_path: Path) -> None:
-    both = [process(tmp_path, "whole") for _ in range(2)]
-    for each in both:
-        assert each.stdin
-        each.stdin.write("go\n")
-        each.stdin.flush()
-    for each in both:
-        with each:
-            told, _ = each.communicate(timeout=60)
-        assert told.split() == [str(token) for token in expected]
+def test_two_that_read_and_write_at_once(
+    lab: Lab, prompt: list[int], expected: list[int], tmp_path: Path
+) -> None:
+    both = [Desk(lab, tmp_path) for _ in range(2)]
+    for _ in zip(*(desk.engine.prefill(prompt) for desk in both), strict=True):
+        pass
+    for desk in both:
+        desk.library.writer.finish()
     assert len([*tmp_path.iterdir()]) == 3
     check(Desk(lab, tmp_path), prompt, expected, 3 * CHUNK)
 
@@ -218,9 +274,7 @@ def test_two_processes_at_once(lab: Lab, prompt: list[int], expected: list[int],
 
 def reader(lab: Lab, folder: Path, at: int, **options: Any) -> Desk:
     """A process that begins ``at`` seconds."""
-    desk = Desk(lab, folder, **options)
-    desk.library.served = at * 10**9
-    return desk
+    return Desk(lab, folder, clock=lambda: at * 10**9, **options)
 
 
 def test_what_served_longest_ago_goes_first(lab: Lab, tmp_path: Path) -> None:
@@ -234,6 +288,19 @@ def test_what_served_longest_ago_goes_first(lab: Lab, tmp_path: Path) -> None:
     assert reader(lab, tmp_path, 5).read(a) == 2 * CHUNK
     assert reader(lab, tmp_path, 6).read(c) == 2 * CHUNK
     assert reader(lab, tmp_path, 7, limit=0).read(b) == CHUNK  # its end went before its beginning
+
+
+def test_a_long_conversation_makes_room_for_what_it_reads_now(lab: Lab, tmp_path: Path) -> None:
+    a, b, c = (lab.text(CHUNK * 2, seed=seed) for seed in (1, 2, 3))
+    reader(lab, tmp_path / "other", 1).read(a)
+    size = files(tmp_path / "other")[0].stat().st_size
+    ticks = itertools.count()
+    desk = Desk(lab, tmp_path, limit=4 * size, clock=lambda: next(ticks) * 10**9)
+    for text in (a, b, a, c):
+        desk.read(text)
+    assert reader(lab, tmp_path, 100).read(a) == 2 * CHUNK
+    assert reader(lab, tmp_path, 101).read(c) == 2 * CHUNK
+    assert reader(lab, tmp_path, 102).read(b) == 0
 
 
 def test_a_text_that_is_too_long_is_kept_as_far_as_there_is_room(lab: Lab, tmp_path: Path) -> None:
@@ -251,7 +318,7 @@ def test_the_limit_is_a_share_of_the_free_disk(tmp_path: Path, monkeypatch: pyte
     usage = os.statvfs(tmp_path)
     assert 0 < Shelf(tmp_path / "not" / "made").limit(0) <= SHARE * usage.f_blocks * usage.f_frsize
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 900})())
-    assert Shelf(tmp_path).limit(100) == 100
+    assert Shelf(tmp_path).limit(100) == 250
     assert Shelf(tmp_path, 7).limit(100) == 7
 
 

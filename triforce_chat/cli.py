@@ -354,7 +354,9 @@ def ignore(_value: dict[str, Any]) -> None:
 
 def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
     """Load the model and put the documents into a conversation: (session, seconds of loading)."""
-    engine, target, seconds = open_engine(options.settings, screen, remembering=not options.no_cache)
+    engine, target, seconds = open_engine(
+        options.settings, screen, remembering=not options.no_cache, cache_size=options.cache_size
+    )
     from triforce_chat.session import Session
 
     session = Session(engine, target, options.settings, options.system)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triforce_chat.cli_models import Debug, Json, interruptible, readable
-from triforce_chat.command_line import Options, failures, print_json, screen_of
+from triforce_chat.command_line import GIGABYTE, Options, failures, print_json, screen_of
 from triforce_chat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="What was read of documents and is kept on the disk.", no_args_is_help=True)
 
 SCHEMA = 1
-GIGABYTE = 10**9
 
 
 @app.command("ls")
@@ -69,17 +68,17 @@ def remove(
 def collect(
     size: Annotated[
         float | None,
-        typer.Option(min=0, help="Leave at most so many GB (default: a tenth of the free disk)."),
+        typer.Option(min=0, help="Leave at most so many GB (default: a quarter of the free disk)."),
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Delete what is damaged or unfinished, then the texts that were used longest ago until the rest fits."""
     with failures(debug):
-        shelf = users_shelf(None if size is None else int(size * GIGABYTE))
+        shelf = users_shelf(None if size is None else size * GIGABYTE)
         typer.echo(f"{readable(shelf.collect())} freed", err=True)
 
 
-def users_shelf(limit: int | None = None) -> Shelf:
+def users_shelf(limit: float | None = None) -> Shelf:
     from triforce_chat.library.shelf import Shelf, users_folder
 
     return Shelf(users_folder(), limit)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from triforce_chat.models.load import LoadedModel
     from triforce_chat.ui.terminal import Screen
 
+GIGABYTE = 10**9
 ANSWER, ENGINE, OUTPUT = "Answer", "Engine", "Output"
 
 
@@ -88,6 +89,10 @@ class Options:
     no_cache: Annotated[
         bool, option("Neither use nor keep what was read of documents on the disk.", ENGINE, "--no-cache")
     ] = False
+    cache_size: Annotated[
+        float | None,
+        option("Keep at most so many GB of it (default: a quarter of the free disk).", ENGINE, min=0),
+    ] = None
     pages: Annotated[str | None, option("Only these pages, as in 1-80,90.", ANSWER)] = None
     password: Annotated[str | None, option("For encrypted documents.", ANSWER)] = None
     ocr: Annotated[
@@ -232,11 +237,12 @@ def open_engine(
     room: int | None = None,
     shape: BigShape | None = None,
     remembering: bool = False,
+    cache_size: float | None = None,
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model with progress on the screen: (engine, model, seconds).
 
-    ``remembering`` gives the engine the user's library of what was read before. What was chosen for the user
-    is said in one line each, unless the screen is bare.
+    ``remembering`` gives the engine the user's library of what was read before, of at most ``cache_size`` GB.
+    What was chosen for the user is said in one line each, unless the screen is bare.
     """
     from triforce_chat.ui.loading import loading
 
@@ -249,7 +255,8 @@ def open_engine(
         if remembering:
             from triforce_chat.library.memory import Library
 
-            memory = {"remember": Library.of}
+            limit = None if cache_size is None else cache_size * GIGABYTE
+            memory = {"remember": partial(Library.of, limit=limit)}
         engine, target = load_engine(settings, report, room, notes.append, shape, **memory)
     show_notes(notes, screen)
     return engine, target, time.perf_counter() - started

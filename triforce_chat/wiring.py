@@ -43,10 +43,10 @@ def unsaid(line: str) -> None:
     """A note that nobody reads."""
 
 
-Remember = Callable[[str, Any], Memory | None]  # (name, model with its weights as they were loaded)
+Remember = Callable[[LoadedModel], Memory | None]  # its weights are still as they were loaded
 
 
-def forget(name: str, model: Any) -> Memory | None:  # noqa: ARG001
+def forget(loaded: LoadedModel) -> Memory | None:  # noqa: ARG001
     """No memory: every prompt is read anew."""
     return None
 
@@ -76,7 +76,7 @@ def load_engine(
     if shape:
         target = inflated(target, shape)
         note(f"{target.name}: as slow as that, and no better than before")
-    memory = remember(target.name, target.model)  # before the runner packs the weights
+    memory = remember(target)  # before the runner packs the weights
     runner = Runner(target.model)
     drafter = Runner(draft.model, target.vocab_size) if draft else None
     context = room or chosen_context(settings, target, runner.shape, note)

@@ -13,7 +13,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
 from triforce_chat.engine.level import Speculative
-from triforce_chat.engine.memory import ROOT, Chunk, Forgetful, Memory, Passage, chunks
+from triforce_chat.engine.memory import Chunk, Forgetful, Memory, Passage, chunks
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
@@ -61,7 +61,9 @@ class Engine:
         self.eos_ids, self.decode = eos_ids, decode
         self.full = FullCache(target.shape, context + SLACK)
         self.cached: list[int] = []  # the ids whose keys and values the full cache holds
-        self.read: list[Chunk] = []  # its first chunks, as far as forwards of whole chunks computed them
+        self.read: list[Chunk] = []  # its first chunks, as far as they are whole
+        self.prefilled = 0  # its first tokens, up to the first that the model said
+        self.passages: Sequence[Passage] = ()  # of the prompt that was read last
         self.memory = memory or Forgetful()
         self.pending: deque[Event] = deque()
         self.restack(options or StackOptions())
@@ -77,11 +79,13 @@ class Engine:
     def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]:
         """Bring the full cache to exactly ``prompt``; may be closed at any chunk and resumed later."""
         started = time.perf_counter()
-        self._reuse(prompt)
+        self.passages = passages
         plan, recalled = chunks(prompt, passages, self._most), 0
+        self._reuse(prompt, plan)
         for recalled in self._recall(plan):
             done = len(self.cached)
             yield Prefilled(done, len(prompt), done, time.perf_counter() - started, recalled)
+        self._align(plan)
         cached = len(self.cached)
         while True:
             done = len(self.cached)
@@ -97,19 +101,37 @@ class Engine:
 
     def _recall(self, plan: Sequence[Chunk]) -> Iterator[int]:
         """Take chunks from the memory if it goes beyond what is cached; yields how many tokens came so far."""
-        known = self.memory.known(plan) if plan and plan[-1].end > len(self.cached) else 0
+        known = self.memory.known(plan)
         if not known or plan[known - 1].end <= len(self.cached):
             return
-        same = sum(mine.lineage == theirs.lineage for mine, theirs in zip(self.read, plan, strict=False))
-        first = plan[same].start
+        first = self._whole
         self._rollback(first)
-        for chunk in plan[same:known]:
+        for chunk in plan[len(self.read) : known]:
             if not self.memory.recall(chunk, self.full):
                 return
             self.full.restored(len(chunk.ids))
-            self.cached += chunk.ids
+            self._extend(chunk.ids)
             self.read.append(chunk)
             yield chunk.end - first
+
+    @property
+    def _whole(self) -> int:
+        """Tokens of the whole chunks in the cache."""
+        return self.read[-1].end if self.read else 0
+
+    def _align(self, plan: Sequence[Chunk]) -> None:
+        """Begin a chunk again that prefills have begun, so that one forward computes it in every process.
+
+        One with tokens that the model said is completed as it is: a turn computes only what is new.
+        """
+        if plan and plan[-1].end > len(self.cached) == self.prefilled:
+            self._rollback(self._whole)
+
+    def _extend(self, ids: Sequence[int]) -> None:
+        """The slots of ``ids`` are filled, as a prefill fills them."""
+        if self.prefilled == len(self.cached):
+            self.prefilled += len(ids)
+        self.cached += ids
 
     def _read_on(self, prompt: Sequence[int], plan: Sequence[Chunk]) -> None:
         """Compute up to the next end of a chunk."""
@@ -117,13 +139,20 @@ class Engine:
         chunk = next((each for each in plan if each.end > done), None)
         ids = list(prompt[done : chunk.end if chunk else len(prompt)])
         self.target.prefill(self._tensor(ids), self.full)
-        self.cached += ids
-        behind = self.read[-1].lineage if self.read else ROOT
-        if chunk and chunk.start == done and chunk.parent == behind:
+        self._extend(ids)
+        if chunk:  # a chunk that is recalled brings no queries either: what is drafted shall not depend on it
+            self.full.queries.forget()
+        self._shelve(plan)
+
+    def _shelve(self, plan: Sequence[Chunk]) -> None:
+        """Let the memory keep the chunks of ``plan`` that have become whole."""
+        for chunk in plan[len(self.read) :]:
+            if chunk.end > len(self.cached):
+                return
             self.read.append(chunk)
             self.memory.keep(chunk, self.full)
 
-    def _reuse(self, prompt: Sequence[int]) -> None:
+    def _reuse(self, prompt: Sequence[int], plan: Sequence[Chunk]) -> None:
         """Keep the longest common start of what is cached and ``prompt``."""
         common = 0
         for have, want in zip(self.cached, prompt, strict=False):
@@ -131,11 +160,14 @@ class Engine:
                 break
             common += 1
         self._rollback(common)
+        same = sum(mine.lineage == theirs.lineage for mine, theirs in zip(self.read, plan, strict=False))
+        del self.read[same:]
 
     def _rollback(self, length: int) -> None:
         self.memory.cut(length)
         self.top.rollback(length)
         del self.cached[length:]
+        self.prefilled = min(self.prefilled, length)
         while self.read and self.read[-1].end > length:
             self.read.pop()
 
@@ -196,6 +228,8 @@ class Engine:
         """``tokens`` are committed; the last of them is not in the cache yet."""
         self.cached = list(tokens[: min(self.full.length, len(tokens) - 1)])
         self._rollback(len(self.cached))
+        if len(self.cached) - self._whole >= self._most:
+            self._shelve(chunks(self.cached, self.passages, self._most))
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.long, device=self.target.device)

@@ -1,7 +1,9 @@
 """What an engine asks of a memory that outlives it, and the chunks in which a prompt is read and remembered.
 
-Where the chunks of a prompt end depends on the prompt alone, and a chunk is recalled only in place of the very
-forward that would have computed it. So an answer has the same bits with a memory as without one.
+Where the chunks of a prompt end depends on the prompt alone, and a chunk of a text is recalled only in place of
+the very forward that would have computed it. So an answer about documents has the same bits with a memory as
+without one. Chunks that hold what the model itself said are kept as decoding computed them: a conversation that
+is taken up again goes on from the numbers it had, which a prefill would give up to rounding.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Memory(Protocol):
     """Keys and values of chunks. Whatever goes wrong in it, it forgets; it never raises and never invents."""
 
     def known(self, plan: Sequence[Chunk]) -> int:
-        """How many chunks of ``plan``, from its first on, can be recalled."""
+        """A prompt begins with ``plan``: how many of these chunks, from the first on, can be recalled."""
         ...
 
     def recall(self, chunk: Chunk, cache: FullCache) -> bool:

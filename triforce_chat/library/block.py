@@ -46,7 +46,7 @@ def save(path: Path, label: Label, parts: Iterable[memoryview]) -> None:
     """Write a file that is there whole or not at all; ``parts`` are read one by one. Raises OSError."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        with scratch.open("xb", buffering=0) as file:
+        with open(scratch, "xb", buffering=0, opener=_private) as file:
             _write(
                 file, b"\0" * len(_header(label, [0] * label.parts))
             )  # of the same length as the final one
@@ -78,6 +78,10 @@ def read_label(path: Path) -> Label:
     """What a file says of itself; its keys and values are not looked at. Raises Damaged and OSError."""
     with path.open("rb", buffering=0) as file:
         return _read_header(file)[0]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _written(file: BinaryIO, part: memoryview) -> int:
@@ -119,14 +123,24 @@ def _read_header(file: BinaryIO) -> tuple[Label, list[int]]:
     text = file.read(length)
     if len(text) != length or text[: len(SEAL % 0)] != (SEAL % zlib.crc32(text[len(SEAL % 0) :])).encode():
         raise Damaged("header")
-    # The seal is intact, so the rest is what this module wrote.
-    metadata = json.loads(text)["__metadata__"]
-    values: dict[str, Any] = {field.name: _value(field.name, metadata[field.name]) for field in fields(Label)}
-    label = Label(**values)
+    label, sums = _parsed(text)
     if os.fstat(file.fileno()).st_size != 8 + length + label.parts * label.part_bytes:
         raise Damaged("length")
-    sums = metadata["sums"]
-    return label, [int(sums[at : at + 8], 16) for at in range(0, len(sums), 8)]
+    return label, sums
+
+
+def _parsed(text: bytes) -> tuple[Label, list[int]]:
+    """(label, checksum of every part) of a header whose seal is intact."""
+    try:
+        metadata = json.loads(text)["__metadata__"]
+        values: dict[str, Any] = {
+            field.name: _value(field.name, metadata[field.name]) for field in fields(Label)
+        }
+        label, sums = Label(**values), metadata["sums"]
+        parts = [int(sums[8 * n : 8 * n + 8], 16) for n in range(label.parts)]
+    except (KeyError, ValueError, TypeError, IndexError):
+        raise Damaged("written by another version") from None
+    return label, parts
 
 
 def _value(name: str, text: str) -> Any:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
@@ -19,20 +20,21 @@ ROW = 1024  # numbers that are summed together
 NAMES = ("_name_or_path", "transformers_version")
 
 
-def fingerprint(model: Any) -> bytes:
+def fingerprint(model: Any, tokenizer: Any) -> bytes:
     """Of a model as it lies in memory, before its weights are packed; reads all of them, once.
 
     Taken from the loaded numbers and not from files: adapter and dtype are in them already, and a file that is
     replaced after it was loaded cannot lend its name to another's keys. Every number of every tensor counts, by
     the sum of its row and the sum of its column, so two trained models share a fingerprint only if somebody
     constructs them to. The configuration adds the rotary embeddings; the versions and the processor, that the same
-    arithmetic is done. The tokenizer is not in it: keys and values depend on ids, and those are the blocks' names.
+    arithmetic is done; the vocabulary, what the ids mean.
     """
-    digest = hashlib.sha256(json.dumps(_surroundings(model), sort_keys=True, default=str).encode())
+    around = {**_surroundings(model), "vocabulary": tokenizer.get_vocab()}
+    digest = hashlib.sha256(json.dumps(around, sort_keys=True, default=str).encode())
     for name, tensor in _tensors(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         for part in _digested(tensor):
-            digest.update(part.cpu().numpy().tobytes())
+            digest.update(part.tobytes())
     return digest.digest()
 
 
@@ -43,9 +45,15 @@ def _surroundings(model: Any) -> dict[str, Any]:
         "config": config,
         "dtype": model.dtype,
         "device": model.device.type,
-        "processor": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor(model.device),
         "versions": [__version__, torch.__version__, transformers.__version__],
     }
+
+
+def _processor(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -53,9 +61,13 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _digested(tensor: Tensor) -> Iterator[Tensor]:
+def _digested(tensor: Tensor) -> Iterator[np.ndarray]:
     """Row sums, column sums and the rest of a tensor's bits, taken as 64-bit integers in rows of ``ROW``."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:  # a view of a larger tensor, as files with mixed types give them
+        flat = flat.clone()
     whole = flat.numel() // (8 * ROW) * 8 * ROW
     rows = flat[:whole].view(torch.int64).view(-1, ROW)
-    yield from (rows.sum(1), rows.sum(0), flat[whole:])
+    numbers: Any = rows.numpy() if rows.is_cpu else rows  # a thread of its own is all that this takes
+    for part in (numbers.sum(1), numbers.sum(0), flat[whole:]):
+        yield torch.as_tensor(part).cpu().numpy()

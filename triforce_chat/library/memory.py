@@ -7,10 +7,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,29 +22,36 @@ from triforce_chat.library import block
 from triforce_chat.library.block import Damaged, Label
 from triforce_chat.library.fingerprint import fingerprint
 from triforce_chat.library.shelf import Shelf, users_folder
+from triforce_chat.models.load import LoadedModel
 
 PATIENCE = 10.0  # seconds that a program which ends waits for what is not written yet
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 
 
 class Library:
-    """Implements ``engine.memory.Memory``; ``model`` is what its fingerprint stands for."""
+    """Implements ``engine.memory.Memory``; ``model`` is its fingerprint, ``clock`` counts nanoseconds."""
 
-    def __init__(self, shelf: Shelf, model: bytes, name: str = "") -> None:
-        self.shelf, self.model, self.name = shelf, model, name
+    def __init__(
+        self, shelf: Shelf, model: bytes, name: str = "", clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        self.shelf, self.model, self.name, self.clock = shelf, model, name, clock
         self.writer = Writer(shelf)
-        self.served = time.time_ns()
+        self.served = clock()
         weakref.finalize(self, self.writer.finish, PATIENCE)
 
     @staticmethod
-    def of(name: str, model: Any) -> Library:
-        """The user's own library for a model that was just loaded."""
-        return Library(Shelf(users_folder()), fingerprint(model), name)
+    def of(loaded: LoadedModel, limit: float | None = None) -> Library:
+        """The user's own library for a model that was just loaded; ``limit`` is in bytes."""
+        return Library(Shelf(users_folder(), limit), fingerprint(loaded.model, loaded.tokenizer), loaded.name)
 
     def known(self, plan: Sequence[Chunk]) -> int:
         keys = [self._key(chunk.lineage) for chunk in plan]
         missing = (n for n, key in enumerate(keys) if not self.shelf.path(key).is_file())
-        return next(missing, len(plan))
+        count = next(missing, len(plan))
+        self.served, self.writer.spared = self.clock(), frozenset(keys)
+        for key, chunk in zip(keys[:count], plan, strict=False):
+            self.shelf.touch(key, self._used_ns(chunk.start))
+        return count
 
     def recall(self, chunk: Chunk, cache: FullCache) -> bool:
         label = self._label(chunk, cache.shape)
@@ -53,27 +59,22 @@ class Library:
         try:
             loaded = block.load(self.shelf.path(label.key), label, part.data)
             for slots, _ in zip(parts_of(cache, chunk), loaded, strict=True):
-                slots.copy_(torch.from_numpy(part).view(slots.dtype).view(slots.shape))
+                fill(slots, part)
         except (OSError, Damaged):
             self.shelf.discard(label.key)
             return False
-        self._serve(label)
         return True
 
     def keep(self, chunk: Chunk, cache: FullCache) -> None:
         label = self._label(chunk, cache.shape)
-        self.writer.add(Pending(label, chunk, cache, self._used_ns(label)))
+        self.writer.add(Pending(label, chunk, cache, self._used_ns(chunk.start)))
 
     def cut(self, length: int) -> None:
         self.writer.cut(length)
 
-    def _serve(self, label: Label) -> None:
-        self.writer.own.add(label.key)
-        self.shelf.touch(label.key, self._used_ns(label))
-
-    def _used_ns(self, label: Label) -> int:
-        """Among blocks of one run the first of a text count as the latest: without them the others are lost."""
-        return self.served - 1000 * label.start
+    def _used_ns(self, start: int) -> int:
+        """Among the blocks of a prompt the first count as the latest: without them the others are lost."""
+        return self.served - 1000 * start
 
     def _key(self, lineage: bytes) -> str:
         return "" if lineage == ROOT else hashlib.sha256(self.model + lineage).hexdigest()
@@ -117,7 +118,7 @@ class Writer:
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
-        self.own: set[str] = set()  # keys that this process has read or written: they stay
+        self.spared: frozenset[str] = frozenset()  # keys of the present prompt: they stay
         self.queue: deque[Pending] = deque()
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
@@ -163,18 +164,26 @@ class Writer:
 
     def _write(self, pending: Pending) -> None:
         label = pending.label
+        path = self.shelf.path(label.key)
         if not pending.stands or not self._reachable(label):
             return
-        self.own.add(label.key)
-        path = self.shelf.path(label.key)
         if not path.is_file():
-            if not self.shelf.make_room(label.part_bytes * label.parts, frozenset(self.own)):
+            if not self.shelf.make_room(label.part_bytes * label.parts, self.spared):
                 return
             block.save(path, label, pending.parts())
         self.shelf.touch(label.key, pending.used_ns)
 
     def _reachable(self, label: Label) -> bool:
         return not label.parent or self.shelf.path(label.parent).is_file()
+
+
+def fill(slots: Tensor, part: np.ndarray) -> None:
+    """Copy the bytes of a part into its slots [Hkv, n, D]."""
+    if slots.is_cpu:  # in this thread alone: torch's others cost more than they help at this size
+        there = slots.view(torch.uint8).numpy()
+        np.copyto(there, part.reshape(there.shape))
+    else:
+        slots.copy_(torch.from_numpy(part).view(slots.dtype).view(slots.shape))
 
 
 def parts_of(cache: FullCache, chunk: Chunk) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from triforce_chat.library.block import Damaged, Label, read_label
 from triforce_chat.models.cache import cache_folder
 
 SUFFIX = ".safetensors"
-SHARE = 0.1  # of the room that the disk has without this folder
+SHARE = 0.25  # of the room that the disk has without this folder
 STALE = 3600.0  # seconds after which an unfinished file is one that nobody will finish
 
 
@@ -48,13 +48,13 @@ class Stored:
 class Shelf:
     """Files named by what they hold, of all models, at most ``limit`` bytes together; None: a share of the disk."""
 
-    def __init__(self, folder: Path, limit: int | None = None) -> None:
+    def __init__(self, folder: Path, limit: float | None = None) -> None:
         self.folder, self._limit = folder, limit
 
     def path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
 
-    def limit(self, used: int) -> int:
+    def limit(self, used: int) -> float:
         """Bytes that may lie here when ``used`` do. Raises OSError."""
         if self._limit is not None:
             return self._limit
