@@ -177,9 +177,9 @@ def test_a_mistake_in_the_environment(
 def test_switches_in_the_environment(
     file: Path, monkeypatch: pytest.MonkeyPatch, text: str, value: bool
 ) -> None:
-    file.write_text(f"no-live = {toml(not value)}")
-    monkeypatch.setenv("TRIFORCE_CHAT_NO_LIVE", text)
-    assert kept() == {"no_live": value}
+    file.write_text(f"plain = {toml(not value)}")
+    monkeypatch.setenv("TRIFORCE_CHAT_PLAIN", text)
+    assert kept() == {"plain": value}
 
 
 def test_file_and_environment_are_checked_together(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ EXAMPLES: dict[str, Any] = {
     "repetition_penalty": 1.1,
     "seed": 1,
     "system": "Answer in one sentence.",
+    "cache_size": 20.0,
 }
 ANY: dict[type, Any] = {str: "", int: 1, float: 1.0, bool: False}
 
