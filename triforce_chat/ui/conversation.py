@@ -19,8 +19,8 @@ class Turn:
     tally: Tally
 
 
-class Conversation(Protocol):
-    """Documents and turns. Every iterator below may be closed at any event: what was said so far is kept."""
+class Told(Protocol):
+    """What was said, and about what."""
 
     @property
     def documents(self) -> Sequence[Document]: ...
@@ -28,6 +28,11 @@ class Conversation(Protocol):
     def turns(self) -> Sequence[Turn]: ...
     @property
     def system(self) -> str: ...
+
+
+class Conversation(Told, Protocol):
+    """One that goes on. Every iterator below may be closed at any event: what was said so far is kept."""
+
     @property
     def context_used(self) -> int: ...
     @property

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 from triforce_chat.documents import Document
 from triforce_chat.report import SCHEMA, said_object
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
-from triforce_chat.ui.conversation import Turn
+from triforce_chat.ui.conversation import Told, Turn
 from triforce_chat.ui.sourcing import line_of
-
-
-class Told(Protocol):
-    """What of a conversation goes into a transcript."""
-
-    @property
-    def documents(self) -> Sequence[Document]: ...
-    @property
-    def turns(self) -> Sequence[Turn]: ...
-    @property
-    def system(self) -> str: ...
 
 
 def transcript(conversation: Told, heading: str = "Conversation") -> str:
