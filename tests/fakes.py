@@ -95,7 +95,13 @@ class Scripted:
     def retry(self) -> Iterator[Event]:
         if not self._turns:
             raise UsageError("nothing to retry: ask something first")
-        return self.ask(self._turns.pop().question)
+        last = self._turns.pop()
+        count = len(self._turns)
+        try:
+            yield from self.ask(last.question)
+        finally:
+            if len(self._turns) == count:  # stopped before the first token: the old answer stands
+                self._turns.append(last)
 
     def resume(self) -> Iterator[Event]:
         if not self._turns:
@@ -146,7 +152,8 @@ class Scripted:
                 tally.add(event)
                 yield event
         finally:
-            self._turns.append(Turn(question, tally.text, tally))
+            if tally.token_ids:
+                self._turns.append(Turn(question, tally.text, tally))
 
     def _slowly(self, events: Sequence[Event]) -> Iterator[Event]:
         for event in events:

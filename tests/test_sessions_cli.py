@@ -68,8 +68,7 @@ def said(record: dict[str, Any]) -> list[str]:
 
 def prompt_tokens(record: dict[str, Any]) -> list[int]:
     """Of every turn; 0 where they were not told."""
-    ends = [turn["statistics"]["finished"] for turn in record["turns"]]
-    return [end["prompt_tokens"] if end else 0 for end in ends]
+    return [turn["usage"]["prompt_tokens"] for turn in record["turns"]]
 
 
 def names() -> list[str]:
@@ -94,8 +93,7 @@ def test_a_chat_goes_on_as_if_it_had_never_stopped(chat: Chat) -> None:
 def test_what_was_read_is_not_read_again(chat: Chat) -> None:
     chat("a.txt")
     chat("-c", lines="How?\n")
-    last = exported()["turns"][-1]["statistics"]["finished"]
-    assert last["cached_tokens"] > 250
+    assert exported()["turns"][-1]["usage"]["cached_tokens"] > 250
 
 
 def test_a_file_that_is_gone_is_still_read(chat: Chat, shelf: Path) -> None:
@@ -161,7 +159,7 @@ def test_another_model_of_other_tokens(chat: Chat) -> None:
     record = exported("one")
     assert record["turns"][0] == first  # what was kept stays as it was
     assert prompt_tokens(record)[1] > prompt_tokens(record)[0] + 8
-    assert Path("out.md").read_text().count(first["answer"].strip()) == 1
+    assert Path("out.md").read_text().count(first["text"].strip()) == 1
     Path("out.md").unlink()
 
 
@@ -271,7 +269,7 @@ def test_no_escape_sequence_reaches_the_terminal(chat: Chat, state: Path) -> Non
 def test_a_real_chat_that_is_killed(shelf: Path, chat: Chat) -> None:
     text = killed(shelf)
     turn = exported()["turns"][0]
-    assert turn["answer"].startswith(text)
+    assert turn["text"].startswith(text)
     assert turn["finish_reason"] == "interrupted"
     assert chat("-c", "--max-tokens", 8, lines="How?\n").code == 0
     assert said(exported()) == ["Why?", "How?"]

@@ -213,3 +213,52 @@ def test_an_answer_that_cannot_be_written_is_shown_and_complained_about(store: S
     store.database.rows("PRAGMA query_only = OFF")
     list(talk.ask("And?"))
     assert [question for question, _ in said(kept(store))] == ["Who?", "And?"]
+
+
+def test_an_answer_that_could_not_be_written_takes_no_other_with_it(store: Store) -> None:
+    talk, _ = chat(store, "one", "two", "three", name="one")
+    talk.add(book("A", "page"))
+    list(talk.ask("Who?"))
+    store.database.rows("PRAGMA query_only = ON")
+    with pytest.raises(StateError):
+        list(talk.ask("Why?"))
+    store.database.rows("PRAGMA query_only = OFF")
+    list(talk.retry())
+    assert said(kept(store)) == [("Who?", "one"), ("Why?", "three")]
+    assert [[each.title for each in past.documents] for past in kept(store).past] == [["A"], []]
+
+
+def test_what_replaces_an_answer_is_there_when_that_is_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, _ = chat(store, "one", "two", name="one")
+    talk.add(book("A", "page"))
+    list(talk.ask("Who?"))
+
+    def full(*_: object) -> None:
+        raise StateError("the disk is full")
+
+    monkeypatch.setattr(Store, "say", full)
+    with pytest.raises(StateError, match="full"):
+        list(talk.retry())
+    record = kept(store)
+    assert record.answered[0].turn.answer == "one"
+    assert [each.title for each in record.answered[0].documents] == ["A"]
+
+
+@pytest.mark.parametrize("work", ["retry", "resume"])
+def test_another_answer_that_says_nothing_leaves_nothing(store: Store, work: str) -> None:
+    talk, _ = chat(store, LONG, LONG, name="one")
+    list(talk.ask("Who?"))
+    events = getattr(talk, work)()
+    assert not isinstance(next(events), Text)
+    events.close()
+    assert said(kept(store)) == [("Who?", LONG)]
+
+
+def test_a_stopped_answer_that_cannot_be_written_is_complained_about(store: Store) -> None:
+    talk, _ = chat(store, LONG, LONG, name="one")
+    list(talk.ask("Who?"))
+    store.database.rows("PRAGMA query_only = ON")
+    with pytest.raises(StateError, match="not kept"):
+        stopped(talk, "Why?")

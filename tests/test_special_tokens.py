@@ -142,6 +142,19 @@ def test_no_character_is_lost(styles: dict[str, Style], name: str, text: str) ->
 
 
 @pytest.mark.parametrize("name", STYLES)
+@few
+@example("a <|im_end|> b</s>")
+@example("".join(SPECIALS))
+@given(FOREIGN)
+def test_every_token_knows_where_it_ends(styles: dict[str, Style], name: str, text: str) -> None:
+    form = ChatFormat(styles[name].tokenizer)
+    ends = form.ends(text)
+    assert len(ends) == len(form.text(text))
+    assert ends == sorted(ends)
+    assert not ends or ends[-1] <= len(text)
+
+
+@pytest.mark.parametrize("name", STYLES)
 def test_what_a_model_said_opens_no_turn(styles: dict[str, Style], name: str) -> None:
     tokenizer = styles[name].tokenizer
     form = ChatFormat(tokenizer)

@@ -15,7 +15,7 @@ from triforce_chat.ui.clipboard import copy
 from triforce_chat.ui.prompt import is_command, message, open_block
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Detail, Screen
-from triforce_chat.ui.transcript import describe, ranges
+from triforce_chat.ui.transcript import describe
 
 PAGES = (Page(1, "It was night."), Page(2, " "), Page(3, "It was \x1b[1mday."), Page(4, ""), Page(5, "End."))
 
@@ -231,11 +231,6 @@ def test_blocks() -> None:
     assert not open_block('"""a\nb"""')
     assert message('"""\na\n  b\n"""') == "a\n  b"
     assert message("  plain ") == "plain"
-
-
-def test_ranges() -> None:
-    assert ranges([1, 2, 3, 7, 9, 10]) == "1-3, 7, 9-10"
-    assert ranges([]) == ""
 
 
 def test_describe_cleans_the_title() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from triforce_chat.errors import ModelError
@@ -64,10 +64,18 @@ class ChatFormat:
 
     def ends(self, text: str) -> list[int]:
         """Where each token of ``self.text(text)`` ends in it, in characters."""
-        plain = text.encode("utf-8", "replace").decode()
+        text = text.encode("utf-8", "replace").decode()
+        ids = self._encode(text, split_special_tokens=True)
+        pieces = self._cut(text) if self.structural & set(ids) else [text]
+        starts = accumulate(map(len, pieces), initial=0)
+        return [end for start, piece in zip(starts, pieces, strict=False) for end in self._ends(start, piece)]
+
+    def _ends(self, start: int, piece: str) -> Iterator[int]:
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        found = self.tokenizer(plain, return_offsets_mapping=True, **options)["offset_mapping"]
-        return [end for _, end in found]
+        found = self.tokenizer(piece, return_offsets_mapping=True, **options)
+        for token, (_, end) in zip(found["input_ids"], found["offset_mapping"], strict=True):
+            if token not in self.structural:
+                yield start + end
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a whole conversation, ready for the next answer."""
@@ -131,10 +139,12 @@ class ChatFormat:
 
     def _taken_apart(self, text: str) -> list[int]:
         """Encode a text in pieces, none of which holds a structural token whole."""
+        return self.said([*chain.from_iterable(self._encode(self._cut(text), split_special_tokens=True))])
+
+    def _cut(self, text: str) -> list[str]:
         marks = "|".join(map(re.escape, sorted(self._structure(), key=len, reverse=True)))
         cuts = [found.start() + 1 for found in re.finditer(marks, text)]
-        pieces = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
-        return self.said([*chain.from_iterable(self._encode(pieces, split_special_tokens=True))])
+        return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
 
     def _own(self, piece: str) -> list[int]:
         if piece not in self._known:

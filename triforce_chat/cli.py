@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Generator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -45,7 +43,6 @@ from triforce_chat.private import keep_private
 if TYPE_CHECKING:
     from triforce_chat.documents import Document
     from triforce_chat.engine.engine import Engine
-    from triforce_chat.engine.events import Event
     from triforce_chat.session import Session
     from triforce_chat.ui.terminal import Screen
 
@@ -310,26 +307,16 @@ def answer_once(session: Session, question: str, options: Options, screen: Scree
     from triforce_chat.report import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
 
-    events, lines = session.ask(question), print_json if options.jsonl else ignore
-    if options.json or options.jsonl:
+    told = options.json or options.jsonl
+    events = session.ask(question, sources=told or screen.detail != "bare")  # where somebody sees them
+    lines = print_json if options.jsonl else ignore
+    if told:
         tally = fold_answer(events, lambda event: lines(event_object(event)))
         if options.json:
             print_json(answer_object(tally, origin))
     else:
-        shown = up_to_the_end(events) if screen.detail == "bare" else events
-        tally = show_answer(shown, screen, title=options.stack, limit=session.context_limit)
+        tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
     return tally.finished.reason if tally.finished else "interrupted"
-
-
-def up_to_the_end(events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-    """An answer without its sources, for where nobody would see them."""
-    from triforce_chat.engine.events import Finished
-
-    with closing(events):
-        for event in events:
-            yield event
-            if isinstance(event, Finished):
-                return
 
 
 def compare_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:

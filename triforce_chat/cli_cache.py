@@ -79,9 +79,12 @@ def collect(
 
 
 def users_shelf(limit: float | None = None) -> Shelf:
+    """What is kept, up to ``limit`` bytes; None: up to the ``cache-size`` of the user's settings."""
     from triforce_chat.library.shelf import Shelf, users_folder
+    from triforce_chat.preferences import in_effect
 
-    return Shelf(users_folder(), limit)
+    size = in_effect().values["cache_size"]
+    return Shelf(users_folder(), size * GIGABYTE if limit is None and size is not None else limit)
 
 
 def chosen(shelf: Shelf, ids: Sequence[str]) -> list[Stored]:

@@ -203,17 +203,15 @@ def document_of(document: Any) -> dict[str, Any]:
 
 
 def turn_of(past: Past) -> dict[str, Any]:
-    from triforce_chat.sessions.values import pages_of, statistics_of
+    from triforce_chat.report import said_object
+    from triforce_chat.sessions.values import pages_of
 
     return {
         "question": past.turn.question,
-        "answer": past.turn.answer,
         "asked": past.asked,
         "model": past.model,
-        "finish_reason": past.ended,
         "documents": [pages_of(document)[0] for document in past.documents],
-        "token_ids": past.turn.tally.token_ids,
-        "statistics": statistics_of(past.turn.tally),
+        **said_object(past.turn.tally),
     }
 
 

@@ -22,7 +22,7 @@ from triforce_chat.errors import UsageError
 from triforce_chat.folders import CONFIG_VARIABLE, config_file
 
 PREFIX = "TRIFORCE_CHAT_"
-RESERVED = (CONFIG_VARIABLE, "TRIFORCE_CHAT_CACHE")  # variables that are no settings
+RESERVED = (CONFIG_VARIABLE, "TRIFORCE_CHAT_CACHE", "TRIFORCE_CHAT_TOKEN")  # variables that are no settings
 UNKEPT = frozenset({"pages", "password", "json", "jsonl", "debug"})  # of one document, or of one run
 DEFAULT = "default"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -45,15 +44,6 @@ class Reading:
     @property
     def ids(self) -> list[int]:
         return self.before + [token for page in self.pages for token in page] + self.after
-
-    def page_of(self, offset: int) -> int | None:
-        """The page number of the token at ``offset`` in ``ids``; None in the heading."""
-        starts = [len(self.before)]
-        for page in self.pages:
-            starts.append(starts[-1] + len(page))
-        if not starts[0] <= offset < starts[-1]:
-            return None
-        return self.document.pages[bisect_right(starts, offset) - 1].number
 
     def placed(self, weights: Sequence[float], start: int) -> Iterator[Placed]:
         """The pages with their tokens' share of ``weights``; the heading's first token is at ``start``."""
@@ -176,11 +166,12 @@ class Session:
         prompt_ids, passages = self._marked(mark)
         yield from self.engine.prefill(prompt_ids[: prompt_ids.index(-1)], passages)
 
-    def ask(self, question: str) -> Generator[Event, None, None]:
+    def ask(self, question: str, sources: bool = True) -> Generator[Event, None, None]:
+        """As the protocol says; ``sources`` looks for the pages behind the answer, which takes a while."""
         tally = Tally()
         request = self._request(question)
         try:
-            yield from self._answer(request, tally)
+            yield from self._answer(request, tally, sources)
         finally:
             self._keep(question, tally)
 
@@ -193,7 +184,9 @@ class Session:
             said = self._beginning(last.turn)
             request = self._request(last.turn.question, said)
             more = Tally()
-            whole = replace(deepcopy(last.turn.tally), token_ids=[*said], text=self._shown(said))
+            whole = replace(
+                deepcopy(last.turn.tally), token_ids=[*said], text=self._shown(said), sourced=None
+            )
             try:
                 for event in self._answer(request, whole):
                     more.add(event)
@@ -232,12 +225,12 @@ class Session:
         finally:
             self._keep(question, fast)
 
-    def _answer(self, request: Request, tally: Tally) -> Generator[Event, None, None]:
+    def _answer(self, request: Request, tally: Tally, sources: bool = True) -> Generator[Event, None, None]:
         """An answer and where it came from; ``tally`` folds the events."""
         for event in self.engine.answer(request):
             tally.add(event)
             yield event
-        if self.readings and tally.token_ids:
+        if sources and self.readings and tally.token_ids:
             for event in self._sourced(request, tally):
                 tally.add(event)
                 yield event

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from triforce_chat.cli_cache import users_shelf
 from triforce_chat.cli_models import readable
 from triforce_chat.diagnosis.finding import Finding, ok, problem, warning
 from triforce_chat.diagnosis.software import INSTALL, first_line
@@ -133,9 +134,7 @@ def _tensors(path: Path) -> int:
 
 def kept_documents() -> Iterator[Finding]:
     """What was read of documents: size, and files that are damaged or cannot be reached."""
-    from triforce_chat.library.shelf import Shelf, users_folder
-
-    shelf = Shelf(users_folder())
+    shelf = users_shelf()
     texts, files = shelf.texts(), shelf.files()
     used = shelf.used()
     told = f"{len(texts)} texts, {readable(used)} of at most {readable(shelf.limit(used))} in {shelf.folder}"

@@ -39,7 +39,7 @@ class Talk:
         if stack != session.engine.options:
             session.engine.restack(stack)
         try:
-            with closing(session.ask(wish.question)) as events:
+            with closing(session.ask(wish.question, sources=False)) as events:
                 yield from events
         finally:
             self._remember(wish, session.exchanges[len(wish.turns) :])

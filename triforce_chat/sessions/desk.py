@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from triforce_chat.command_line import Options
     from triforce_chat.session import Session
 
+LASTING = (*CHANGEABLE, "context", "dtype")  # with another dtype the documents would be read again
 Say = Callable[[str], None]  # shows one line to the user
 
 
@@ -80,7 +81,7 @@ class Desk:
         if self.record is None:
             return options
         kept = {"system": self.record.system, **self.record.settings}
-        wanted = {"system", "model", "draft", *CHANGEABLE} - set(given)
+        wanted = {"system", "model", "draft", *LASTING} - set(given)
         if "model" in given:
             wanted.discard("draft")  # it was one for the other model
         return dataclasses.replace(options, **{name: value for name, value in kept.items() if name in wanted})
@@ -132,7 +133,7 @@ def answerer_of(session: Session) -> Callable[[], Answerer]:
 
     def answerer() -> Answerer:
         settings = session.settings
-        kept = {name: getattr(settings, name) for name in CHANGEABLE}
+        kept = {name: getattr(settings, name) for name in LASTING}
         model, draft = lasting(settings.model), lasting(settings.draft)
         return Answerer(model, session.vocabulary, {**kept, "model": model, "draft": draft})
 

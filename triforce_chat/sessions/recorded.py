@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
@@ -37,6 +38,7 @@ class Recorded:
         self._inner, self._store = inner, store
         self._answerer, self._encode = answerer, encode
         self._name, self._opened = name, opened
+        self._last = store.last_answered(opened[0]) if opened else None  # row of the last turn, if it has one
 
     @property
     def session(self) -> int | None:
@@ -104,6 +106,7 @@ class Recorded:
         """Begin a new session over the same documents; the old one stays as it is."""
         self._inner.clear()
         self.close()
+        self._last = None
 
     def close(self) -> None:
         """Others may go on with the session."""
@@ -124,7 +127,7 @@ class Recorded:
         said: Text | None = None,
     ) -> Generator[Item, None, None]:
         before = self._newest()
-        scribe = Scribe(self._store, self._last_answered() if again else None, said)
+        scribe = Scribe(self._store, self._last if again else None, said)
         try:
             for item in items:
                 if not scribe.begun:  # a question that is refused never comes here
@@ -135,7 +138,10 @@ class Recorded:
             items.close()
             kept = self._newest()
             scribe.attempt(scribe.end, kept if kept is not before else None)
-        scribe.complain()
+            if kept is not before:
+                self._last = scribe.row
+            if sys.exc_info()[0] in (None, GeneratorExit):
+                scribe.complain()
 
     def _begin(self, scribe: Scribe, question: str) -> None:
         session, ids = self._current(), self._encode(question)
@@ -143,9 +149,6 @@ class Recorded:
 
     def _newest(self) -> Turn | None:
         return self._inner.turns[-1] if self._inner.turns else None
-
-    def _last_answered(self) -> int | None:
-        return self._store.last_answered(self._opened[0]) if self._opened else None
 
     def _current(self) -> int:
         if not self._opened:
@@ -175,20 +178,28 @@ class Scribe:
     def begun(self) -> bool:
         return self.turn is not None or self._failure is not None
 
+    @property
+    def row(self) -> int | None:
+        """The turn, if all of it could be written."""
+        return None if self._failure else self.turn
+
     def hear(self, event: object) -> None:
         if self.turn is None or not isinstance(event, Text):
             return
-        if not self._pieces:
-            self._store.begin_answer(self.turn, self._instead)
-        for piece in filter(None, (self._said, event)):
-            self._store.say(self.turn, self._pieces, piece)
+        if self._pieces:
+            self._store.say(self.turn, self._pieces, event)
             self._pieces += 1
-        self._said = None
+        else:
+            first = [piece for piece in (self._said, event) if piece]
+            self._store.begin_answer(self.turn, first, self._instead)
+            self._pieces = len(first)
 
     def end(self, kept: Turn | None) -> None:
         """``kept`` is what the conversation remembers of it; None: nothing."""
         if self.turn is not None and kept is not None:
             self._store.end(self.turn, kept)
+        elif self.turn is not None and self._instead is not None:
+            self._store.forget(self.turn)
         elif self.turn is not None:
             self._store.unanswered(self.turn)
 

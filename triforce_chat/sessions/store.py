@@ -89,8 +89,8 @@ class Store:
                 *(session, time.time(), answerer.model, answerer.vocabulary, storable(question), packed(ids)),
             )
 
-    def begin_answer(self, turn: int, instead: int | None = None) -> None:
-        """The first token is there: the waiting documents are this turn's, or those of the turn that it replaces."""
+    def begin_answer(self, turn: int, said: Sequence[Text], instead: int | None = None) -> None:
+        """The first pieces: the waiting documents are this turn's now, or those of the turn that it replaces."""
         with self.database.transaction():
             if instead is None:
                 self.database.rows(
@@ -101,6 +101,8 @@ class Store:
             else:
                 self.database.rows("UPDATE documents SET turn = ? WHERE turn = ?", turn, instead)
                 self.database.rows("DELETE FROM turns WHERE id = ?", instead)
+            for number, piece in enumerate(said):
+                self.say(turn, number, piece)
 
     def say(self, turn: int, number: int, said: Text) -> None:
         """Piece ``number`` of the answer."""
@@ -121,6 +123,10 @@ class Store:
         """The question stays; nothing was said."""
         with self.database.transaction():
             self._end(turn, "", b"", INTERRUPTED, None)
+
+    def forget(self, turn: int) -> None:
+        """A turn that was to replace another and did not."""
+        self.database.rows("DELETE FROM turns WHERE id = ?", turn)
 
     def last_answered(self, session: int) -> int | None:
         found = self.database.rows(

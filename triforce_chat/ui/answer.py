@@ -155,9 +155,10 @@ def show_answer(
     """
     view = VIEWS[screen.detail](screen, EnginePanel(title, limit))
     with keys_hidden(), Interrupt(partial(_stopping, view.panel)) as interrupt, view:
-        view.behind(behind)
         with closing(until(interrupt, events)) as answer:
-            for event in answer:
+            for n, event in enumerate(answer):
+                if not n:  # by now it is certain that the answer goes on
+                    view.behind(behind)
                 view.add(event)
         if interrupt.requested:
             view.panel.interrupted()

@@ -80,12 +80,17 @@ class Commands:
     ) -> None:
         self.leaving = False
         self.draft: str | None = None  # a question to go on with in the editor
-        self.last: Tally | None = None  # of the last answer
         self._conversation, self._read_document = conversation, read_document
         self._screen, self._show, self._sessions = screen, show, sessions
         self._saved: set[Path] = set()
         methods = (getattr(self, name) for name in vars(Commands) if name.startswith("cmd_"))
         self.all = {command.name: command for command in map(Command.of, methods)}
+
+    @property
+    def last(self) -> Tally | None:
+        """The last answer with its figures."""
+        turns = self._conversation.turns
+        return turns[-1].tally if turns else None
 
     def run(self, line: str) -> None:
         """Run ``/name arguments``; raises ``UsageError`` for a name that does not exist."""

@@ -155,7 +155,6 @@ class Repl:
     def _show(self, events: Iterator[Event], behind: str = "") -> None:
         limit = self._conversation.context_limit
         tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit, behind=behind)
-        self._commands.last = tally if tally.token_ids else self._commands.last
         if tally.finished and tally.finished.reason == "interrupted":
             self.exit_code = INTERRUPTED
         if self._screen.detail == "live":

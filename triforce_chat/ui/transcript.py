@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from triforce_chat.documents import Document
+from triforce_chat.documents.ranges import fold
 from triforce_chat.report import SCHEMA, said_object
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
@@ -57,16 +58,5 @@ def _turn(turn: Turn) -> Iterator[str]:
 def describe(document: Document) -> str:
     """A document in one line; pages without text are named."""
     line = f"{clean(document.title)}: {figures.count(len(document.pages), document.unit)}"
-    empty = ranges([page.number for page in document.pages if not page.text.strip()])
+    empty = fold(page.number for page in document.pages if not page.text.strip())
     return f"{line} ({empty} without text)" if empty else line
-
-
-def ranges(numbers: list[int]) -> str:
-    """Sorted numbers, runs of them shortened: 3, 7-9."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
