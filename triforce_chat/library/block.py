@@ -1,7 +1,8 @@
 """One file: the keys and values of one chunk, as safetensors that can tell whether they are intact.
 
 A checksum goes with every layer's keys and with its values, and one with the header, so that every byte of the
-file is covered and nothing reaches a cache unchecked.
+file is covered and nothing reaches a cache unchecked. Files are read and not mapped: a sector that cannot be read
+is an error here that a new prefill mends, and in mapped memory the end of the process.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 ALIGNMENT = 64  # bytes; the header is padded to it
 LONGEST_HEADER = 1 << 20  # bytes
+READERS = 2  # threads: one copies and checks while another waits for the disk
 SEAL = '{"__metadata__":{"seal":"%08x",'  # the first characters of every header
 
 
@@ -59,19 +62,28 @@ def save(path: Path, label: Label, parts: Iterable[memoryview]) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def load(path: Path, wanted: Label, into: memoryview) -> Iterator[None]:
-    """Read part by part into the same ``into``; after each yield it holds the next part, checked.
+def load(path: Path, wanted: Label, take: Callable[[int, memoryview], None]) -> None:
+    """Read every part, check it, and hand it over with its number; in several threads, in any order.
 
-    ``wanted`` says what the file has to be; its title does not matter. Raises Damaged and OSError.
+    ``wanted`` says what the file has to be; its title does not matter. Raises Damaged and OSError, after which
+    some parts may have been handed over.
     """
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(READERS) as pool:
         label, sums = _read_header(file)
         if (label.key, label.shape, label.dtype) != (wanted.key, wanted.shape, wanted.dtype):
             raise Damaged("another block")
-        for expected in sums:
-            if file.readinto(into) != len(into) or zlib.crc32(into) != expected:
-                raise Damaged("keys or values")
-            yield
+        start = file.tell()
+
+        def read(first: int) -> None:
+            part = memoryview(bytearray(label.part_bytes))
+            for n in range(first, label.parts, READERS):
+                size = os.preadv(file.fileno(), [part], start + n * label.part_bytes)
+                if size != label.part_bytes or zlib.crc32(part) != sums[n]:
+                    raise Damaged("keys or values")
+                take(n, part)
+
+        for _ in pool.map(read, range(READERS)):
+            pass
 
 
 def read_label(path: Path) -> Label:

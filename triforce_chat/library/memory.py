@@ -55,11 +55,9 @@ class Library:
 
     def recall(self, chunk: Chunk, cache: FullCache) -> bool:
         label = self._label(chunk, cache.shape)
-        part = np.empty(label.part_bytes, np.uint8)
+        slots = [*parts_of(cache, chunk)]
         try:
-            loaded = block.load(self.shelf.path(label.key), label, part.data)
-            for slots, _ in zip(parts_of(cache, chunk), loaded, strict=True):
-                fill(slots, part)
+            block.load(self.shelf.path(label.key), label, lambda n, part: fill(slots[n], part))
         except (OSError, Damaged):
             self.shelf.discard(label.key)
             return False
@@ -177,13 +175,13 @@ class Writer:
         return not label.parent or self.shelf.path(label.parent).is_file()
 
 
-def fill(slots: Tensor, part: np.ndarray) -> None:
+def fill(slots: Tensor, part: memoryview) -> None:
     """Copy the bytes of a part into its slots [Hkv, n, D]."""
     if slots.is_cpu:  # in this thread alone: torch's others cost more than they help at this size
         there = slots.view(torch.uint8).numpy()
-        np.copyto(there, part.reshape(there.shape))
+        np.copyto(there, np.frombuffer(part, np.uint8).reshape(there.shape))
     else:
-        slots.copy_(torch.from_numpy(part).view(slots.dtype).view(slots.shape))
+        slots.copy_(torch.frombuffer(part, dtype=slots.dtype).view(slots.shape))
 
 
 def parts_of(cache: FullCache, chunk: Chunk) -> Iterator[Tensor]:
