@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from hypothesis import settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from secretary import book, chat
 
 from triforce_chat.engine.events import Text
+from triforce_chat.errors import StateError
 from triforce_chat.sessions.catalog import Catalog
 from triforce_chat.sessions.store import Store
 
@@ -72,6 +74,8 @@ class Sessions(RuleBasedStateMachine):
             pass
         talk.close()  # as the system does with the locks of the dead
         self.store.close()
+        with suppress(StateError):  # what it would still have written goes nowhere
+            events.close()
         self.store = self.opened()
         self.turns[name].append((question, said.text))
 
