@@ -172,5 +172,5 @@ class Repl:
         documents = ", ".join(clean(document.title) for document in talk.documents) or "no document"
         used = f"context {figures.context(talk.context_used, talk.context_limit)}"
         last = self._commands.last
-        pace = f"{last.ms_per_token:.1f} ms/token" if last else ""
+        pace = f"{last.ms_per_token:.1f} ms/token" if last and last.ms_per_token else ""
         return " " + figures.SEPARATOR.join(filter(None, [self._labels().model, used, pace, documents]))
