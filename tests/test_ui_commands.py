@@ -83,7 +83,7 @@ def test_pages() -> None:
     shown = chat.ask("/pages 2-3,5")[1]
     assert shown == "book.pdf, page 2\n(no text)\nbook.pdf, page 3\nIt was day.\nbook.pdf, page 5\nEnd.\n"
     assert "no document has 99" in chat.ask("/pages 99")[1]
-    assert "no page range" in chat.ask("/pages x")[1]
+    assert "is not a page or a range of pages" in chat.ask("/pages x")[1]
     assert chat.ask("/pages 4-")[1].count("book.pdf") == 2
 
 

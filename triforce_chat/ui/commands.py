@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from triforce_chat.documents import Document, Page
+from triforce_chat.documents import Document, parse_pages
 from triforce_chat.documents.search import Hit, find, pattern
 from triforce_chat.engine.events import Rebuilt, Tally
 from triforce_chat.errors import UsageError
@@ -142,8 +142,6 @@ class Commands:
             raise UsageError("there is no document; add one with /doc PATH")
         if not arguments:
             return self._say(*map(describe, self._conversation.documents))
-        if not PAGES.fullmatch(arguments):
-            raise UsageError(f"{clean(arguments)} is no page range; write 12, 12-14 or 3,8-")
         return self._say_pages(arguments)
 
     def cmd_find(self, words: str) -> None:
@@ -301,8 +299,13 @@ class Commands:
             self._screen.notes.print(Text(clean(line)))
 
     def _say_pages(self, pages: str) -> None:
-        documents = self._conversation.documents
-        found = [(document, page) for document in documents for page in chosen(document, pages)]
+        ranges = parse_pages(pages)
+        found = [
+            (document, page)
+            for document in self._conversation.documents
+            for page in document.pages
+            if any(page.number in each for each in ranges)
+        ]
         if not found:
             raise UsageError(f"no document has {pages}; /pages lists what there is")
         for document, page in found:
@@ -320,16 +323,6 @@ def _found(hit: Hit, wanted: re.Pattern[str]) -> Text:
     line.highlight_regex(wanted, "bold reverse")
     place = sourcing.named(hit.document.unit, hit.page)
     return Text.assemble((f"{clean(hit.document.title)} {place}: ", "dim"), line)
-
-
-def chosen(document: Document, pages: str) -> list[Page]:
-    """The pages of a document that a range such as "3,8-12,40-" names."""
-    spans = [span.partition("-") for span in pages.split(",")]
-    return [page for page in document.pages if any(_within(page.number, *span) for span in spans)]
-
-
-def _within(number: int, first: str, dash: str, last: str) -> bool:
-    return int(first) <= number <= (int(last) if last else number if dash else int(first))
 
 
 def _row(known: Known) -> list[str]:
