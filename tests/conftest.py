@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,17 @@ def parsed_here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(apart, "parse_apart", lambda *given: apart.parsed(child.answer(apart.request(*given))))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_of_a_terminal() -> None:
+    """Ctrl-C and a closed window reach the programs that tests start, even where this one ignores them.
+
+    A shell without job control has what it starts in the background ignore SIGINT, and so has nohup SIGHUP; a
+    program that is started hands that on.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)
