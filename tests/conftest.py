@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import signal
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
