@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import struct
 from contextlib import suppress
@@ -14,23 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import save_adapter, save_model, write_gguf
+from tiny_models import Evil, save_adapter, save_model, write_gguf
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models.gguf_header import check_gguf
 from triforce_chat.models.load import load_model
 
 INDEX = "model.safetensors.index.json"
-
-
-class Evil:
-    """Creates a folder when it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.trace),)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import save_model
+from tiny_models import Evil, save_model
 from transformers import AutoModelForCausalLM
 
 from triforce_chat.errors import ModelError
@@ -23,16 +22,6 @@ from triforce_chat.models.progress import Progress, unheard
 from triforce_chat.models.registry import resolve
 
 REPOSITORY = "owner/pickled"
-
-
-class Evil:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.trace),)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,16 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 2,
 }
+
+
+class Evil:
+    """Creates a folder when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.trace),)
 
 
 def save_tokenizer(folder: Path, vocabulary: list[str] = VOCABULARY) -> None:

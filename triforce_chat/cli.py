@@ -30,6 +30,7 @@ from triforce_chat.command_line import (
     listed,
     open_engine,
     print_json,
+    print_record,
     read_all,
     read_one,
     screen_of,
@@ -186,7 +187,7 @@ def verify(
 ) -> None:
     """Test that speculative decoding is exact here; --stack auto tests every stack."""
     from triforce_chat.prompts import prompt
-    from triforce_chat.report import SCHEMA, outcome_object
+    from triforce_chat.report import outcome_object
     from triforce_chat.ui.verdicts import show_outcome
 
     screen = screen_of(options)
@@ -213,7 +214,7 @@ def verify(
             show_outcome(outcome, screen)
     failed = [outcome["stack"] for outcome in outcomes if not outcome["passed"]]
     if options.json:
-        print_json({"schema": SCHEMA, "model": options.model, "passed": not failed, "stacks": outcomes})
+        print_record({"model": options.model, "passed": not failed, "stacks": outcomes})
     if failed:
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 
@@ -252,7 +253,6 @@ def bench(
     from triforce_chat.bench.measure import Bench, prompt_of
     from triforce_chat.bench.stock import Stock
     from triforce_chat.bench.table import table
-    from triforce_chat.report import SCHEMA
 
     run = Bench(engine, target, options.settings, tokens, repeats)
     prompts = [prompt_of(target, texts, length) for length in lengths]
@@ -262,13 +262,12 @@ def bench(
         rows += [run.stock(untouched, ids) for ids in prompts]
     if options.json:
         record = {
-            "schema": SCHEMA,
             "machine": machine(),
             "command": " ".join(["triforce-chat", *sys.argv[1:]]),
             "settings": dataclasses.asdict(options.settings),
             "inflated": dataclasses.asdict(shape) if shape else None,
         }
-        print_json({**record, "rows": [dataclasses.asdict(row) for row in rows]})
+        print_record({**record, "rows": [dataclasses.asdict(row) for row in rows]})
     else:
         screen.out.width = max(screen.out.width, 110)
         screen.out.print(table(sorted(rows, key=lambda row: row.context)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from triforce_chat.cli_models import Debug, Json, interruptible, readable
-from triforce_chat.command_line import GIGABYTE, Options, failures, print_json, screen_of
+from triforce_chat.command_line import GIGABYTE, Options, failures, print_record, screen_of
 from triforce_chat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from triforce_chat.library.shelf import Shelf, Stored
 
 app = typer.Typer(help="What was read of documents and is kept on the disk.", no_args_is_help=True)
-
-SCHEMA = 1
 
 
 @app.command("ls")
@@ -33,7 +30,7 @@ def list_texts(json: Json = False, debug: Debug = False) -> None:
         if json:
             records = [record_of(text) for text in texts]
             folder = str(shelf.folder)
-            print_json({"schema": SCHEMA, "folder": folder, "bytes": used, "limit": limit, "texts": records})
+            print_record({"folder": folder, "bytes": used, "limit": limit, "texts": records})
             return
         screen = screen_of(Options())
         if texts:
@@ -130,6 +127,7 @@ def table_of(texts: Sequence[Stored]) -> Table:
     from rich.text import Text
 
     from triforce_chat.ui.clean import one_line
+    from triforce_chat.ui.figures import moment
 
     table = Table(box=None, pad_edge=False)
     table.add_column("id", no_wrap=True)
@@ -139,7 +137,7 @@ def table_of(texts: Sequence[Stored]) -> Table:
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("used", no_wrap=True)
     for text in texts:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(text.used))
+        used = moment(text.used)
         title, model = Text(title_of(text)), Text(one_line(text.model))  # not as markup
         table.add_row(text.id, title, model, f"{text.tokens:,}", readable(text.bytes), used)
     return table

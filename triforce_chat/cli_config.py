@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triforce_chat.cli_models import Debug, Json
-from triforce_chat.command_line import Options, failures, print_json, screen_of
+from triforce_chat.command_line import Options, failures, print_record, screen_of
 from triforce_chat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-SCHEMA = 1
 EDITORS = ("sensible-editor", "nano", "vim", "vi", "notepad")
 
 
@@ -42,9 +41,9 @@ def show(
         layer, screen = in_effect(), screen_of(Options())
         if json:
             values = {name: layer.values[key.field] for name, key in keys().items()}
-            record = {"schema": SCHEMA, "settings": values, "problems": layer.problems}
+            record = {"settings": values, "problems": layer.problems}
             origins = {name: layer.origins[key.field] for name, key in keys().items()}
-            print_json({**record, "origins": origins} if origin else record)
+            print_record({**record, "origins": origins} if origin else record)
             return
         for problem in layer.problems:
             tell(screen.err, f"warning: {problem}")
@@ -76,7 +75,7 @@ def paths(json: Json = False, debug: Debug = False) -> None:
 
         found = {name: str(path) for name, path in all_paths().items()}
         if json:
-            print_json({"schema": SCHEMA, **found})
+            print_record(found)
             return
         screen = screen_of(Options())
         for name, path in found.items():

@@ -9,14 +9,13 @@ import typer
 
 from triforce_chat.cli_config import tell
 from triforce_chat.cli_models import Debug, Json
-from triforce_chat.command_line import Options, failures, print_json, screen_of
+from triforce_chat.command_line import Options, failures, print_record, screen_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from triforce_chat.diagnosis.finding import Finding
 
-SCHEMA = 1
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
@@ -35,7 +34,7 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
         code = next((finding.exit_code for finding in found if finding.status == "problem"), 0)
         if json:
             records = [dataclasses.asdict(finding) for finding in found]
-            print_json({"schema": SCHEMA, "ok": not code, "findings": records})
+            print_record({"ok": not code, "findings": records})
         if code:
             raise typer.Exit(code)
 

@@ -15,7 +15,7 @@ from triforce_chat.command_line import (
     command,
     listed,
     open_engine,
-    print_json,
+    print_record,
     read_all,
     screen_of,
 )
@@ -208,12 +208,10 @@ def tell(options: Options, screen: Screen, found: Findings) -> None:
             screen.out.print()
         return
     from triforce_chat.bench.machine import machine
-    from triforce_chat.report import SCHEMA
 
     origin = {
-        "schema": SCHEMA,
         "machine": machine(),
         "command": " ".join(["triforce-chat", *sys.argv[1:]]),
         "settings": dataclasses.asdict(options.settings),
     }
-    print_json({**origin, **found.record})
+    print_record({**origin, **found.record})

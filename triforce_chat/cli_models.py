@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triforce_chat.cli_complete import models
-from triforce_chat.command_line import Options, failures, print_json, screen_of
+from triforce_chat.command_line import Options, failures, print_record, screen_of
 from triforce_chat.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -33,11 +33,10 @@ def list_models(json: Json = False, debug: Debug = False) -> None:
     """List the models that have a name."""
     with failures(debug):
         from triforce_chat.models.presets import PRESETS
-        from triforce_chat.report import SCHEMA
 
         records = [record_of(preset) for preset in PRESETS]
         if json:
-            print_json({"schema": SCHEMA, "models": records})
+            print_record({"models": records})
         else:
             screen_of(Options()).out.print(table_of(records))
 
@@ -46,11 +45,9 @@ def list_models(json: Json = False, debug: Debug = False) -> None:
 def show(name: Name, json: Json = False, debug: Debug = False) -> None:
     """Show everything that is known of one model."""
     with failures(debug):
-        from triforce_chat.report import SCHEMA
-
         record = record_of(named(name))
         if json:
-            print_json({"schema": SCHEMA, **record})
+            print_record(record)
         else:
             screen_of(Options()).out.print(details_of(record))
 

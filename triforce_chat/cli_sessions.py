@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triforce_chat.cli_models import Debug, Json, interruptible
-from triforce_chat.command_line import Options, failures, print_json, screen_of
+from triforce_chat.command_line import Options, failures, print_record, screen_of
 from triforce_chat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ app = typer.Typer(
     help="What was said in chats: find, read, continue in a copy, delete.", no_args_is_help=True
 )
 
-SCHEMA = 1
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As 'sessions ls' shows it.")]
 OrLast = Annotated[
@@ -45,7 +43,7 @@ def list_sessions(json: Json = False, debug: Debug = False) -> None:
     with failures(debug), opened() as catalog:
         headings = catalog.headings()
         if json:
-            print_json({"schema": SCHEMA, "sessions": [record_of(heading) for heading in headings]})
+            print_record({"sessions": [record_of(heading) for heading in headings]})
         elif headings:
             screen_of(Options()).out.print(table_of(headings))
 
@@ -56,7 +54,7 @@ def show(name: OrLast = None, json: Json = False, debug: Debug = False) -> None:
     with failures(debug), opened() as catalog:
         record = catalog.load(chosen(catalog, name))
         if json:
-            print_json(export_of(record))
+            print_record(export_of(record))
             return
         from triforce_chat.ui.transcript import transcript
 
@@ -114,7 +112,7 @@ def export(
     with failures(debug), opened() as catalog:
         record = catalog.load(chosen(catalog, name))
         if form is Format.JSON:
-            print_json(export_of(record))
+            print_record(export_of(record))
             return
         from triforce_chat.ui.transcript import transcript
 
@@ -136,11 +134,12 @@ def search(
     with failures(debug), opened() as catalog:
         hits = catalog.search(" ".join(f'"{word}"' if " " in word else word for word in words))
         if json:
-            print_json({"schema": SCHEMA, "hits": [dataclasses.asdict(hit) for hit in hits]})
+            print_record({"hits": [dataclasses.asdict(hit) for hit in hits]})
             return
         from rich.text import Text
 
         from triforce_chat.ui.clean import clean, one_line
+        from triforce_chat.ui.figures import moment
 
         out = screen_of(Options()).out
         for hit in hits:
@@ -180,7 +179,6 @@ def record_of(heading: Heading) -> dict[str, Any]:
 def export_of(record: Record) -> dict[str, Any]:
     """Everything but the texts of the documents, which are told by their hashes."""
     return {
-        "schema": SCHEMA,
         **record_of(record.heading),
         "system": record.system,
         "settings": record.settings,
@@ -220,6 +218,7 @@ def table_of(headings: list[Heading]) -> Table:
     from rich.text import Text
 
     from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.figures import moment
 
     table = Table(box=None, pad_edge=False)
     table.add_column("session", overflow="fold")
@@ -238,6 +237,7 @@ def details_of(heading: Heading) -> Table:
     from rich.text import Text
 
     from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.figures import moment
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -246,7 +246,3 @@ def details_of(heading: Heading) -> Table:
     table.add_row("begun", moment(heading.created))
     table.add_row("used", moment(heading.used))
     return table
-
-
-def moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -191,6 +191,13 @@ def print_json(value: dict[str, Any]) -> None:
     print(escaped(json.dumps(value, ensure_ascii=not readable)), flush=True)
 
 
+def print_record(record: dict[str, Any]) -> None:
+    """One JSON object, with the version of what this program prints in front."""
+    from triforce_chat.report import SCHEMA
+
+    print_json({"schema": SCHEMA, **record})
+
+
 def screen_of(options: Options) -> Screen:
     from rich.console import Console
 

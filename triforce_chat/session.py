@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.memory import Passage
 from triforce_chat.engine.text import Speech
 from triforce_chat.errors import DoesNotFit, UsageError
-from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.load import LoadedModel, meaning
 from triforce_chat.prompts import prompt
 from triforce_chat.sessions.values import Past
 from triforce_chat.sourcing import Placed, sources
@@ -110,8 +108,7 @@ class Session:
     @cached_property
     def vocabulary(self) -> str:
         """A hash of what token ids mean."""
-        tokens = sorted(self.loaded.tokenizer.get_vocab().items())
-        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
+        return meaning(self.loaded.tokenizer)
 
     def options(self) -> dict[str, str]:
         shown = sampling_of(self.settings, self.loaded)

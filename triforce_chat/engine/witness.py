@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triforce_chat.engine.attention import causal_tail
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.slab import View
+from triforce_chat.engine.cache.slab import Counted, View
 from triforce_chat.engine.events import Retraced
 from triforce_chat.engine.runner import Runner
 
@@ -19,7 +19,7 @@ BLOCK = 4096  # keys whose logits exist at a time
 Watch = Callable[[Tensor, Tensor], None]  # queries [Hq, n, D], keys [Hkv, S, D]; the last n keys are theirs
 
 
-class Witness:
+class Witness(Counted):
     """Shows a forward the first tokens of ``source``, and ``watch`` what each layer asks of their keys.
 
     What is fed must be the tokens that ``source`` holds from position ``at`` on.
@@ -28,26 +28,10 @@ class Witness:
     def __init__(self, source: FullCache, at: int, watch: Watch) -> None:
         self.source, self.length, self.watch = source, at, watch
 
-    @property
-    def position(self) -> int:
-        return self.length
-
-    def pending(self, tokens: Tensor) -> Tensor:
-        return tokens[self.length :]
-
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
         view = self.source.slab.view(layer, self.length + q.shape[2])
         self.watch(q[0], view.keys[0, :, : view.length])
         return view
-
-    def advance(self, n: int) -> None:
-        self.length += n
-
-    def truncate(self, length: int) -> None:
-        self.length = min(self.length, length)
-
-    def judged(self, proposed: int, accepted: int) -> None:
-        pass
 
 
 class SharpAttention:

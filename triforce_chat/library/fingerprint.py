@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor
 
 from triforce_chat import __version__
+from triforce_chat.models.load import meaning
 
 LAYOUT = 1  # of the blocks and of what they mean; a new number makes all stored ones strangers
 ROW = 1024  # numbers that are summed together
@@ -29,7 +30,7 @@ def fingerprint(model: Any, tokenizer: Any) -> bytes:
     constructs them to. The configuration adds the rotary embeddings; the versions and the processor, that the same
     arithmetic is done; the vocabulary, what the ids mean.
     """
-    around = {**_surroundings(model), "vocabulary": tokenizer.get_vocab()}
+    around = {**_surroundings(model), "vocabulary": meaning(tokenizer)}
     digest = hashlib.sha256(json.dumps(around, sort_keys=True, default=str).encode())
     for name, tensor in _tensors(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

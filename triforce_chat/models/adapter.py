@@ -35,6 +35,11 @@ class Adapter:
     context: int  # tokens, max_position_embeddings
 
 
+def matrix_name(path: str, side: str) -> str:
+    """What PEFT calls the matrix A or B for the module at ``path``."""
+    return f"{PREFIX}{path}.lora_{side}.weight"
+
+
 def is_adapter(folder: Path) -> bool:
     """Whether the folder holds an adapter and not a whole model."""
     return (folder / CONFIG).is_file()

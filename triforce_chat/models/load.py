@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,6 +95,12 @@ def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
         f"{pair}: both vocabularies have {len(own):,} tokens, but {len(differing):,} of them "
         "differ in text or id; choose a draft of the same family"
     )
+
+
+def meaning(tokenizer: Any) -> str:
+    """A hash of what token ids mean."""
+    tokens = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
 
 
 def live_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -112,7 +111,7 @@ class Desk:
             others = ", ".join(sorted({each.model for each in past}))
             how = "its texts were tokenized anew" if anew else "its tokens mean the same and were taken over"
             self.warn(f"{record.heading.name} was made with {others}; {how}")
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.heading.used))
+        used = figures.moment(record.heading.used)
         note(f"session {record.heading.name}: {figures.count(len(past), 'turn')}, last used {used}")
         if record.past and record.past[-1] not in past:
             note(f"its last question has no answer: {record.past[-1].turn.question}")

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.adapter import read_adapter
-
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+from triforce_chat.models.adapter import CONFIG, ROPE, WEIGHTS, matrix_name, read_adapter
 
 
 class LowRank(nn.Module):
@@ -54,8 +52,8 @@ def save_adapter(folder: Path, updates: Mapping[str, LowRank], base: str, rope: 
     """Write weights (bf16), PEFT configuration and ``rope.json`` into ``folder``."""
     tensors: dict[str, Tensor] = {}
     for name, update in updates.items():
-        tensors[f"base_model.model.{name}.lora_A.weight"] = update.a.detach().bfloat16().cpu().contiguous()
-        tensors[f"base_model.model.{name}.lora_B.weight"] = update.b.detach().bfloat16().cpu().contiguous()
+        tensors[matrix_name(name, "A")] = update.a.detach().bfloat16().cpu().contiguous()
+        tensors[matrix_name(name, "B")] = update.b.detach().bfloat16().cpu().contiguous()
     first = next(iter(updates.values()))
     config = {
         "peft_type": "LORA",
@@ -70,7 +68,7 @@ def save_adapter(folder: Path, updates: Mapping[str, LowRank], base: str, rope: 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    (folder / "rope.json").write_text(json.dumps(rope, indent=2) + "\n", "utf-8")
+    (folder / ROPE).write_text(json.dumps(rope, indent=2) + "\n", "utf-8")
 
 
 def load_updates(folder: Path, updates: Mapping[str, LowRank]) -> None:
@@ -83,7 +81,7 @@ def load_updates(folder: Path, updates: Mapping[str, LowRank]) -> None:
     with torch.no_grad():
         for name, update in updates.items():
             for part, kept in (("A", update.a), ("B", update.b)):
-                found = stored.get(f"base_model.model.{name}.lora_{part}.weight")
+                found = stored.get(matrix_name(name, part))
                 if found is None or found.shape != kept.shape:
                     raise ModelError(f"{folder}: no update of shape {tuple(kept.shape)} for {name}")
                 kept.copy_(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -326,8 +325,8 @@ def _found(hit: Hit, wanted: re.Pattern[str]) -> Text:
 
 
 def _row(known: Known) -> list[str]:
-    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.used))
-    cells = (f"{known.name}{' *' * known.here}", f"{known.turns:,}", used, ", ".join(known.titles))
+    used, titles = figures.moment(known.used), ", ".join(known.titles)
+    cells = (f"{known.name}{' *' * known.here}", f"{known.turns:,}", used, titles)
     return [clean(cell) for cell in cells]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -27,6 +28,11 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min {rest:02} s"
+
+
+def moment(seconds: float) -> str:
+    """Seconds since the epoch as the date and the time of day here."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def rate(tokens: float, seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from triforce_chat.engine.cache.slab import Shape, Slab, View
+from triforce_chat.engine.cache.slab import Counted, Shape, Slab, View
 
 
 class QueryRing:
@@ -41,34 +41,17 @@ class QueryRing:
         return slots
 
 
-class FullCache:
+class FullCache(Counted):
     """Keys and values of all committed tokens; grows in place, is never copied."""
 
     def __init__(self, shape: Shape, capacity: int, query_window: int = 64) -> None:
         self.shape = shape
         self.slab = Slab(shape, capacity)
         self.queries = QueryRing(shape, query_window)
-        self.length = 0
-
-    @property
-    def position(self) -> int:
-        return self.length
-
-    def pending(self, tokens: Tensor) -> Tensor:
-        return tokens[self.length :]
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:
         self.queries.write(layer, self.length, q)
         return self.slab.write(layer, self.length, k, v)
-
-    def advance(self, n: int) -> None:
-        self.length += n
-
-    def truncate(self, length: int) -> None:
-        self.length = min(self.length, length)
-
-    def judged(self, proposed: int, accepted: int) -> None:
-        pass
 
     def restored(self, n: int) -> None:
         """The next n slots were filled without a forward, so there are no queries of theirs."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.selection import Policy, select
-from triforce_chat.engine.cache.slab import Slab, View
+from triforce_chat.engine.cache.slab import Counted, Slab, View
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
 
@@ -59,7 +59,7 @@ class FallingAcceptance:
         return self.tested >= self.patience and self.recent < (self.usual or 0) - self.drop
 
 
-class RetrievalCache:
+class RetrievalCache(Counted):
     """A view of ``source`` that is small enough to read quickly; it owns no second truth.
 
     Tokens that the full cache has verified replace what this cache wrote for them before every use.
@@ -70,17 +70,12 @@ class RetrievalCache:
     ) -> None:
         self.source, self.budget, self.policy, self.emit = source, budget, policy, emit
         self.slab = Slab(source.shape, budget.capacity)
-        self.length = 0
         self.base = 0  # tokens of the source that the last build covered
         self.filled = 0  # slots that hold them
         self.synced = 0  # tokens up to here hold verified keys and values
         self.due: RebuildReason | None = "first"
         self.falling = FallingAcceptance()
         self.summary: Tensor | None = None  # [layers, Hkv, complete chunks, R]
-
-    @property
-    def position(self) -> int:
-        return self.length
 
     def pending(self, tokens: Tensor) -> Tensor:
         due = self.due or self._worn()
@@ -92,11 +87,8 @@ class RetrievalCache:
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
         return self.slab.write(layer, self._slot(self.length), k, v)
 
-    def advance(self, n: int) -> None:
-        self.length += n
-
     def truncate(self, length: int) -> None:
-        self.length = min(self.length, length)
+        super().truncate(length)
         self.synced = min(self.synced, length)
         if length < self.base:
             self.due = self.due or "rewind"

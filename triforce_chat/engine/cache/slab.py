@@ -88,6 +88,28 @@ class KVCache(Protocol):
         ...
 
 
+class Counted:
+    """How a cache counts that covers the history from its first token on, in order."""
+
+    length = 0
+
+    @property
+    def position(self) -> int:
+        return self.length
+
+    def pending(self, tokens: Tensor) -> Tensor:
+        return tokens[self.length :]
+
+    def advance(self, n: int) -> None:
+        self.length += n
+
+    def truncate(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        pass
+
+
 class Slab:
     """Keys and values of all layers in two tensors [layers, Hkv, capacity, D]."""
 
