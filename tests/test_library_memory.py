@@ -233,11 +233,16 @@ def test_queries_of_what_was_not_computed_are_not_made_up(lab: Lab, tmp_path: Pa
     desk = Desk(lab, tmp_path)
     desk.read(lab.text(135, seed=5))  # its queries lie at the very positions
     assert desk.read(prompt) == 128
-    assert desk.engine.full.recent_queries(16).shape[2] == 2
+    assert latest(desk, 0, 16).shape[1] == 2
     fresh = Desk(lab, tmp_path / "none", memory=Forgetful())
     fresh.read(prompt)
-    newest = desk.engine.full.recent_queries(2)
-    assert torch.equal(newest, fresh.engine.full.recent_queries(2))
+    for layer in range(2):
+        assert torch.equal(latest(desk, layer, 2), latest(fresh, layer, 2))
+
+
+def latest(desk: Desk, layer: int, most: int) -> Tensor:
+    full = desk.engine.full
+    return full.queries.latest(layer, full.length, most)
 
 
 # Which chunks

@@ -16,7 +16,7 @@ from triforce_chat.engine import attention
 from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
-from triforce_chat.engine.cache.slab import Slab
+from triforce_chat.engine.cache.slab import Slab, Store
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
@@ -73,16 +73,16 @@ def check_full(engine: Engine, committed: list[int]) -> None:
     assert same(engine.full.slab, fresh(engine.target, committed[:n]).slab, n)
 
 
-def rows(slab: Slab, layer: int, head: int, n: int) -> Tensor:
-    return torch.cat([slab.keys[layer, head, :n], slab.values[layer, head, :n]], -1)
+def rows(store: Store, layer: int, head: int, n: int) -> Tensor:
+    return torch.cat([part[head, :n] for part in store.layer(layer)], -1)
 
 
 def check_retrieval(cache: RetrievalCache) -> None:
     """Every slot up to the verified end is a verbatim copy of one committed token's row."""
-    if cache.due:
+    if not cache.built:
         return
-    source, synced = cache.source, min(cache.synced, cache.source.length)
-    assert synced >= cache.base
+    source, synced, base = cache.source, min(cache.synced, cache.source.length), cache.layout.total
+    assert synced >= base
     assert cache.length >= synced
     end = cache._slot(synced)
     shape = source.shape
@@ -95,9 +95,9 @@ def check_retrieval(cache: RetrievalCache) -> None:
             where = equal.long().argmax(1)
             assert len(set(where.tolist())) == end  # no position twice
             assert where.tolist() == sorted(where.tolist())  # in reading order
-            sinks = min(cache.budget.sinks, cache.base)
+            sinks = min(cache.budget.sinks, base)
             assert where[:sinks].tolist() == list(range(sinks))
-            tail = min(cache.budget.tail, cache.base) + synced - cache.base
+            tail = min(cache.budget.tail, base) + synced - base
             assert where[end - tail :].tolist() == list(range(synced - tail, synced))
 
 
@@ -200,7 +200,12 @@ def test_retrieval_cache_under_random_growth_and_rewinds(lab: Lab, policy: str, 
     for _ in range(40):
         tokens += lab.text(random.choice([1, 2, 5, 30]), seed=len(tokens))
         tokens = tokens[:350]
-        lab.target.prefill(engine.full.pending(torch.tensor(tokens)), engine.full)
+        cache.prepared(3)
+        for fed in (tokens[:-1], tokens):  # the last one alone, as decoding feeds it
+            ids = engine.full.pending(torch.tensor(fed))
+            if len(ids):
+                lab.target.prefill(ids, engine.full)
+        assert cache.prepared(3)
         proposal = torch.tensor([*tokens, 7, 8, 9])
         lab.target(cache.pending(proposal), cache, 1)
         check_retrieval(cache)
@@ -209,42 +214,55 @@ def test_retrieval_cache_under_random_growth_and_rewinds(lab: Lab, policy: str, 
         keep = random.choice([len(tokens)] * 5 + [len(tokens) - 1, len(tokens) // 2, 2])
         del tokens[keep:]
         engine.top.rollback(keep)
-        if cache.summary is not None:
-            done = cache.summary.shape[2]
-            keys = engine.full.slab.keys[:, :, : done * chunk].unflatten(2, (-1, chunk))
-            assert done * chunk <= keep
-            assert torch.equal(cache.summary, cache.policy.summarize(keys))
 
 
 def test_the_pick_is_what_the_queries_look_at(lab: Lab) -> None:
-    """A chunk whose keys point along the latest query is kept; without it, it is not."""
+    """By mean keys, four queries, plain loops: chunks 1 to 37 of 4 tokens compete for three places."""
     engine = lab.engine("retrieval")
     tokens = torch.tensor(lab.text(160))
-    lab.target.prefill(tokens, engine.full)
     [cache] = caches(engine, RetrievalCache)
-    group = engine.full.shape.group
-    query = engine.full.recent_queries(4)
-    assert query.shape == (2, 4, 4, 8)
-    engine.full.slab.keys[:, :, 80:84] = 30 * query.mean(2)[:, ::group, None]
-    cache.pending(tokens)
+    assert not cache.prepared(1)
+    lab.target.prefill(tokens[:159], engine.full)
+    assert not cache.prepared(1)  # too many at once to build it on the way
+    lab.target(tokens[159:], engine.full, 1)
+    assert cache.prepared(1)
     for layer, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        have = rows(cache.slab, layer, head, cache.filled)
-        want = rows(engine.full.slab, layer, head, 160)[80:84]
-        assert (have[:, None] == want[None]).all(-1).any(0).all()
+        queries = engine.full.queries.latest(layer, 160, 4)[2 * head : 2 * head + 2]
+        assert queries.shape == (2, 4, 8)
+        means = engine.full.slab.keys[layer, head, 4:148].unflatten(0, (-1, 4)).mean(1)
+        mass = sum(torch.softmax(means @ query / 8**0.5, 0) for query in queries.flatten(0, 1))
+        assert isinstance(mass, Tensor)
+        best = sorted(4 + 4 * pick for pick in mass.topk(3).indices.tolist())
+        places = [*range(4), *(at + i for at in best for i in range(4)), *range(148, 160)]
+        have = rows(cache.slab, layer, head, cache._slot(160))
+        assert torch.equal(have, rows(engine.full.slab, layer, head, 160)[places])
+
+
+def test_what_a_forward_leaves_in_a_cache_that_nobody_asks_for(lab: Lab) -> None:
+    engine, tokens = lab.engine("retrieval"), torch.tensor(lab.text(160))
+    [cache] = caches(engine, RetrievalCache)
+    for end in (159, 160):
+        lab.target.prefill(engine.full.pending(tokens[:end]), engine.full)
+    assert not cache.built
+    assert not cache.slab.keys.any()
 
 
 def test_the_query_ring_knows_what_it_lost(lab: Lab) -> None:
     full = FullCache(lab.target.shape, 300, query_window=8)
+
+    def latest(most: int) -> Tensor:
+        return full.queries.latest(1, full.length, most)
+
     lab.target.prefill(torch.tensor(lab.text(30)), full)
-    assert full.recent_queries(16).shape[2] == 8
-    assert full.recent_queries(3).shape[2] == 3
-    latest = full.recent_queries(3).clone()
+    assert latest(16).shape[1] == 8
+    assert latest(3).shape[1] == 3
+    before = latest(3).clone()
     lab.target.prefill(torch.tensor([1, 2, 3]), full)
     full.truncate(30)  # three of the eight are gone
-    assert full.recent_queries(16).shape[2] == 5
-    assert torch.equal(full.recent_queries(3), latest)
+    assert latest(16).shape[1] == 5
+    assert torch.equal(latest(3), before)
     full.truncate(20)
-    assert full.recent_queries(16).shape[2] == 0
+    assert latest(16).shape[1] == 0
 
 
 # Breaking off
@@ -326,7 +344,7 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
 
 def test_an_interrupt_while_the_retrieval_cache_is_built(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = lab.engine(), lab.text(100)
-    for method in ("_keep_best", "_summarized", "_sync"):
+    for method in ("_begin", "_best", "_build", "follow", "followed"):
         real = getattr(RetrievalCache, method)
 
         def broken(cache: RetrievalCache, *arguments: Any, real: Any = real) -> Any:
@@ -349,21 +367,24 @@ def test_a_later_build_that_breaks_off_leaves_no_half_built_cache(
     engine, prompt = lab.engine(), lab.text(100)
     prompt += answer_of(engine, prompt, 3)
     [cache] = caches(engine, RetrievalCache)
-    built = cache.base
-    real = RetrievalCache._keep_best
+    assert cache.built
+    built = cache.layout.total
+    real = RetrievalCache._best
 
-    def broken(cache: RetrievalCache, *arguments: Any) -> int:
-        real(cache, *arguments)
-        raise KeyboardInterrupt
+    def broken(cache: RetrievalCache, layer: int, *arguments: Any) -> Tensor:
+        if layer == 1:
+            raise KeyboardInterrupt
+        return real(cache, layer, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RetrievalCache, "_keep_best", broken)
+        patch.setattr(RetrievalCache, "_best", broken)
         with pytest.raises(KeyboardInterrupt):
             answer_of(engine, [*prompt, *lab.text(30, seed=8)])
-    assert cache.base == built
+    assert not cache.built
     engine.top.rollback(len(prompt))  # back to where the old build would still serve
-    cache.pending(torch.tensor(prompt))
-    assert cache.base > built
+    assert not cache.prepared(1)
+    assert answer_of(engine, prompt) == lab.greedy(prompt, 16)
+    assert cache.layout.total > built
     check_retrieval(cache)
 
 

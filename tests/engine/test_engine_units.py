@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from triforce_chat.engine import attention, onednn
-from triforce_chat.engine.cache.retrieval import FallingAcceptance, gather_chunks
+from triforce_chat.engine.cache.retrieval import Budget, FallingAcceptance, Layout
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, select
 from triforce_chat.engine.cache.slab import Shape, Slab, View
 from triforce_chat.engine.draft import Draft
@@ -431,47 +431,51 @@ def test_tallies() -> None:
 
 def test_mean_and_bounding_box() -> None:
     torch.manual_seed(0)
-    keys, queries = torch.randn(2, 3, 5, 4, 8), torch.randn(2, 3, 6, 8)
-    logits = torch.einsum("lhqd,lhctd->lhqct", queries, keys)
+    keys, queries = torch.randn(3, 5, 4, 8), torch.randn(3, 6, 8)
+    logits = torch.einsum("hqd,hctd->hqct", queries, keys)
     mean, box = MeanKey(), MinMaxKey()
     assert torch.allclose(mean.bound(queries, mean.summarize(keys)), logits.mean(-1), atol=1e-5)
     bound = box.bound(queries, box.summarize(keys))
     assert (bound >= logits.amax(-1) - 1e-5).all()
-    corner = keys.amax(3, keepdim=True)  # keys that fill their box: the bound is reached
+    corner = keys.amax(2, keepdim=True)  # keys that fill their box: the bound is reached
     assert torch.allclose(
         box.bound(queries, box.summarize(corner)),
-        torch.einsum("lhqd,lhcd->lhqc", queries, corner[:, :, :, 0]),
+        torch.einsum("hqd,hcd->hqc", queries, corner[:, :, 0]),
         atol=1e-5,
     )
 
 
 def test_selection_sums_attention_over_the_group_and_reads_in_order() -> None:
     torch.manual_seed(0)
-    keys, queries = torch.randn(2, 2, 9, 4, 8), torch.randn(2, 4, 3, 8)  # two query heads per KV head
-    chosen = select(MeanKey(), queries, MeanKey().summarize(keys), 4)
-    for layer in range(2):
-        for head in range(2):
-            mass = torch.zeros(9)
-            for query in queries[layer, 2 * head : 2 * head + 2].flatten(0, 1):
-                mass += torch.softmax(keys[layer, head].mean(1) @ query / 8**0.5, 0)
-            assert chosen[layer, head].tolist() == sorted(mass.topk(4).indices.tolist())
-    none = select(Recent(), queries[:, :, :0], Recent().summarize(keys), 3)
+    keys, queries = torch.randn(2, 9, 4, 8), torch.randn(4, 3, 8)  # two query heads per KV head
+    chosen = select(MeanKey(), queries, keys, 4)
+    for head in range(2):
+        mass = torch.zeros(9)
+        for query in queries[2 * head : 2 * head + 2].flatten(0, 1):
+            mass += torch.softmax(keys[head].mean(1) @ query / 8**0.5, 0)
+        assert chosen[head].tolist() == sorted(mass.topk(4).indices.tolist())
+    none = select(Recent(), queries[:, :0], keys, 3)
     assert (none == torch.tensor([6, 7, 8])).all()
 
 
 @quick
-@given(st.integers(1, 4), st.integers(4, 20), st.data())
-def test_gathering_chunks(size: int, length: int, data: st.DataObject) -> None:
-    whole = length // size
-    picks = data.draw(st.lists(st.integers(0, whole - 1), min_size=1, max_size=whole, unique=True))
-    source = torch.randn(2, 3, length, 5)
-    chunks = torch.stack([torch.tensor(picks).roll(i) for i in range(6)]).view(2, 3, -1)
-    out = torch.empty(2, 3, len(picks) * size, 5)
-    gather_chunks(source, chunks, size, out)
-    for layer in range(2):
-        for head in range(3):
-            want = [source[layer, head, c * size : (c + 1) * size] for c in chunks[layer, head].tolist()]
-            assert torch.equal(out[layer, head], torch.cat(want))
+@given(st.integers(1, 5), st.integers(0, 9), st.integers(0, 9), st.integers(0, 120), st.data())
+def test_a_layout_takes_the_first_the_chosen_and_the_last(
+    chunk: int, sinks: int, tail: int, total: int, data: st.DataObject
+) -> None:
+    budget = Budget(tokens=30 + chunk, chunk=chunk, sinks=sinks, tail=tail)
+    layout = Layout.of(total, budget)
+    part, out = torch.randn(2, total + 7, 3), torch.zeros(2, budget.capacity, 3)
+    count = layout.candidates(part).shape[1]
+    picks = [sorted(data.draw(st.permutations(range(count)))[: layout.chunks]) for _ in range(2)]
+    layout.take(part, torch.tensor(picks) if layout.chunks else None, out)
+    assert layout.filled <= budget.tokens + 2 * chunk
+    for head in range(2):
+        chosen = [layout.sinks + pick * chunk + i for pick in picks[head] for i in range(chunk)]
+        places = [*range(layout.sinks), *chosen, *range(layout.tail, total)]
+        assert {*range(min(sinks, total)), *range(max(0, total - tail), total)} <= {*places}
+        assert torch.equal(out[head, : layout.filled], part[head, places])
+    assert not out[:, layout.filled :].any()
 
 
 # Attention

@@ -48,6 +48,9 @@ class ToyCache:
     def position(self) -> int:
         return len(self.ids)
 
+    def prepared(self, _: int) -> bool:
+        return True
+
     def pending(self, tokens: Tensor) -> Tensor:
         return tokens[len(self.ids) :]
 

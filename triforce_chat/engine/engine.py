@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.slab import Shape, Slab, Store
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
 from triforce_chat.engine.level import Speculative
 from triforce_chat.engine.memory import Chunk, Forgetful, Memory, Passage, chunks
@@ -56,10 +57,11 @@ class Engine:
         draft: Runner | None = None,
         options: StackOptions | None = None,
         memory: Memory | None = None,
+        store: Callable[[Shape, int], Store] = Slab,
     ) -> None:
         self.target, self.draft, self.context = target, draft, context
         self.eos_ids, self.decode = eos_ids, decode
-        self.full = FullCache(target.shape, context + SLACK)
+        self.full = FullCache(target.shape, context + SLACK, store=store)
         self.cached: list[int] = []  # the ids whose keys and values the full cache holds
         self.read: list[Chunk] = []  # its first chunks, as far as they are whole
         self.prefilled = 0  # its first tokens, up to the first that the model said

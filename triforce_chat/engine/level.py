@@ -113,7 +113,7 @@ class Speculative:
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         """At least n tokens by whole rounds, so that no verified token goes to waste."""
         rounds = [Draft.empty(self.model.vocabulary, self.model.device)]
-        made = 0
+        made = 0 if self.cache.prepared(n + self.gamma + 1) else n
         while made < n:
             rounds.append(self.step(tokens, sampler, self.gamma))
             made += len(rounds[-1])

@@ -37,7 +37,7 @@ class Arm:
     measured_at: int | None = None  # round of the last measurement
 
     def learn_cost(self, seconds: float, tokens: int, now: int) -> None:
-        each = seconds / max(tokens, 1)
+        each = seconds / tokens
         self.seconds = each if self.measured_at is None else self.seconds + LEARN * (each - self.seconds)
         self.measured_at = now
 
@@ -72,7 +72,8 @@ class Planner:
             return self.lookup.draft(forecast.tokens[: self.choice.n])
         started = time.perf_counter()
         draft = arm.level.propose(tokens, self.choice.n, sampler)
-        arm.learn_cost(time.perf_counter() - started, len(draft), self.rounds)
+        if len(draft):  # none where the arm has to be prepared first
+            arm.learn_cost(time.perf_counter() - started, len(draft), self.rounds)
         return draft
 
     def _choose(self, forecast: Forecast, length: int, n: int) -> Choice:

@@ -78,7 +78,7 @@ class Acceptance:
     def measure(self, prompt: Prompt) -> Iterator[Scored]:
         """Every temperature, sample and policy behind one prompt."""
         self._prefill(prompt)
-        middles = {policy: self._middle(policy) for policy in self.plan.policies}
+        middles = self._middles(self._tensor(prompt.ids))
         samplings = list(self._samplings())
         asked = [Asked(prompt.ids[-1:], sampling) for sampling in samplings]
         texts = continuations(self.engine, prompt.ids[:-1], asked, self.plan.tokens, prompt.stop)
@@ -99,12 +99,17 @@ class Acceptance:
         for _ in self.engine.prefill(prompt.ids[:-1]):
             pass
 
-    def _middle(self, policy: str) -> RetrievalCache:
+    def _middles(self, prompt: Tensor) -> dict[str, RetrievalCache]:
         """Built where the prompt ends, and roomy enough to stand until the text does."""
         budget = replace(self.plan.budget, stride=max(self.plan.budget.stride, self.plan.tokens))
-        made = RetrievalCache(self.engine.full, budget, POLICIES[policy](), lambda _: None)
-        made.pending(self._tensor([]))
-        return made
+        middles = {
+            policy: RetrievalCache(self.engine.full, budget, POLICIES[policy](), lambda _: None)
+            for policy in self.plan.policies
+        }
+        for cache in middles.values():
+            cache.prepared(0)
+        forced(self.engine.target, self.engine.full, torch.cat([prompt, prompt[-1:]]), 1)
+        return middles
 
     def _compare(
         self, history: Tensor, n: int, sampler: Sampler, middles: Mapping[str, RetrievalCache]
@@ -119,6 +124,7 @@ class Acceptance:
         d = law(drafted(draft, StreamingCache(draft.shape), history, n)) if draft else None
         told = looked_up(history, n)
         for policy, cache in middles.items():
+            cache.truncate(len(history) - n - 1)  # it followed the target through these tokens
             yield policy, scores(p, law(forced(target, cache, history, n)), d, told)
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:

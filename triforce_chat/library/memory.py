@@ -186,6 +186,7 @@ def fill(slots: Tensor, part: memoryview) -> None:
 
 def parts_of(cache: FullCache, chunk: Chunk) -> Iterator[Tensor]:
     """Where a chunk lies in a cache: [Hkv, n, D] for every layer's keys, then for every layer's values."""
-    for slab in (cache.slab.keys, cache.slab.values):
-        for layer in range(cache.shape.layers):
-            yield slab[layer, :, chunk.start : chunk.end]
+    layers = [cache.slab.layer(layer) for layer in range(cache.shape.layers)]
+    for kind in zip(*layers, strict=True):
+        for part in kind:
+            yield part[:, chunk.start : chunk.end]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakSet
+
 from torch import Tensor
 
-from triforce_chat.engine.cache.slab import Counted, Shape, Slab, View
+from triforce_chat.engine.cache.slab import Counted, Shape, Slab, Store, View
 
 
 class QueryRing:
@@ -30,34 +34,61 @@ class QueryRing:
         """The positions have other tokens now."""
         self.positions = [-1] * self.size
 
-    def latest(self, length: int, most: int) -> list[int]:
-        """Slots of up to ``most`` consecutive positions that end at ``length - 1``."""
+    def latest(self, layer: int, length: int, most: int) -> Tensor:
+        """Queries of up to ``most`` consecutive positions that end at ``length - 1``: [Hq, m, D], latest first."""
         slots: list[int] = []
         for position in range(length - 1, max(length - 1 - most, -1), -1):
             slot = position % self.size
             if self.positions[slot] != position:
                 break
             slots.append(slot)
-        return slots
+        return self.data[layer, :, slots]
+
+
+class Follower(Protocol):
+    """Whatever is made out of a full cache while a forward passes through it, layer by layer."""
+
+    def follow(self, layer: int, k: Tensor, v: Tensor, view: View) -> None:
+        """k, v [1, Hkv, n, D] were stored behind the first ``source.length`` tokens; ``view`` ends with them."""
+        ...
+
+    def followed(self) -> None:
+        """The forward went through all layers, and ``source`` counts its tokens."""
+        ...
 
 
 class FullCache(Counted):
     """Keys and values of all committed tokens; grows in place, is never copied."""
 
-    def __init__(self, shape: Shape, capacity: int, query_window: int = 64) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        capacity: int,
+        query_window: int = 64,
+        store: Callable[[Shape, int], Store] = Slab,
+    ) -> None:
         self.shape = shape
-        self.slab = Slab(shape, capacity)
+        self.slab = store(shape, capacity)
         self.queries = QueryRing(shape, query_window)
+        self.followers: WeakSet[Follower] = WeakSet()  # a stack that is put aside takes its own away
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:
         self.queries.write(layer, self.length, q)
-        return self.slab.write(layer, self.length, k, v)
+        view = self.slab.write(layer, self.length, k, v)
+        for follower in self.followers:
+            follower.follow(layer, k, v, view)
+        return view
+
+    def advance(self, n: int) -> None:
+        super().advance(n)
+        for follower in self.followers:
+            follower.followed()
+
+    def truncate(self, length: int) -> None:
+        super().truncate(length)
+        self.slab.truncate(length)
 
     def restored(self, n: int) -> None:
         """The next n slots were filled without a forward, so there are no queries of theirs."""
         self.queries.forget()
-        self.advance(n)
-
-    def recent_queries(self, most: int) -> Tensor:
-        """Queries of the latest committed tokens: [layers, Hq, up to ``most``, D]."""
-        return self.queries.data[:, :, self.queries.latest(self.length, most)]
+        super().advance(n)

@@ -2,6 +2,9 @@
 
 TriForce, section 4.1. Layout of the slots: [sinks | selected chunks | tail | new tokens]; the tail is
 everything from the last candidate chunk on, so the newest text is always present word for word.
+
+It is made while the target's own forward passes through the full cache: each layer's keys are at hand there
+wherever they are kept, and the queries of the tokens that are being verified do the choosing.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class Budget:
     sinks: int = 16
     tail: int = 64
     stride: int = 128  # new tokens after which the cache is built again
-    scratch: int = 64  # room for proposals beyond the stride
+    scratch: int = 128  # room beyond the stride: a round until the next build, and proposals
     queries: int = 16  # latest tokens whose queries choose
 
     @property
@@ -59,10 +62,55 @@ class FallingAcceptance:
         return self.tested >= self.patience and self.recent < (self.usual or 0) - self.drop
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a build takes from the first ``total`` tokens: the first ones, some chunks, the last ones."""
+
+    total: int
+    sinks: int  # tokens
+    chunks: int  # to choose from those between sinks and tail
+    tail: int  # position of its first token
+    chunk: int  # tokens
+
+    @staticmethod
+    def of(total: int, budget: Budget) -> Layout:
+        first = -(-budget.sinks // budget.chunk)  # candidate chunks: first .. last-1
+        last = max(first, (total - budget.tail) // budget.chunk)
+        room = (budget.tokens - budget.sinks - budget.tail) // budget.chunk
+        if last - first <= room:
+            return Layout(total, 0, 0, 0, budget.chunk)
+        return Layout(total, first * budget.chunk, room, last * budget.chunk, budget.chunk)
+
+    @property
+    def kept(self) -> int:
+        """Tokens in chosen chunks."""
+        return self.chunks * self.chunk
+
+    @property
+    def filled(self) -> int:
+        """Slots that the build takes."""
+        return self.sinks + self.kept + self.total - self.tail
+
+    def candidates(self, part: Tensor) -> Tensor:
+        """One layer's chunks to choose from: [Hkv, S, D] -> [Hkv, C, chunk, D]."""
+        chunks: Tensor = part[:, self.sinks : self.tail].unflatten(1, (-1, self.chunk))
+        return chunks
+
+    def take(self, part: Tensor, chosen: Tensor | None, out: Tensor) -> None:
+        """Copy one layer's keys or values: [Hkv, S, D], chosen [Hkv, chunks] -> the first slots of out."""
+        out[:, : self.sinks] = part[:, : self.sinks]
+        out[:, self.sinks + self.kept : self.filled] = part[:, self.tail : self.total]
+        if chosen is not None:
+            places = out[:, self.sinks : self.sinks + self.kept].unflatten(1, (-1, self.chunk))
+            for place, chunks, row in zip(places, self.candidates(part), chosen, strict=True):
+                torch.index_select(chunks, 0, row, out=place)
+
+
 class RetrievalCache(Counted):
     """A view of ``source`` that is small enough to read quickly; it owns no second truth.
 
-    Tokens that the full cache has verified replace what this cache wrote for them before every use.
+    Tokens that the full cache has verified replace what this cache wrote for them in the same forward. While
+    it is not prepared, the next forward through the source builds it, unless that brings more than fits.
     """
 
     def __init__(
@@ -70,19 +118,20 @@ class RetrievalCache(Counted):
     ) -> None:
         self.source, self.budget, self.policy, self.emit = source, budget, policy, emit
         self.slab = Slab(source.shape, budget.capacity)
-        self.base = 0  # tokens of the source that the last build covered
-        self.filled = 0  # slots that hold them
+        self.layout = Layout.of(0, budget)  # of the last build
+        self.built = False  # and of all layers
         self.synced = 0  # tokens up to here hold verified keys and values
-        self.due: RebuildReason | None = "first"
+        self.wanted = False  # somebody proposes out of it
+        self.following = False  # the present forward leaves its keys and values here
+        self.building: RebuildReason | None = None  # it builds the cache as well
+        self.seconds = 0.0
         self.falling = FallingAcceptance()
-        self.summary: Tensor | None = None  # [layers, Hkv, complete chunks, R]
+        source.followers.add(self)
 
-    def pending(self, tokens: Tensor) -> Tensor:
-        due = self.due or self._worn()
-        if due:
-            self._rebuild(due)
-        self._sync()
-        return tokens[self.length :]
+    def prepared(self, more: int) -> bool:
+        self.wanted = True
+        here = self.source.length
+        return self.built and self.synced == here and self._slot(here) + more <= self.budget.capacity
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
         return self.slab.write(layer, self._slot(self.length), k, v)
@@ -90,85 +139,61 @@ class RetrievalCache(Counted):
     def truncate(self, length: int) -> None:
         super().truncate(length)
         self.synced = min(self.synced, length)
-        if length < self.base:
-            self.due = self.due or "rewind"
-        if self.summary is not None:
-            self.summary = self.summary[:, :, : length // self.budget.chunk]
+        self.built = self.built and length >= self.layout.total
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.falling.judged(proposed, accepted)
 
-    def _slot(self, position: int) -> int:
-        return self.filled + position - self.base
+    def follow(self, layer: int, k: Tensor, v: Tensor, view: View) -> None:
+        if layer == 0:
+            self._begin(k.shape[2])
+        if self.building:
+            self._build(layer, view)
+        if self.following:
+            self.slab.write(layer, self._slot(self.source.length), k, v)
+
+    def followed(self) -> None:
+        if self.following:
+            self.synced = self.length = self.source.length
+        if self.building:
+            self.built, self.wanted = True, False
+            self.falling.reset()
+            self.emit(Rebuilt(self.layout.total, self.building, self.seconds))
+        self.following, self.building = False, None
+
+    def _begin(self, n: int) -> None:
+        """A forward of n tokens enters the source."""
+        here = self.source.length
+        layout = Layout.of(here, self.budget)
+        fits = layout.filled + n <= self.budget.capacity
+        self.building = self._worn() if self.wanted and fits else None
+        if self.building:
+            # Not before it is complete: an interrupt may come at any line.
+            self.layout, self.built, self.seconds = layout, False, 0.0
+        stands = self.built and self.synced == here and self._slot(here) + n <= self.budget.capacity
+        self.following = bool(self.building) or stands
 
     def _worn(self) -> RebuildReason | None:
-        """Only what the source has committed may ask for a rebuild, never a pending proposal."""
-        if self.source.length - self.base >= self.budget.stride:
+        """Why it needs another build. Only what is committed may ask for one, never a pending proposal."""
+        here, base = self.source.length, self.layout.total
+        if not self.built:
+            return "rewind" if base else "first"
+        if here - base >= self.budget.stride or self.synced < here:
             return "stride"
-        return "acceptance" if self.falling and self.source.length > self.base else None
+        return "acceptance" if self.falling and here > base else None
 
-    def _sync(self) -> None:
-        """Copy what was verified since the last use."""
-        a, b = self.synced, self.source.length
-        if b > a:
-            slots = slice(self._slot(a), self._slot(b))
-            self.slab.keys[:, :, slots] = self.source.slab.keys[:, :, a:b]
-            self.slab.values[:, :, slots] = self.source.slab.values[:, :, a:b]
-            self.synced = b
-            self.length = max(self.length, b)
+    def _slot(self, position: int) -> int:
+        return self.layout.filled + position - self.layout.total
 
-    def _rebuild(self, reason: RebuildReason) -> None:
+    def _build(self, layer: int, view: View) -> None:
         started = time.perf_counter()
-        self.due = "rewind"  # until it is complete: an interrupt may come at any line
-        total = self.source.length
-        first = -(-self.budget.sinks // self.budget.chunk)  # candidate chunks: first .. last-1
-        last = max(first, (total - self.budget.tail) // self.budget.chunk)
-        room = (self.budget.tokens - self.budget.sinks - self.budget.tail) // self.budget.chunk
-        if last - first <= room:
-            self.filled = self._keep_all(total)
-        else:
-            self.filled = self._keep_best(first, last, room, total)
-        self.base = self.synced = self.length = total
-        self.falling.reset()
-        self.due = None
-        self.emit(Rebuilt(total, reason, time.perf_counter() - started))
+        keys, values = view.keys[0], view.values[0]
+        chosen = self._best(layer, keys, view.length) if self.layout.chunks else None
+        self.layout.take(keys, chosen, self.slab.keys[layer])
+        self.layout.take(values, chosen, self.slab.values[layer])
+        self.seconds += time.perf_counter() - started
 
-    def _keep_all(self, total: int) -> int:
-        self.slab.keys[:, :, :total] = self.source.slab.keys[:, :, :total]
-        self.slab.values[:, :, :total] = self.source.slab.values[:, :, :total]
-        return total
-
-    def _keep_best(self, first: int, last: int, room: int, total: int) -> int:
-        summary = self._summarized(last)[:, :, first:last]
-        queries = self.source.recent_queries(self.budget.queries)
-        best = first + select(self.policy, queries, summary, room)
-        chunk = self.budget.chunk
-        sinks, kept, tail = first * chunk, room * chunk, total - last * chunk
-        for mine, theirs in (
-            (self.slab.keys, self.source.slab.keys),
-            (self.slab.values, self.source.slab.values),
-        ):
-            mine[:, :, :sinks] = theirs[:, :, :sinks]
-            gather_chunks(theirs, best, chunk, mine[:, :, sinks : sinks + kept])
-            mine[:, :, sinks + kept : sinks + kept + tail] = theirs[:, :, last * chunk : total]
-        return sinks + kept + tail
-
-    def _summarized(self, chunks: int) -> Tensor:
-        """Summaries of the first ``chunks`` chunks; only new ones are computed."""
-        done = 0 if self.summary is None else self.summary.shape[2]
-        if done < chunks:
-            size = self.budget.chunk
-            fresh = self.source.slab.keys[:, :, done * size : chunks * size].unflatten(2, (-1, size))
-            made = self.policy.summarize(fresh)
-            self.summary = made if self.summary is None else torch.cat([self.summary, made], 2)
-        assert self.summary is not None
-        return self.summary
-
-
-def gather_chunks(source: Tensor, chunks: Tensor, size: int, out: Tensor) -> None:
-    """Copy chosen chunks: source [layers, Hkv, S, D], chunks [layers, Hkv, n] -> out [layers, Hkv, n*size, D]."""
-    whole = source.shape[2] // size * size
-    blocks = source[:, :, :whole].unflatten(2, (-1, size))
-    for layer, head in torch.cartesian_prod(*map(torch.arange, chunks.shape[:2])).tolist():
-        picked = blocks[layer, head].index_select(0, chunks[layer, head])
-        out[layer, head] = picked.flatten(0, 1)
+    def _best(self, layer: int, keys: Tensor, length: int) -> Tensor:
+        """The chunks of one layer that the latest queries attend to most: [Hkv, chunks]."""
+        queries = self.source.queries.latest(layer, length, self.budget.queries)
+        return select(self.policy, queries, self.layout.candidates(keys), self.layout.chunks)

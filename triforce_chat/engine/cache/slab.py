@@ -67,6 +67,10 @@ class KVCache(Protocol):
         """The position (for RoPE) of the next token."""
         ...
 
+    def prepared(self, more: int) -> bool:
+        """Whether proposals can be made out of it now that feed it ``more`` tokens beyond the committed ones."""
+        ...
+
     def pending(self, tokens: Tensor) -> Tensor:
         """The ids to feed so that all of ``tokens`` [m] is covered; may first drop what must go."""
         ...
@@ -97,6 +101,9 @@ class Counted:
     def position(self) -> int:
         return self.length
 
+    def prepared(self, more: int) -> bool:  # noqa: ARG002
+        return True
+
     def pending(self, tokens: Tensor) -> Tensor:
         return tokens[self.length :]
 
@@ -110,8 +117,30 @@ class Counted:
         pass
 
 
+class Store(Protocol):
+    """Where a full cache keeps its keys and values, layer by layer."""
+
+    capacity: int  # tokens
+
+    def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> View:
+        """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``, the last that the view holds."""
+        ...
+
+    def view(self, layer: int, end: int) -> View:
+        """What one layer holds in its first ``end`` slots, where attention can read it."""
+        ...
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values where they stay, to read and to fill: [Hkv, capacity, D] each."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """The slots behind the first ``length`` are about to be written again."""
+        ...
+
+
 class Slab:
-    """Keys and values of all layers in two tensors [layers, Hkv, capacity, D]."""
+    """The plain ``Store``: all layers in two tensors [layers, Hkv, capacity, D] on the model's device."""
 
     def __init__(self, shape: Shape, capacity: int) -> None:
         self.shape = shape
@@ -121,7 +150,6 @@ class Slab:
         self.keys, self.values = zeros(size, shape), zeros(size, shape)
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> View:
-        """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``, the last that the view holds."""
         n = k.shape[2]
         end = at + n
         if end > self.capacity:
@@ -131,9 +159,14 @@ class Slab:
         return self.view(layer, end)
 
     def view(self, layer: int, end: int) -> View:
-        """What one layer holds in its first ``end`` slots."""
         width = rounded_up(end)
         return View(self.keys[layer, None, :, :width], self.values[layer, None, :, :width], end)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.keys[layer], self.values[layer]
+
+    def truncate(self, length: int) -> None:
+        pass
 
 
 def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
