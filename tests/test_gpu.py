@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.attention import causal_attention, folded_attention
-from triforce_chat.engine.cache.slab import View
+from triforce_chat.engine.cache.host import HostStore
+from triforce_chat.engine.cache.slab import Shape, Slab, View
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import greedy_test, sampling_test, tokens_of
 from triforce_chat.engine.runner import Runner
@@ -25,13 +27,13 @@ PROMPT = [int(token) for token in torch.randint(1, 48, (90,), generator=torch.Ge
 STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup")
 
 
-def engine_on(device: str, stack: str = "triforce") -> Engine:
+def engine_on(device: str, stack: str = "triforce", store: Any = Slab, layers: int = 2) -> Engine:
     torch.manual_seed(11)
-    model = random_model()
+    model = random_model(num_hidden_layers=layers)
     draft = perturbed(model, 0.02)
     options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
     runners = [Runner(copy.deepcopy(each).to(device)) for each in (model, draft)]
-    return Engine(runners[0], 512, frozenset(), spell, runners[1], options)
+    return Engine(runners[0], 512, frozenset(), spell, runners[1], options, store=store)
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -92,3 +94,55 @@ def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(engine_module, "GPU_PREFILL_CHUNK", 32)
     assert [event.done for event in pieces.prefill(PROMPT)] == [0, 32, 64, 90]
     assert tokens_of(pieces, Request(PROMPT, 40)) == expected
+
+
+@pytest.mark.parametrize("resident", [0, 2, 4])
+@pytest.mark.parametrize("stack", STACKS)
+def test_host_memory_gives_the_same_tokens_and_numbers(stack: str, resident: int) -> None:
+    near = engine_on("cuda", stack, layers=5)
+    far = engine_on("cuda", stack, partial(HostStore, resident=resident), layers=5)
+    for turn in range(3):
+        request = Request([*near.cached, *PROMPT[turn:]], 60)
+        assert tokens_of(far, request) == tokens_of(near, request)
+        n = near.full.length
+        for layer in range(5):
+            for mine, theirs in zip(far.full.slab.layer(layer), near.full.slab.layer(layer), strict=True):
+                assert torch.equal(mine[:, :n].cpu(), theirs[:, :n].cpu())
+
+
+def test_host_memory_is_pinned_and_given_back() -> None:
+    store = HostStore(Shape.of(random_model().config, torch.float16, torch.device("cuda")), 100_000)
+    parts = [part for held in store.far for part in held.slab.layer(0)]
+    assert store.pageable == 0
+    assert all(part.is_pinned() for part in parts)
+    del store
+    assert not any(part.is_pinned() for part in parts)
+
+
+def test_copies_run_while_the_device_computes() -> None:
+    """The next layer arrives during the arithmetic of this one: together they take little more than the longer."""
+    device = torch.device("cuda")
+    shape = Shape(8, 8, 8, 128, torch.float16, device)
+    tokens = 60_000  # 0.12 GB of keys in each layer
+    store = HostStore(shape, tokens + 1)
+    for layer in range(8):
+        store.far[layer].tokens = tokens
+    busy = torch.randn(8192, 8192, dtype=torch.float16, device=device)
+    row = torch.randn(1, 8, 1, 128, dtype=torch.float16, device=device)
+
+    def through(copies: bool, arithmetic: bool) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for layer in range(8):
+            if copies:
+                store.write(layer, tokens, row, row)
+            for _ in range(4 if arithmetic else 0):
+                busy @ busy
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end)
+
+    through(True, True)
+    copies, arithmetic, both = (through(*kind) for kind in ((True, False), (False, True), (True, True)))
+    assert both < 0.75 * (copies + arithmetic)

@@ -131,8 +131,9 @@ def test_any_order_of_writes_views_and_cuts(resident: int, seed: int) -> None:
                 assert torch.equal(mine[:, :length], theirs[:, :length])
 
 
-def test_the_bus_carries_each_token_once_per_forward(deep: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what the device has already, not at all: the prefix that a layer holds, and no slot behind it."""
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that each use of a layer took to the device."""
     carried: list[int] = []
     real = HostStore._fetch
 
@@ -142,6 +143,11 @@ def test_the_bus_carries_each_token_once_per_forward(deep: Lab, monkeypatch: pyt
         carried.append(max(0, n - before))
 
     monkeypatch.setattr(HostStore, "_fetch", counted)
+    return carried
+
+
+def test_the_bus_carries_each_token_once_per_forward(deep: Lab, carried: list[int]) -> None:
+    """The prefix that a layer holds, and no slot behind it; what the device has already, not at all."""
     cache = FullCache(deep.target.shape, 300, store=HostStore)
     deep.target.prefill(torch.tensor(deep.text(100)), cache)
     assert sum(carried) == 100  # the first layer comes back for the next forward
@@ -150,6 +156,17 @@ def test_the_bus_carries_each_token_once_per_forward(deep: Lab, monkeypatch: pyt
         deep.target(torch.tensor([1, 2]), cache, 1)
     assert carried.count(0) == 3 * LAYERS  # each layer was fetched ahead, none when it was needed
     assert sum(carried) == sum(4 * length + length + 2 for length in (100, 102, 104))
+
+
+@pytest.mark.parametrize("far", [1, 2])
+def test_as_many_layers_as_there_are_buffers_never_leave_the_device(
+    deep: Lab, carried: list[int], far: int
+) -> None:
+    cache = FullCache(deep.target.shape, 300, store=partial(HostStore, resident=LAYERS - far))
+    for n in (100, 2, 3):
+        deep.target.prefill(torch.tensor(deep.text(n)), cache)
+        cache.truncate(cache.length - 1)
+    assert sum(carried) == 0
 
 
 def test_a_full_store_overflows_as_a_slab_does() -> None:

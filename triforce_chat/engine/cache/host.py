@@ -119,8 +119,7 @@ class HostStore:
     def _fetch_next(self, layer: int) -> None:
         """Begin to copy the layer that comes after this one into the buffer that is not in use."""
         following = self.far[(layer + 1 - self.resident) % len(self.far)]
-        if following.layer != layer:
-            self._fetch(self.buffers[0], following.layer, following.tokens)
+        self._fetch(self.buffers[0], following.layer, following.tokens)
 
     def _fetch(self, buffer: Held, layer: int, n: int) -> None:
         if buffer.layer != layer:
