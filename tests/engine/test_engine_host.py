@@ -58,10 +58,7 @@ def test_every_stack_says_and_does_the_same(
         sampling = Sampling(temperature, seed=turn)
         expected = told(near, prompt, sampling)
         assert told(far, prompt, sampling) == expected
-        assert far.cached == near.cached
-        for layer in range(LAYERS):
-            for mine, theirs in zip(far.full.slab.layer(layer), near.full.slab.layer(layer), strict=True):
-                assert torch.equal(mine[:, : far.full.length], theirs[:, : near.full.length])
+        check_same_numbers(far, near)
         for one, other in zip(caches(far, RetrievalCache), caches(near, RetrievalCache), strict=True):
             check_layout(one, other)
         prompt = [*near.cached[: len(near.cached) - cut], *deep.text(9, seed=turn)]
@@ -208,19 +205,28 @@ def test_an_interrupt_in_any_layer(deep: Lab, stack: str, monkeypatch: pytest.Mo
 def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Path) -> None:
     prompt = deep.text(300)
     expected = deep.greedy(prompt, 20)
-    cached = []
+    computed = engine_of(deep)
+    computed.__class__ = SmallChunks
+    assert answer_of(computed, prompt, 20) == expected
     for store in (HostStore, Slab, partial(HostStore, resident=2)):
         memory = Library(Shelf(tmp_path), b"a model", "tiny")
         engine = engine_of(deep, store=store, memory=memory)
         engine.__class__ = SmallChunks
         answer_of(engine, deep.text(30, seed=3), 5)  # other tokens in the same slots, and in the buffers
         assert answer_of(engine, prompt, 20) == expected
-        cached.append(max(event.cached for event in engine.prefill(prompt)))
+        check_same_numbers(engine, computed)
         memory.writer.finish()
         fresh = engine_of(deep, store=store, memory=Library(Shelf(tmp_path), b"a model", "tiny"))
         fresh.__class__ = SmallChunks
         assert next(reversed([*fresh.prefill(prompt)])).recalled == 288
         assert answer_of(fresh, prompt, 20) == expected
+
+
+def check_same_numbers(one: Engine, other: Engine) -> None:
+    assert one.cached == other.cached
+    for layer in range(LAYERS):
+        for mine, theirs in zip(one.full.slab.layer(layer), other.full.slab.layer(layer), strict=True):
+            assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
 
 
 class SmallChunks(Engine):
