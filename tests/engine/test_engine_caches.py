@@ -16,6 +16,7 @@ from triforce_chat.engine import attention
 from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.cache.selection import MeanKey
 from triforce_chat.engine.cache.slab import Slab, Store
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine, Request
@@ -245,6 +246,67 @@ def test_what_a_forward_leaves_in_a_cache_that_nobody_asks_for(lab: Lab) -> None
         lab.target.prefill(engine.full.pending(tokens[:end]), engine.full)
     assert not cache.built
     assert not cache.slab.keys.any()
+
+
+class Followed:
+    """A retrieval cache that was built behind 100 tokens, and what it reports."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.built = lab, []  # type: ignore[var-annotated]
+        self.full = FullCache(lab.target.shape, 400)
+        self.cache = RetrievalCache(self.full, SMALL_BUDGET, MeanKey(), self.built.append)
+        self.feed(100)
+        self.cache.prepared(1)
+        self.feed(1)
+        assert self.reasons() == ["first"]
+
+    def feed(self, n: int) -> None:
+        self.lab.target.prefill(torch.tensor(self.lab.text(n, seed=n)), self.full)
+
+    def reasons(self) -> list[str]:
+        return [event.reason for event in self.built]
+
+
+def test_no_build_that_nobody_asked_for(lab: Lab) -> None:
+    followed = Followed(lab)
+    for _ in range(30):
+        followed.feed(1)
+    assert followed.reasons() == ["first"]
+    assert not followed.cache.prepared(20)  # its room is used up
+    followed.feed(1)
+    assert followed.reasons() == ["first", "stride"]
+    assert followed.cache.prepared(20)
+
+
+@pytest.mark.parametrize("gap", ["long", "restored"])
+def test_a_gap_is_not_closed_by_what_comes_behind_it(lab: Lab, gap: str) -> None:
+    followed = Followed(lab)
+    if gap == "long":
+        followed.feed(50)  # more than there is room for
+    else:
+        for part in (followed.full.slab.keys, followed.full.slab.values):
+            part[:, :, 101:104] = torch.randn(2, 2, 3, 8)
+        followed.full.restored(3)  # of keys and values that came from elsewhere, fewer than a stride
+    assert not followed.cache.wanted
+    followed.feed(1)
+    followed.feed(1)
+    assert not followed.cache.prepared(1)
+    followed.feed(1)
+    assert followed.cache.prepared(1)
+    assert followed.reasons() == ["first", "stride"]
+    check_retrieval(followed.cache)
+
+
+def test_after_a_build_acceptance_is_watched_anew(lab: Lab) -> None:
+    followed = Followed(lab)
+    followed.cache.falling.usual = 1.0
+    followed.cache.judged(0, 0)
+    for _ in range(40):
+        followed.cache.judged(1, 0)
+    for _ in range(3):
+        followed.cache.prepared(1)
+        followed.feed(1)
+    assert followed.reasons() == ["first", "acceptance"]
 
 
 def test_the_query_ring_knows_what_it_lost(lab: Lab) -> None:
