@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 
 import pytest
 from conftest import SMALL_BUDGET, Lab
@@ -155,6 +156,14 @@ def test_rebuilds_happen_and_are_reported(lab: Lab) -> None:
     assert all(b.at > a.at for a, b in itertools.pairwise(rebuilds))
     rewound = tally(engine, lab.text(90)[:60], 9).rebuilds
     assert rewound[0].reason == "rewind"
+
+
+def test_a_cache_without_room_waits_for_its_next_build(lab: Lab) -> None:
+    engine, prompt = lab.engine(budget=replace(SMALL_BUDGET, stride=4, scratch=9)), lab.text(90)
+    made = tally(engine, prompt, LONG)
+    assert made.token_ids == lab.greedy(prompt, LONG)
+    assert made.levels["retrieval"].rounds > 0
+    assert len(made.rebuilds) > 3
 
 
 @pytest.mark.parametrize("draft", [True, False])
