@@ -159,7 +159,7 @@ def test_rebuilds_happen_and_are_reported(lab: Lab) -> None:
 
 
 def test_a_cache_without_room_waits_for_its_next_build(lab: Lab) -> None:
-    engine, prompt = lab.engine(budget=replace(SMALL_BUDGET, stride=4, scratch=2)), lab.text(90)
+    engine, prompt = lab.engine(budget=replace(SMALL_BUDGET, stride=4, scratch=2), gamma=9), lab.text(90)
     made = tally(engine, prompt, LONG)
     assert made.token_ids == lab.greedy(prompt, LONG)
     assert made.levels["retrieval"].rounds > 0
