@@ -245,15 +245,19 @@ def open_engine(
     shape: BigShape | None = None,
     remembering: bool = False,
     cache_size: float | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model with progress on the screen: (engine, model, seconds).
 
     ``remembering`` gives the engine the user's library of what was read before, of at most ``cache_size`` GB.
-    What was chosen for the user is said in one line each, unless the screen is bare.
+    What was chosen for the user is said in one line each, unless the screen is bare; ``warn`` hears of what
+    makes the answers doubtful.
     """
     from triforce_chat.ui.loading import loading
 
-    notes: list[str] = []
+    def note(line: str) -> None:
+        show_notes([line], screen)
+
     started = time.perf_counter()
     with loading(screen, settings.model) as report:
         from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
@@ -264,8 +268,7 @@ def open_engine(
 
             limit = None if cache_size is None else cache_size * GIGABYTE
             memory = {"remember": partial(Library.of, limit=limit)}
-        engine, target = load_engine(settings, report, room, notes.append, shape, **memory)
-    show_notes(notes, screen)
+        engine, target = load_engine(settings, report, room, note, shape, warn=warn or note, **memory)
     return engine, target, time.perf_counter() - started
 
 

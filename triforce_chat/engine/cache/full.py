@@ -6,6 +6,8 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.slab import Counted, Shape, Slab, View
 
+QUERY_WINDOW = 64  # tokens whose queries are kept
+
 
 class QueryRing:
     """The queries of the latest positions, which choose what a retrieval cache keeps."""
@@ -44,7 +46,7 @@ class QueryRing:
 class FullCache(Counted):
     """Keys and values of all committed tokens; grows in place, is never copied."""
 
-    def __init__(self, shape: Shape, capacity: int, query_window: int = 64) -> None:
+    def __init__(self, shape: Shape, capacity: int, query_window: int = QUERY_WINDOW) -> None:
         self.shape = shape
         self.slab = Slab(shape, capacity)
         self.queries = QueryRing(shape, query_window)
