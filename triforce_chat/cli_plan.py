@@ -134,5 +134,5 @@ def show(made: MemoryPlan, target: Description, draft: str | None, dtype: str, c
         table.add_row(what, size, Text(one_line(remark), "dim"))
     console.print(table)
     print_line(words.verdict(made), style="green" if made.fits else "bold red")
-    for line in words.advice(made, remedies(made)):
-        print_line(line)
+    if advice := words.advice(made, remedies(made)):
+        print_line(advice)

@@ -16,7 +16,7 @@ import typer
 
 from triforce_chat.cli_complete import among, drafts, models
 from triforce_chat.config import DTYPES, POLICIES, STACKS, Settings
-from triforce_chat.errors import Interrupted, OutOfMemory, TriforceError, UsageError
+from triforce_chat.errors import Interrupted, TriforceError, UsageError
 
 if TYPE_CHECKING:
     from triforce_chat.bench.shapes import BigShape
@@ -171,11 +171,9 @@ def _known(error: BaseException) -> TriforceError | None:
         return Interrupted("interrupted")
     if isinstance(error, OSError):
         return TriforceError(error.strerror or str(error))
-    from triforce_chat.models.failures import is_out_of_memory
+    from triforce_chat.models.failures import is_out_of_memory, ran_out
 
-    if is_out_of_memory(error):
-        return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
-    return None
+    return ran_out() if is_out_of_memory(error) else None
 
 
 def _complain(line: str) -> None:

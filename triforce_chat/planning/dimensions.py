@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Whether a family has biases on its query, key and value projections, where config.json does not say.
-BIASED = {"qwen2": True}
-# Those that put a norm on the queries and the keys of every head.
-HEAD_NORMS = ("qwen3",)
+# Which families have what, as transformers makes them; others pass over such a field.
+ALWAYS_BIASED = ("qwen2",)  # queries, keys and values alone
+BIASED_ATTENTION = ("llama", "qwen3")  # where config.json says so
+BIASED_MLP = ("llama",)
+HEAD_NORMS = ("qwen3",)  # on the queries and the keys of every head
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Dimensions:
     def of(config: Mapping[str, Any]) -> Dimensions:
         """Out of the fields of a config.json."""
         family, heads = config["model_type"], config["num_attention_heads"]
-        bias = bool(config.get("attention_bias"))
+        bias = family in BIASED_ATTENTION and bool(config.get("attention_bias"))
         return Dimensions(
             vocabulary=config["vocab_size"],
             hidden=config["hidden_size"],
@@ -43,9 +44,9 @@ class Dimensions:
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             tied=bool(config.get("tie_word_embeddings")),
-            qkv_bias=BIASED.get(family, bias),
+            qkv_bias=bias or family in ALWAYS_BIASED,
             out_bias=bias,
-            mlp_bias=bool(config.get("mlp_bias")),
+            mlp_bias=family in BIASED_MLP and bool(config.get("mlp_bias")),
             head_norms=family in HEAD_NORMS,
         )
 

@@ -71,16 +71,17 @@ def verdict(plan: MemoryPlan) -> str:
     return f"does not fit {where}"
 
 
-def advice(plan: MemoryPlan, found: Remedies) -> Iterator[str]:
-    """The flags that would make it fit, as they are typed."""
+def advice(plan: MemoryPlan, found: Remedies) -> str:
+    """The flags that would make it fit, as they are typed; empty where nothing is to be done, or helps."""
     typed = {
         f"--context {found.context}": found.context,
         f"--context {found.offloaded_context} --offload": found.offloaded_context,
         f"--dtype {found.dtype}": found.dtype,
         f"--tp {found.tp}": found.tp,
     }
-    would = f"would fit {_place(plan)} with"
-    yield from (f"{would} {flags}" for flags, works in typed.items() if works)
+    flags = [each for each, works in typed.items() if works]
+    would = "would fit on the GPU" if plan.offloaded else "would fit"
+    return f"{would} with {', or with '.join(flags)}" if flags else ""
 
 
 def _place(plan: MemoryPlan) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from triforce_chat.planning.dimensions import Dimensions
 
 FP32, INT64 = 4, 8  # bytes
+STREAMS = 3  # tensors of the residual stream's size that live throughout a layer
 ROTATED = 5  # tensors of the queries' size that live while RoPE turns them
 LOGIT_ROWS = 64  # most tokens of one forward whose logits are looked at
 BUFFERS = 2  # layers whose KV is on the device while KV lies in host memory: one is read, one arrives
@@ -96,10 +97,10 @@ class Work:
     def activations(self) -> int:
         """The largest tensors that live at once in a forward: of a prefill chunk, or of the logits.
 
-        A chunk of n tokens keeps its residual stream and the normed copy of it. On top come, one after the
-        other and never together: the copies in fp32 that a norm computes with; the queries, keys and values
-        while RoPE turns them; the attention's own; the gate, the branch beside it and their product in the MLP.
-        Logits stay for few tokens, with two fp32 tensors of probabilities and an index for every one of them.
+        A chunk of n tokens keeps its residual stream, and what goes into and comes out of a block. On top come,
+        one after the other and never together: the copies in fp32 that a norm computes with; the queries, keys
+        and values while RoPE turns them; the attention's own; the gate, the branch beside it and their product
+        in the MLP. Logits stay for few tokens, with two fp32 tensors of probabilities and an index for each.
         """
         d, n, size = self.target, self.prefill, self.itemsize
         queries, keys, mlp = (part // self.gpus for part in (d.queries, d.keys, d.mlp))
@@ -107,7 +108,7 @@ class Work:
         rotary = size * (ROTATED * queries + 2 * keys)
         attention = size * (3 * queries + 2 * keys)
         layer = max(n * norm, n * rotary, n * attention + self._attending, n * 3 * mlp * size)
-        chunk = 2 * n * d.hidden * size + layer
+        chunk = STREAMS * n * d.hidden * size + layer + self._mask
         return max(chunk, LOGIT_ROWS * d.vocabulary * (size + 2 * FP32 + INT64))
 
     @property
@@ -121,6 +122,12 @@ class Work:
             return self.layout.score_rows * slots * self.itemsize
         repeats = d.query_heads > d.kv_heads
         return repeats * 2 * d.queries // self.gpus * slots * self.itemsize
+
+    @property
+    def _mask(self) -> int:
+        """Which tokens of a chunk see which, a row for every query of a group; a GPU's kernels need none."""
+        group = self.target.query_heads // self.target.kv_heads
+        return group * self.prefill**2 * self.itemsize if self.layout.score_rows else 0
 
     def _weights(self, model: Dimensions, gpus: int) -> int:
         copied = model.embedding if self.layout.packed and model.tied else 0
