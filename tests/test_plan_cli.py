@@ -82,7 +82,7 @@ def test_a_table_that_says_what_to_do() -> None:
     ("flags", "verdict", "said"),
     [
         (("--device-memory", "80GB"), "fits", "fits on the GPU"),
-        (CARD, "offloaded", "fits with the KV in host memory; 0 of 32 layers keep theirs on the GPU"),
+        (CARD, "offloaded", "fits with the KV of 32 of 32 layers in host memory"),
         ((*CARD, "--tp", 4), "fits", "fits on 4 GPUs"),
         (("--device-memory", "96GB", "--offload"), "fits", "fits on the GPU"),
         (("--device-memory", "10GB"), "does not fit", "does not fit on the GPU"),

@@ -341,7 +341,7 @@ def test_every_remedy_helps(fields: Mapping[str, Any], gigabytes: int, host: int
     found = remedies(plan)
     goal = "fits" if plan.verdict == "offloaded" else plan.verdict
     assert plan.verdict != "fits"
-    assert found.tp or found.context
+    assert found.tp or found.context or found.dtype
     if found.context:
         assert planned(work(fields, found.context, dtype=dtype), plan.memory, "never").fits
     if found.offloaded_context:
@@ -351,8 +351,17 @@ def test_every_remedy_helps(fields: Mapping[str, Any], gigabytes: int, host: int
         shared = planned(work(fields, gpus=found.tp, dtype=dtype), plan.memory)
         assert shared.verdict == "fits" if goal == "fits" else shared.fits
     assert (found.dtype is None) or (dtype is torch.float32)
+    if found.dtype:
+        short = found.dtype_context or plan.work.context
+        assert planned(work(fields, short), plan.memory, "never" if goal == "fits" else "auto").fits
     for flags in (f"--context {found.context}", f"--tp {found.tp}"):
         assert (flags in advice(plan, found)) == ("None" not in flags)
+
+
+def test_where_nothing_helps() -> None:
+    plan = planned(work(published.LLAMA_2_13B), Memory(4 * GB, 4 * GB, is_host=True))
+    assert {*dataclasses.asdict(remedies(plan)).values()} == {None}
+    assert advice(plan, remedies(plan)) == "no single change makes it fit: take a smaller model"
 
 
 def test_what_fits_needs_no_remedy() -> None:

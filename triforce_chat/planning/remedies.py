@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from triforce_chat.planning.plan import MemoryPlan, Offload, largest_context, planned
-from triforce_chat.planning.work import FP32
+from triforce_chat.planning.plan import Memory, MemoryPlan, Offload, largest_context, planned
+from triforce_chat.planning.work import FP32, Work
 
 MOST_GPUS = 8
 SHORT = 2  # bytes of a number in bfloat16
@@ -19,10 +19,11 @@ class Remedies:
     context: int | None  # the most tokens whose KV fits on the device
     offloaded_context: int | None  # the same with KV in host memory, where that is more
     dtype: str | None  # a shorter one
+    dtype_context: int | None  # the most tokens that fit with it, where all do not
     tp: int | None  # the fewest GPUs of this size
 
 
-NONE = Remedies(None, None, None, None)
+NONE = Remedies(None, None, None, None, None)
 
 
 def remedies(plan: MemoryPlan) -> Remedies:
@@ -33,14 +34,23 @@ def remedies(plan: MemoryPlan) -> Remedies:
     work, memory = plan.work, plan.memory
     context = largest_context(work, memory, "never", work.context)
     offloaded = largest_context(work, memory, offload, work.context)
-    layout = dataclasses.replace(work.layout, packed=False)
-    half = dataclasses.replace(work, itemsize=SHORT, layout=layout)
+    shortened = _shortened(work, memory, offload)
     return Remedies(
         context=context or None,
         offloaded_context=offloaded if offloaded > context else None,
-        dtype="bfloat16" if work.itemsize == FP32 and planned(half, memory, offload).fits else None,
+        dtype="bfloat16" if shortened > offloaded else None,
+        dtype_context=shortened if work.context > shortened > offloaded else None,
         tp=None if memory.is_host else _fewest_gpus(plan, offload),
     )
+
+
+def _shortened(work: Work, memory: Memory, offload: Offload) -> int:
+    """The most tokens that fit in 16 bit; 0 where that would change nothing."""
+    if work.itemsize != FP32:
+        return 0
+    layout = dataclasses.replace(work.layout, packed=False)
+    half = dataclasses.replace(work, itemsize=SHORT, layout=layout)
+    return largest_context(half, memory, offload, work.context)
 
 
 def _fewest_gpus(plan: MemoryPlan, offload: Offload) -> int | None:

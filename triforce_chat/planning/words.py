@@ -55,7 +55,7 @@ def rows(plan: MemoryPlan, draft: str | None) -> Iterator[tuple[str, str, str]]:
         yield NAMES[name], readable(size) if size else "-", remarks[name]
     yield "together", readable(plan.device), _of(plan.memory.device)
     if plan.host:
-        yield "host", readable(plan.host), f"{_of(plan.memory.host)}; KV, pinned".lstrip("; ")
+        yield "host, pinned", readable(plan.host), _of(plan.memory.host)
 
 
 def verdict(plan: MemoryPlan) -> str:
@@ -64,24 +64,26 @@ def verdict(plan: MemoryPlan) -> str:
     if plan.verdict == "fits":
         return f"fits {where}"
     if plan.verdict == "offloaded":
-        stay = f"{plan.resident} of {plan.work.target.layers} layers keep theirs {where}"
-        return f"fits with the KV in host memory; {stay}"
+        layers = plan.work.target.layers
+        return f"fits with the KV of {layers - plan.resident} of {layers} layers in host memory"
     if plan.fits_device:
         return f"does not fit: the host has no room for {readable(plan.host)} of KV"
     return f"does not fit {where}"
 
 
 def advice(plan: MemoryPlan, found: Remedies) -> str:
-    """The flags that would make it fit, as they are typed; empty where nothing is to be done, or helps."""
+    """The flags that would make it fit, as they are typed; empty where nothing is to be done."""
+    shortened = f" --context {found.dtype_context}" if found.dtype_context else ""
     typed = {
         f"--context {found.context}": found.context,
         f"--context {found.offloaded_context} --offload": found.offloaded_context,
-        f"--dtype {found.dtype}": found.dtype,
+        f"--dtype {found.dtype}{shortened}": found.dtype,
         f"--tp {found.tp}": found.tp,
     }
-    flags = [each for each, works in typed.items() if works]
-    would = "would fit on the GPU" if plan.offloaded else "would fit"
-    return f"{would} with {', or with '.join(flags)}" if flags else ""
+    flags = ", or with ".join(each for each, works in typed.items() if works)
+    if not plan.fits:
+        return f"would fit with {flags}" if flags else "no single change makes it fit: take a smaller model"
+    return f"would fit without host memory with {flags}" if flags else ""
 
 
 def _place(plan: MemoryPlan) -> str:
@@ -93,8 +95,8 @@ def _place(plan: MemoryPlan) -> str:
 def _kv_remark(plan: MemoryPlan) -> str:
     if not plan.offloaded:
         return f"of {plan.work.context:,} tokens"
-    return f"of {plan.resident} layers that keep it here and {BUFFERS} that pass through"
+    return f"of {BUFFERS} layers that pass through, and {plan.resident} that stay"
 
 
 def _of(there: int | None) -> str:
-    return "" if there is None else f"of {readable(there)}, less {SPARE:.0%} for libraries and fragmentation"
+    return "" if there is None else f"of {readable(there)}, {100 * SPARE:.0f} % of it kept free"
