@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Lab
-from library_desk import Desk
+from library_desk import CHUNK, Desk
 from test_library_memory import TOKENS
 from tiny_models import save_adapter, save_model
 from typer.testing import CliRunner
@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from triforce_chat.cli import app
 from triforce_chat.config import Settings
 from triforce_chat.engine import attention
+from triforce_chat.engine import engine as engine_module
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.library.fingerprint import fingerprint
 from triforce_chat.models.describe import describe
@@ -85,7 +86,11 @@ def test_another_factor_is_another_model_to_the_library(folder: Path) -> None:
     assert len({*prints}) == 3
 
 
-def test_what_was_read_at_one_factor_is_not_taken_at_another(tmp_path: Path) -> None:
+def test_what_was_read_at_one_factor_is_not_taken_at_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)  # a desk sets it too, for good
+
     def desk(factor: float) -> Desk:
         rope = {
             "rope_type": "yarn",
