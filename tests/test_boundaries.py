@@ -131,6 +131,12 @@ def test_models_know_no_terminal_and_no_engine(path: Path) -> None:
     assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
 
 
+@pytest.mark.parametrize("name", ["dimensions", "plan", "remedies", "words", "work"])
+def test_a_plan_is_made_without_torch_and_terminal(name: str) -> None:
+    loaded = loaded_by(f"import triforce_chat.planning.{name}")
+    assert not [each for each in loaded if within(each, *HEAVY, "rich", "typer")]
+
+
 def test_importing_the_terminal_loads_no_torch() -> None:
     names = [".".join(("triforce_chat.ui", path.stem)) for path in modules("ui") if path.stem != "__init__"]
     loaded = loaded_by(f"import {', '.join(names)}, triforce_chat.report, triforce_chat.config")
@@ -144,7 +150,7 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
     package = {name for name in loaded if within(name, "triforce_chat")}
     own = {name for name in package if name.startswith("triforce_chat.cli")}
-    ends = ("", ".command_line", ".config", ".engine", ".engine.options", ".errors", ".private")
+    ends = ("", ".command_line", ".config", ".engine", ".engine.options", ".errors", ".private", ".units")
     assert package - own == {f"triforce_chat{end}" for end in ends}
 
 

@@ -28,6 +28,7 @@ from triforce_chat.engine import level
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Event
+from triforce_chat.engine.runner import Runner
 
 CONTEXT = 65_536
 EXAMPLE = Path(__file__).parent.parent / "examples" / "the-lighthouse-at-varra.pdf"
@@ -420,6 +421,25 @@ def test_memory_that_runs_out_while_answering(
 
     monkeypatch.setattr(Engine, "answer", answer)
     ask("ask", "a.txt", "Why?").is_refusal(6, "out of memory")
+
+
+@pytest.mark.parametrize("forwards", [0, 1, 4])
+def test_memory_that_runs_out_in_the_middle_of_a_forward(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, forwards: int
+) -> None:
+    count, hidden = [0], Runner._hidden
+
+    def starving(runner: Runner, *arguments: Any) -> torch.Tensor:
+        count[0] += 1
+        if count[0] == forwards + 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return hidden(runner, *arguments)
+
+    monkeypatch.setattr(Runner, "_hidden", starving)
+    done = ask("ask", "a.txt", "Why?", "--stack", "autoregressive")
+    assert (done.code, done.crash) == (6, None)
+    assert done.err == "error: out of memory; choose a smaller --context, fewer pages or a smaller model\n"
+    assert bool(done.out.strip()) == (forwards > 1)  # what was said stands
 
 
 def trusting(draft: Draft, target: torch.Tensor, sampler: Any) -> Draft:

@@ -13,11 +13,11 @@ from tiny_models import save_model
 from typer.testing import CliRunner
 
 from triforce_chat.cli import app
-from triforce_chat.cli_models import readable
 from triforce_chat.models import presets
 from triforce_chat.models.cache import cache_folder, ensure
 from triforce_chat.models.presets import PRESETS, Preset
 from triforce_chat.models.progress import unheard
+from triforce_chat.units import readable
 
 BIG = Preset("big", "o/big", 131_072, draft="small", parameters="7B", licence="MIT", aliases=("large",))
 SMALL = Preset("small", "o/small", 2048, parameters="68M", sampling={"temperature": 0.5})

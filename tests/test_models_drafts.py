@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,20 @@ from tiny_models import VOCABULARY, save_model, save_tokenizer, save_weights
 from triforce_chat import wiring
 from triforce_chat.command_line import show_notes
 from triforce_chat.config import Settings
+from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.runner import fitted
+from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.models import memory, presets
+from triforce_chat.models.describe import described
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.models.presets import Preset
+from triforce_chat.models.registry import resolve
+from triforce_chat.planning import draw
+from triforce_chat.planning.draw import work_of
+from triforce_chat.planning.plan import SPARE, Memory, planned
 from triforce_chat.ui.terminal import Screen
 from triforce_chat.wiring import load_engine
 
@@ -165,30 +173,64 @@ def test_a_draft_with_too_few_tokens_is_refused(target: Path, tmp_path: Path) ->
 
 # How much context memory holds
 
-PER_TOKEN = 2 * 8 * 2 * 8 * 4  # keys and values, layers, heads, width, bytes
+
+def roomy(context: int, model: Path) -> int:
+    """Free bytes in which just so many tokens of the model's context fit, with everything else."""
+    target = described(resolve(str(model)))
+    budget = Budget(tokens=min(4096, max(512, target.context // 8)))
+    work = work_of(target, None, context, StackOptions(budget=budget), torch.device("cpu"), torch.float32)
+    return int(planned(work, Memory(None, None)).device / (1 - SPARE)) + 1
 
 
-@pytest.mark.parametrize(
-    ("free", "context"), [(1 << 30, 8192), (4000 * PER_TOKEN, 3072), (0, 1024), (None, 8192)]
-)
+def limited(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
+    monkeypatch.setattr(draw, "free_bytes", lambda _device: free)
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "long", num_hidden_layers=8, max_position_embeddings=8192)
+
+
+@pytest.mark.parametrize(("holds", "context"), [(8192, 8192), (4000, 3072), (600, 1024), (None, 8192)])
 def test_the_context_is_what_memory_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int | None, context: int
+    long: Path, monkeypatch: pytest.MonkeyPatch, holds: int | None, context: int
 ) -> None:
-    model = save_model(tmp_path, num_hidden_layers=8, max_position_embeddings=8192)
-    monkeypatch.setattr(wiring, "free_bytes", lambda _device: free)
-    engine, _, notes = opened(model, "none")
+    limited(monkeypatch, holds and roomy(holds, long))
+    engine, _, notes = opened(long, "none")
     assert engine.context == context
-    told = f"context of {context:,} tokens, because memory does not hold the 8,192 of {model}"
-    assert notes == ([] if context == 8192 else [told])
+    if context == 8192:
+        assert notes == []
+    else:
+        plan, told = notes
+        assert re.fullmatch(r"8,192 tokens take [0-9]+ MB: weights [0-9]+ KB, KV .*; [0-9]+ MB free", plan)
+        assert told == f"context of {context:,} tokens, because memory does not hold the 8,192 of {long}"
+
+
+def test_the_plan_is_told_before_anything_is_loaded(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, roomy(4000, long))
+    told: list[str] = []
+    monkeypatch.setattr(wiring, "load_model", lambda *_arguments, **_more: pytest.fail(told[0]))
+    with pytest.raises(pytest.fail.Exception, match="8,192 tokens take"):
+        load_engine(Settings(model=str(long), draft="none", device="cpu"), note=told.append)
 
 
 def test_a_context_that_was_asked_for_is_given_or_refused(
-    target: Path, monkeypatch: pytest.MonkeyPatch
+    long: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "free_bytes", lambda _device: 100 * PER_TOKEN)
-    assert opened(target, "none", context=100)[0].context == 100
-    with pytest.raises(OutOfMemory, match="no memory for a cache of 101 tokens; choose a smaller --context"):
-        opened(target, "none", context=101)
+    limited(monkeypatch, roomy(4000, long))
+    assert opened(long, "none", context=3072)[0].context == 3072
+    with pytest.raises(OutOfMemory) as refused:
+        opened(long, "none", context=8000)
+    found = re.fullmatch(
+        "no memory for a cache of 8,000 tokens; [0-9]+ MB in all, of [0-9]+ MB free; "
+        "--context ([0-9]+) is the most that fits",
+        str(refused.value),
+    )
+    assert found
+    assert opened(long, "none", context=int(found[1]))[0].context == int(found[1])
+    limited(monkeypatch, 10_000)
+    with pytest.raises(OutOfMemory, match=r"no context fits beside .* of weights, take a smaller model"):
+        opened(long, "none", context=100)
 
 
 def test_free_memory_is_the_smaller_of_system_and_group(

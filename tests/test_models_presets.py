@@ -241,6 +241,22 @@ CONTEXT = {
 }
 
 
+@pytest.mark.parametrize("preset", ON_THE_HUB, ids=lambda preset: preset.name)
+def test_the_sizes_that_are_known_are_those_of_the_same_model(preset: presets.Preset) -> None:
+    """The configurations here are small but for what a family shares; the package has the real sizes."""
+    assert preset.repository
+    here, known = PUBLISHED[preset.repository], preset.sizes
+    for name in ("model_type", "tie_word_embeddings"):
+        assert here[name] == known[name]
+    scaling = here.get("rope_scaling") or {}
+    if scaling.get("type") == "yarn":
+        for name in ("factor", "original_max_position_embeddings"):
+            assert scaling[name] == known["rope_parameters"][name]
+    assert {name for name in known if name.startswith("rope")} == (
+        {"rope_parameters"} if scaling.get("type") == "yarn" else set()
+    )
+
+
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repositories as folders."""

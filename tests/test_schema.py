@@ -173,6 +173,19 @@ def test_a_real_self_test(folder: Path) -> None:
     assert errors("events", lines[0]) == []
 
 
+@pytest.mark.parametrize("flags", [(), ("--device-memory", "24GB", "--host-memory", "64GB")])
+@pytest.mark.parametrize("model", ["default", "llama-3.1-8b", "qwen3-0.6b"])
+def test_a_plan(model: str, flags: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["plan", "--model", model, "--draft", "none", "--json", *flags])
+    assert done.exit_code in (0, 6), done.stderr
+    told = json.loads(done.stdout)
+    assert errors("plan", told) == []
+    for name in told:
+        assert errors("plan", {key: value for key, value in told.items() if key != name}), name
+    for name in ("bytes", "available", "would_fit"):
+        assert errors("plan", {**told, name: {**told[name], "news": 1}})
+
+
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_the_command_prints_the_schema(kind: Kind) -> None:
     done = CliRunner().invoke(app, ["schema", kind])

@@ -14,7 +14,7 @@ from fakes import answer_events
 from serving import PATIENCE, Running, serving, until
 
 from triforce_chat.engine.events import Event
-from triforce_chat.errors import ModelError, UsageError
+from triforce_chat.errors import ModelError, OutOfMemory, UsageError
 from triforce_chat.serve import app as app_module
 from triforce_chat.serve.app import Served
 from triforce_chat.serve.desk import MOST_OF_ONE, MOST_WAITING
@@ -210,6 +210,11 @@ def test_who_leaves_while_being_served_frees_the_engine(
         (UsageError("top-p must be above 0"), openai.BadRequestError, "top-p must be above 0"),
         (ModelError("the template cannot render this"), openai.BadRequestError, "cannot render"),
         (MemoryError(), openai.InternalServerError, "out of memory"),
+        (
+            OutOfMemory("out of memory; choose a smaller --context"),
+            openai.InternalServerError,
+            "out of memory$",
+        ),
     ],
 )
 def test_errors_of_the_engine(

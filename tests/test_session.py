@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from rich.console import Console
+from starving import starving
 from test_chat_format import CHATML, END, SPECIAL, START, VOCABULARY
 from tiny_models import save_model, save_tokenizer
 from tokenizers import decoders
 
 from triforce_chat.config import CHANGEABLE, Settings
 from triforce_chat.documents import Document, Page, parse_pages
+from triforce_chat.engine import stacks
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import PREFILL_CHUNK, Engine
 from triforce_chat.engine.events import Comparison, Event, Finished, Prefilled, Tally, Text
 from triforce_chat.engine.sampling import Sampler
-from triforce_chat.errors import DoesNotFit, UsageError
+from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.session import QUESTION_ROOM, Session
+from triforce_chat.ui.repl import Labels, Repl
+from triforce_chat.ui.terminal import Screen
 from triforce_chat.wiring import load_engine
 
 CONTEXT = 4096
@@ -669,3 +676,79 @@ def stopped(events: Iterator[object], chance: random.Random) -> None:
         if next(events, None) is None:
             break
     events.close()  # type: ignore[attr-defined]
+
+
+# Memory that runs out
+
+
+def test_a_conversation_survives_it_in_prefill_and_in_decoding(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded, budget=128)
+    talk.add(book("One", *pages(12)))
+    talk.says("Why?")
+    for forwards, question in enumerate(("Who?", "Whence?", "Whither?", "When?")):
+        before = len(talk.turns)
+        with starving(talk.engine.target.model, 4 * forwards), pytest.raises(OutOfMemory) as told:
+            talk.says(question)
+        assert str(told.value).startswith("out of memory; choose a smaller --context")
+        kept = talk.turns[before:]  # an answer that began stands as far as it came
+        assert [turn.question for turn in kept] in ([], [question])
+        talk.answers_like_a_fresh_one("And then?")
+    assert len(talk.turns) > 5
+
+
+def test_reading_goes_on_where_memory_ran_out(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded)
+    talk.add(book("One", *pages(12)))
+    with starving(talk.engine.target.model, 1), pytest.raises(OutOfMemory):
+        folded(talk.prefill())
+    (*_, last) = folded_prefills(talk)
+    assert (last.done, last.cached) == (last.total, PREFILL_CHUNK)
+    talk.answers_like_a_fresh_one("Why?")
+
+
+def folded_prefills(talk: Session) -> list[Prefilled]:
+    return [event for event in talk.prefill() if isinstance(event, Prefilled)]
+
+
+def test_sources_that_find_no_memory_leave_the_answer(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded, stack="autoregressive")
+    talk.add(book("One", "a page"))
+    with starving(talk.engine.target.model, 2 + SAYS), pytest.raises(OutOfMemory):  # chunks, tokens
+        talk.says("Why?")
+    (turn,) = talk.turns
+    assert (len(turn.tally.token_ids), turn.tally.sourced) == (SAYS, None)
+    talk.answers_like_a_fresh_one("And then?")
+
+
+def test_an_answer_that_is_continued_or_compared_survives_it(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded, stack="autoregressive")
+    said = talk.says("Why?").text
+    for again in (talk.resume, talk.retry, lambda: talk.compare("Who?")):
+        with starving(talk.engine.target.model, 0), pytest.raises(OutOfMemory):
+            [*again()]
+        assert [turn.answer for turn in talk.turns] == [said]
+    talk.answers_like_a_fresh_one("And then?")
+
+
+def test_a_stack_that_finds_no_memory_changes_nothing(
+    loaded: tuple[Engine, LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(loaded)
+    before = talk.options()
+    with monkeypatch.context() as patch:
+        patch.setattr(stacks, "RetrievalCache", Mock(side_effect=MemoryError))
+        with pytest.raises(OutOfMemory):
+            talk.set_option("budget", "1024")
+    assert talk.options() == before
+    talk.answers_like_a_fresh_one("Why?")
+
+
+def test_the_chat_goes_on(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded)
+    out, err = Console(file=io.StringIO()), Console(file=io.StringIO(), width=200)
+    repl = Repl(talk, lambda *_: book("One"), Screen(out, err, "bare"), lambda: Labels("model", "stack"))
+    with starving(talk.engine.target.model, 0):
+        assert repl.run_lines(["Why?\n", "Who?\n"]) == OutOfMemory.exit_code
+    assert err.file.getvalue().startswith("error: out of memory; choose a smaller --context")  # type: ignore[attr-defined]
+    assert err.file.getvalue().count("\n") == 1  # type: ignore[attr-defined]
+    assert [turn.question for turn in talk.turns] == ["Who?"]

@@ -19,6 +19,7 @@ from triforce_chat import (
     cli_doctor,
     cli_evaluate,
     cli_models,
+    cli_plan,
     cli_sessions,
     cli_train,
 )
@@ -198,7 +199,7 @@ def verify(
         dtype="float32" if options.dtype == "auto" else options.dtype,
         budget=options.budget or 128,
     )
-    engine, target, _ = open_engine(settings, screen)
+    engine, target, _ = open_engine(settings, screen, warn=partial(show_warning, options, screen))
     from triforce_chat.verification import verify_stacks
     from triforce_chat.wiring import stack_of
 
@@ -273,6 +274,7 @@ def bench(
         screen.out.print(table(sorted(rows, key=lambda row: row.context)))
 
 
+command(app)(cli_plan.plan)
 app.command()(cli_config.paths)
 app.command()(cli_doctor.doctor)
 
@@ -280,7 +282,8 @@ app.command()(cli_doctor.doctor)
 @app.command("schema")
 def print_schema(
     kind: Annotated[
-        Literal["events", "answer"], typer.Argument(help="Lines of --jsonl, or the object of --json.")
+        Literal["events", "answer", "plan"],
+        typer.Argument(help="Lines of --jsonl, the object of --json, or that of plan --json."),
     ] = "events",
 ) -> None:
     """Print the JSON Schema of what --jsonl or --json prints."""
@@ -341,7 +344,11 @@ def ignore(_value: dict[str, Any]) -> None:
 def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
     """Load the model and put the documents into a conversation: (session, seconds of loading)."""
     engine, target, seconds = open_engine(
-        options.settings, screen, remembering=not options.no_cache, cache_size=options.cache_size
+        options.settings,
+        screen,
+        remembering=not options.no_cache,
+        cache_size=options.cache_size,
+        warn=partial(show_warning, options, screen),
     )
     from triforce_chat.session import Session
 

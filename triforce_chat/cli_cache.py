@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli_models import Debug, Json, interruptible, readable
+from triforce_chat.cli_models import Debug, Json, interruptible
 from triforce_chat.command_line import GIGABYTE, Options, failures, print_record, screen_of
 from triforce_chat.errors import UsageError
+from triforce_chat.units import readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

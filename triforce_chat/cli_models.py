@@ -11,6 +11,7 @@ import typer
 from triforce_chat.cli_complete import models
 from triforce_chat.command_line import Options, failures, print_record, screen_of
 from triforce_chat.errors import ModelError, UsageError
+from triforce_chat.units import readable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -191,15 +192,6 @@ def details_of(record: dict[str, Any]) -> Table:
 
 def settings(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def readable(size: float) -> str:
-    """Bytes in a unit that suits them."""
-    for unit in ("B", "KB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 @contextmanager

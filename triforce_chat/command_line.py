@@ -16,7 +16,7 @@ import typer
 
 from triforce_chat.cli_complete import among, drafts, models
 from triforce_chat.config import DTYPES, POLICIES, STACKS, Settings
-from triforce_chat.errors import Interrupted, OutOfMemory, TriforceError, UsageError
+from triforce_chat.errors import Interrupted, TriforceError, UsageError
 
 if TYPE_CHECKING:
     from triforce_chat.bench.shapes import BigShape
@@ -171,11 +171,9 @@ def _known(error: BaseException) -> TriforceError | None:
         return Interrupted("interrupted")
     if isinstance(error, OSError):
         return TriforceError(error.strerror or str(error))
-    from triforce_chat.models.failures import is_out_of_memory
+    from triforce_chat.models.failures import is_out_of_memory, ran_out
 
-    if is_out_of_memory(error):
-        return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
-    return None
+    return ran_out() if is_out_of_memory(error) else None
 
 
 def _complain(line: str) -> None:
@@ -245,15 +243,19 @@ def open_engine(
     shape: BigShape | None = None,
     remembering: bool = False,
     cache_size: float | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model with progress on the screen: (engine, model, seconds).
 
     ``remembering`` gives the engine the user's library of what was read before, of at most ``cache_size`` GB.
-    What was chosen for the user is said in one line each, unless the screen is bare.
+    What was chosen for the user is said in one line each, unless the screen is bare; ``warn`` hears of what
+    makes the answers doubtful.
     """
     from triforce_chat.ui.loading import loading
 
-    notes: list[str] = []
+    def note(line: str) -> None:
+        show_notes([line], screen)
+
     started = time.perf_counter()
     with loading(screen, settings.model) as report:
         from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
@@ -264,8 +266,7 @@ def open_engine(
 
             limit = None if cache_size is None else cache_size * GIGABYTE
             memory = {"remember": partial(Library.of, limit=limit)}
-        engine, target = load_engine(settings, report, room, notes.append, shape, **memory)
-    show_notes(notes, screen)
+        engine, target = load_engine(settings, report, room, note, shape, warn=warn or note, **memory)
     return engine, target, time.perf_counter() - started
 
 

@@ -19,6 +19,7 @@ from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.memory import Passage
 from triforce_chat.engine.text import Speech
 from triforce_chat.errors import DoesNotFit, UsageError
+from triforce_chat.models.failures import memory_watched
 from triforce_chat.models.load import LoadedModel, meaning
 from triforce_chat.prompts import prompt
 from triforce_chat.sessions.values import Past
@@ -122,7 +123,8 @@ class Session:
         sampling_of(changed, self.loaded)  # complains about what makes no sense
         options = stack_of(changed, self.loaded.context)
         if options != self.engine.options:
-            self.engine.restack(options)
+            with memory_watched():
+                self.engine.restack(options)
         self.settings = changed
 
     def add(self, document: Document) -> int:
@@ -161,14 +163,16 @@ class Session:
         """Read the waiting documents into the cache; the question will follow them."""
         mark = [-1]  # stands where the question will be
         prompt_ids, passages = self._marked(mark)
-        yield from self.engine.prefill(prompt_ids[: prompt_ids.index(-1)], passages)
+        with memory_watched():
+            yield from self.engine.prefill(prompt_ids[: prompt_ids.index(-1)], passages)
 
     def ask(self, question: str, sources: bool = True) -> Generator[Event, None, None]:
         """As the protocol says; ``sources`` looks for the pages behind the answer, which takes a while."""
         tally = Tally()
         request = self._request(question)
         try:
-            yield from self._answer(request, tally, sources)
+            with memory_watched():
+                yield from self._answer(request, tally, sources)
         finally:
             self._keep(question, tally)
 
@@ -185,9 +189,10 @@ class Session:
                 deepcopy(last.turn.tally), token_ids=[*said], text=self._shown(said), sourced=None
             )
             try:
-                for event in self._answer(request, whole):
-                    more.add(event)
-                    yield event
+                with memory_watched():
+                    for event in self._answer(request, whole):
+                        more.add(event)
+                        yield event
             finally:
                 whole.finished = _joined(last.turn.tally, more, len(whole.token_ids))
                 self._keep(last.turn.question, whole if more.token_ids else Tally())
@@ -211,13 +216,14 @@ class Session:
         fast, plain = Tally(), Tally()
         request = self._request(question)
         try:
-            for event in self.engine.answer(request):
-                fast.add(event)
-                yield "speculative", event
-            for event in self.engine.answer(request, plain=True):
-                plain.add(event)
-                yield "autoregressive", event
-            verdict = judge(self.engine, request, fast.token_ids, plain.token_ids)
+            with memory_watched():
+                for event in self.engine.answer(request):
+                    fast.add(event)
+                    yield "speculative", event
+                for event in self.engine.answer(request, plain=True):
+                    plain.add(event)
+                    yield "autoregressive", event
+                verdict = judge(self.engine, request, fast.token_ids, plain.token_ids)
             yield Comparison(fast, plain, verdict.identical, verdict.ties, verdict.mismatches)
         finally:
             self._keep(question, fast)

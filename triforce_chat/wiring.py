@@ -15,24 +15,25 @@ from triforce_chat.bench.shapes import BigShape
 from triforce_chat.config import SAMPLED, Settings
 from triforce_chat.engine import attention
 from triforce_chat.engine.cache.retrieval import Budget
-from triforce_chat.engine.cache.slab import Shape
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.memory import Memory
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.stacks import StackOptions
-from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, UsageError
+from triforce_chat.errors import ModelError, OutOfMemory, UsageError
+from triforce_chat.models.describe import Description, described
 from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
-from triforce_chat.models.memory import free_bytes
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Report, unheard
+from triforce_chat.models.registry import resolve
+from triforce_chat.planning.draw import draft_described, memory_of, work_of
+from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, largest_context, planned
+from triforce_chat.planning.words import plan_line, shortage
 
 GAMMA = 8  # of a fixed stack
 MOST_GAMMA = 16  # what the planner may choose from
-CACHE_SHARE = 0.8  # of the memory that is left; the rest is for activations and for other programs
-CONTEXT_STEP = 1024  # tokens
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
 
 
@@ -58,28 +59,33 @@ def load_engine(
     note: Note = unsaid,
     shape: BigShape | None = None,
     remember: Remember = forget,
+    warn: Note = unsaid,
 ) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
 
     ``room`` allocates that many tokens whatever the model was made for: speed can be measured there.
     ``shape`` makes the target that big without changing what it says; the draft stays what it was for it.
-    ``remember`` makes the memory that outlives the engine.
+    ``remember`` makes the memory that outlives the engine. ``warn`` hears what a user must know of the answers.
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
     device, dtype = place(settings)
     attention.register()
+    model = described(resolve(settings.model, report=report))
+    wanted = model.reach(settings.context)  # complains before anything else is fetched
+    drafting = draft_name(settings, model)
+    plan = memory_plan(settings, model, drafting, room or wanted, shape)
+    context = room or chosen_context(plan, settings, note)
+    if warning := model.warning(wanted):
+        warn(warning)
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=report)
-    target = load(settings.model)
-    if settings.context:
-        checked_context(settings, target)  # complains before a draft is fetched
-    draft = load_draft(settings, target, load, note)
+    target = load(settings.model, context=wanted)
+    draft = load_draft(settings, drafting, target, load, note)
     if shape:
         target = inflated(target, shape)
         note(f"{target.name}: as slow as that, and no better than before")
     memory = remember(target)  # before the runner packs the weights
     runner = Runner(target.model)
     drafter = Runner(draft.model, target.vocab_size) if draft else None
-    context = room or chosen_context(settings, target, runner.shape, note)
     try:
         engine = Engine(
             runner,
@@ -97,18 +103,27 @@ def load_engine(
     return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
 
 
+def draft_name(settings: Settings, target: Description) -> str | None:
+    """The draft model that the user named, or with "auto" the one that suits; None for lookup."""
+    if settings.draft == "auto":
+        return draft_for(target)
+    return None if settings.draft == "none" else settings.draft
+
+
 def load_draft(
-    settings: Settings, target: LoadedModel, load: Callable[..., LoadedModel], note: Note
+    settings: Settings,
+    name: str | None,
+    target: LoadedModel,
+    load: Callable[..., LoadedModel],
+    note: Note,
 ) -> LoadedModel | None:
-    """The draft model that the user named, or with "auto" the one that suits; None for lookup.
+    """The draft model of that name; None for lookup.
 
     Only a draft that was named may fail: ModelError.
     """
-    if settings.draft == "none":
-        return None
-    name = draft_for(target) if settings.draft == "auto" else settings.draft
     if name is None:
-        note(f"no draft model for {target.name} here: lookup drafts; --draft names one")
+        if settings.draft == "auto":
+            note(f"no draft model for {target.name} here: lookup drafts; --draft names one")
         return None
     try:
         draft = load(name, tokenizer=target.tokenizer)
@@ -131,40 +146,49 @@ def place(settings: Settings) -> tuple[str, torch.dtype]:
         raise UsageError(f"no device '{device}'; choose auto, cpu, cuda or cuda:1")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError("no CUDA device on this machine; choose --device cpu")
+    return device, dtype_on(kind, settings)
+
+
+def dtype_on(kind: str, settings: Settings) -> torch.dtype:
+    """What was asked for, else what suits a "cpu" or "cuda"."""
     if settings.dtype != "auto":
-        return device, getattr(torch, settings.dtype)
-    return device, torch.float32 if kind == "cpu" else torch.bfloat16
+        chosen: torch.dtype = getattr(torch, settings.dtype)
+        return chosen
+    return torch.float32 if kind == "cpu" else torch.bfloat16
 
 
-def checked_context(settings: Settings, target: LoadedModel) -> int:
-    """The context to allocate: what was asked for, within what the model was made for."""
-    context = settings.context or target.context
-    if context > target.context:
-        raise DoesNotFit(
-            f"{target.name} was made for {target.context:,} tokens; --context {context:,} is more"
-        )
-    return context
+def memory_plan(
+    settings: Settings, model: Description, draft: str | None, context: int, shape: BigShape | None = None
+) -> MemoryPlan:
+    """What so many tokens of context take beside everything else, all of it on the device."""
+    name, dtype = place(settings)
+    device = torch.device(name)
+    if shape:
+        model = dataclasses.replace(model, fields={**model.fields, **shape.fields})
+    stack = stack_of(settings, model.context)
+    work = work_of(model, draft_described(draft), context, stack, device, dtype)
+    return planned(work, memory_of(device), "never")
 
 
-def chosen_context(settings: Settings, target: LoadedModel, shape: Shape, note: Note) -> int:
-    """Tokens to allocate: what was asked for, else as much of the model's context as memory holds.
+def chosen_context(plan: MemoryPlan, settings: Settings, note: Note) -> int:
+    """Tokens to allocate: those that were planned with, or as many of them as fit.
 
-    Raises DoesNotFit and OutOfMemory for what was asked for.
+    Raises OutOfMemory where fewer than were asked for would.
     """
-    wanted = checked_context(settings, target)
-    free = free_bytes(shape.device)
-    if free is None or wanted * shape.bytes_per_token <= free * (1 if settings.context else CACHE_SHARE):
+    wanted = plan.work.context
+    if plan.fits:
         return wanted
+    fitting = largest_context(plan.work, plan.memory, "never", wanted)
     if settings.context:
-        raise no_memory(wanted)
-    fits = int(free * CACHE_SHARE) // shape.bytes_per_token // CONTEXT_STEP * CONTEXT_STEP
-    context = min(wanted, max(fits, CONTEXT_STEP))
-    note(f"context of {context:,} tokens, because memory does not hold the {wanted:,} of {target.name}")
+        raise no_memory(wanted, shortage(plan, fitting))
+    context = min(wanted, max(fitting, CONTEXT_STEP))
+    note(plan_line(plan))
+    note(f"context of {context:,} tokens, because memory does not hold the {wanted:,} of {settings.model}")
     return context
 
 
-def no_memory(context: int) -> OutOfMemory:
-    return OutOfMemory(f"no memory for a cache of {context:,} tokens; choose a smaller --context")
+def no_memory(context: int, advice: str = "choose a smaller --context") -> OutOfMemory:
+    return OutOfMemory(f"no memory for a cache of {context:,} tokens; {advice}")
 
 
 def stack_of(settings: Settings, positions: int) -> StackOptions:

@@ -123,18 +123,7 @@ def _allocated(model: Any, shape: BigShape, dtype: torch.dtype, device: torch.de
     """A model of that shape whose weights hold whatever memory held, with the right rotary embeddings."""
     small = model.config
     config = copy.deepcopy(small)
-    config.update(
-        {
-            "hidden_size": shape.hidden,
-            "intermediate_size": shape.mlp,
-            "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "rms_norm_eps": small.rms_norm_eps * small.hidden_size / shape.hidden,
-            "tie_word_embeddings": False,
-        }
-    )
+    config.update({**shape.fields, "rms_norm_eps": small.rms_norm_eps * small.hidden_size / shape.hidden})
     with torch.device("meta"):
         big = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=small._attn_implementation

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triforce_chat.errors import UsageError
+from triforce_chat.models import published
+from triforce_chat.models.published import Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,36 @@ class BigShape:
     head_dim: int
     mlp: int  # neurons of one layer
 
+    @property
+    def fields(self) -> Fields:
+        """As a config.json has them."""
+        return {
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.mlp,
+            "tie_word_embeddings": False,
+        }
+
+
+def _shape(name: str, fields: Fields) -> BigShape:
+    return BigShape(
+        name,
+        hidden=fields["hidden_size"],
+        layers=fields["num_hidden_layers"],
+        heads=fields["num_attention_heads"],
+        kv_heads=fields["num_key_value_heads"],
+        head_dim=fields["head_dim"],
+        mlp=fields["intermediate_size"],
+    )
+
 
 SHAPES = (
-    BigShape("llama-2-7b", hidden=4096, layers=32, heads=32, kv_heads=32, head_dim=128, mlp=11_008),
-    BigShape("llama-3.1-8b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, mlp=14_336),
-    BigShape("llama-2-13b", hidden=5120, layers=40, heads=40, kv_heads=40, head_dim=128, mlp=13_824),
+    _shape("llama-2-7b", published.LLAMA_2_7B),
+    _shape("llama-3.1-8b", published.LLAMA_3_1_8B),
+    _shape("llama-2-13b", published.LLAMA_2_13B),
 )
 
 

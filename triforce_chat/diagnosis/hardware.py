@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from triforce_chat.cli_models import readable
 from triforce_chat.diagnosis.finding import Finding, ok, warning
+from triforce_chat.units import readable
 
 if TYPE_CHECKING:
     from triforce_chat.ui.terminal import Screen

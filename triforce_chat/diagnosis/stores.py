@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 from triforce_chat.cli_cache import users_shelf
-from triforce_chat.cli_models import readable
 from triforce_chat.diagnosis.finding import Finding, ok, problem, warning
 from triforce_chat.diagnosis.software import INSTALL, first_line
 from triforce_chat.errors import ModelError, TriforceError, UsageError
+from triforce_chat.units import readable
 
 DEFAULT_MODEL = "default"
 

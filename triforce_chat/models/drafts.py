@@ -7,23 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from triforce_chat.errors import ModelError
+from triforce_chat.models.describe import Description
 from triforce_chat.models.inventory import folder_of, size_of
-from triforce_chat.models.load import LoadedModel, live_tokens
+from triforce_chat.models.load import live_tokens, tokens_of
 from triforce_chat.models.presets import PRESETS, find_preset
 from triforce_chat.models.quiet import quiet
+from triforce_chat.models.registry import ModelSource
 
 SMALLER = 3  # a draft that is not at least this many times smaller than its target gains nothing
 
 
-def draft_for(target: LoadedModel) -> str | None:
+def draft_for(target: Description) -> str | None:
     """A name for ``load_model``: the preset's draft, else a known one on this machine; None for neither.
 
     Downloads nothing itself; only a preset's own draft may be one that still has to be fetched.
     """
-    preset = target.source.preset
-    if preset is not None:
-        return preset.draft
-    return next((name for name, folder in _known() if _suits(folder, target)), None)
+    if target.preset is not None:
+        return target.preset.draft
+    source = target.source
+    return next((name for name, folder in _known() if source and _suits(folder, source)), None)
 
 
 def _known() -> Iterator[tuple[str, Path]]:
@@ -35,9 +37,8 @@ def _known() -> Iterator[tuple[str, Path]]:
             yield name, folder
 
 
-def _suits(folder: Path, target: LoadedModel) -> bool:
+def _suits(folder: Path, source: ModelSource) -> bool:
     """Whether the tokens are the same; reads no weights."""
-    source = target.source
     size = (source.folder / source.gguf_file).stat().st_size if source.gguf_file else size_of(source.folder)
     if size_of(folder) * SMALLER > size:
         return False
@@ -45,7 +46,7 @@ def _suits(folder: Path, target: LoadedModel) -> bool:
         tokenizer, width = _vocabulary(folder)
     except (OSError, ValueError, ModelError):
         return False
-    return live_tokens(tokenizer, width) == live_tokens(target.tokenizer, target.vocab_size)
+    return live_tokens(tokenizer, width) == tokens_of(source)
 
 
 def _vocabulary(folder: Path) -> tuple[Any, int]:

@@ -28,6 +28,21 @@ def explained(name: str, device: str) -> Iterator[None]:
         raise ModelError(f"{name} cannot be loaded: {first or type(error).__name__}") from error
 
 
+@contextmanager
+def memory_watched() -> Iterator[None]:
+    """Memory that runs out in the middle of the work becomes one line."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise ran_out() from error
+        raise
+
+
+def ran_out() -> OutOfMemory:
+    return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a library's error means that memory ran out, whatever class it has."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):

@@ -55,6 +55,18 @@ def download(repository: str, report: Report, more: Sequence[str] = ()) -> Path:
         raise ModelError(f"{repository}: {_reason(repository, error)}") from error
 
 
+def configuration_folder(repository: str) -> Path:
+    """A local folder with the config.json of ``owner/name``, which is fetched alone if it is not here.
+
+    Raises ModelError if the hub does not deliver.
+    """
+    try:
+        with quiet():
+            return Path(huggingface_hub.hf_hub_download(repository, "config.json")).parent
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{repository}: {_reason(repository, error)}") from error
+
+
 def _fetch(repository: str, more: Sequence[str] = (), **options: Any) -> str:
     with quiet():
         folder: str = huggingface_hub.snapshot_download(

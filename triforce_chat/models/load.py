@@ -28,6 +28,7 @@ from triforce_chat.models.gguf_header import check_gguf
 from triforce_chat.models.progress import Report, unheard
 from triforce_chat.models.quiet import quiet
 from triforce_chat.models.registry import ModelSource, resolve
+from triforce_chat.models.rope import stretched, stretches
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
@@ -55,20 +56,17 @@ def load_model(
     attention: str,
     report: Report = unheard,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    context: int = 0,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
-    ``tokenizer`` serves a model that has none of its own. Nothing is written to the screen. Raises ModelError
+    ``tokenizer`` serves a model that has none of its own. A ``context`` beyond the one that a model with YaRN
+    was made for stretches its positions. Nothing is written to the screen. Raises ModelError
     for a model that cannot be found, read or run, and OutOfMemory when it does not fit.
     """
     source = resolve(name, report=report)
-    if source.gguf_file is None:
-        check_declared(name, _declared(source))
-    else:
-        check_gguf(source.folder / source.gguf_file)
+    config = configuration(source, context)
     with explained(name, device), quiet():
-        config = _config(source)
-        check_config(name, config)
         tokenizer = _tokenizer(source, config, tokenizer)
         model = _weights(source, config, device, dtype, attention)
         if source.adapter is not None:
@@ -108,6 +106,13 @@ def live_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:
     return {(token, number) for token, number in tokenizer.get_vocab().items() if number < width}
 
 
+def tokens_of(source: ModelSource) -> set[tuple[str, int]]:
+    """The live tokens of a model whose weights are not loaded. Raises ModelError."""
+    config = configuration(source)
+    with explained(source.name, "cpu"), quiet():
+        return live_tokens(_tokenizer(source, config, None), config.vocab_size)
+
+
 def _options(source: ModelSource) -> dict[str, Any]:
     """Local files only, and never code that came with a model."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -124,8 +129,25 @@ def _declared(source: ModelSource) -> dict[str, Any]:
     return config
 
 
+def configuration(source: ModelSource, context: int = 0) -> Any:
+    """The model's configuration with the rotary embeddings and the context that preset or adapter give it.
+
+    A ``context`` beyond that stretches YaRN. Reads no weights. Raises ModelError for a model that cannot be run.
+    """
+    if source.gguf_file is None:
+        check_declared(source.name, _declared(source))
+    else:
+        check_gguf(source.folder / source.gguf_file)
+    with explained(source.name, "cpu"), quiet():
+        config = _config(source)
+        check_config(source.name, config)
+        if context > config.max_position_embeddings and stretches(config.rope_parameters):
+            reach = stretched(config.rope_parameters, context)
+            config.rope_parameters, config.max_position_embeddings = reach
+        return config
+
+
 def _config(source: ModelSource) -> Any:
-    """The model's configuration with the rotary embeddings and the context that preset or adapter give it."""
     config = AutoConfig.from_pretrained(source.folder, **_options(source))
     preset, adapter = source.preset, source.adapter
     rope = adapter.rope if adapter else preset.rope if preset else {}

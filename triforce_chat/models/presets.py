@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from triforce_chat.models import published
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -23,6 +25,7 @@ class Preset:
     sampling: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # as its authors recommend
     template: str | None = None  # chat template (Jinja) where the tokenizer has none
     rope: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # replaces the published rope_parameters
+    sizes: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # fields of its published config.json
     aliases: tuple[str, ...] = ()
     parameters: str = ""  # how many, for people
     licence: str | None = None
@@ -76,6 +79,7 @@ def _lwm(size: str, context: int) -> Preset:
         context=context,
         draft="llama-68m",
         template=LWM_TEMPLATE,
+        sizes=published.LLAMA_2_7B,
         aliases=(f"lwm-text-chat-{size.lower()}",),
         parameters="6.7B",
         licence="Apache-2.0; Llama 2 community licence",
@@ -83,13 +87,14 @@ def _lwm(size: str, context: int) -> Preset:
     )
 
 
-def _yarn_llama(size: str, parameters: str) -> Preset:
+def _yarn_llama(size: str, parameters: str, sizes: Mapping[str, Any]) -> Preset:
     """Peng et al., arXiv 2309.00071. A base model: it continues texts and was not trained to answer."""
     return Preset(
         name=f"yarn-llama-2-{size}-128k",
         repository=f"NousResearch/Yarn-Llama-2-{size}-128k",
         context=131_072,
         draft="llama-68m",
+        sizes=sizes,
         parameters=parameters,
         licence="Llama 2 community licence",
         about="Llama 2 with YaRN; a base model, not tuned to answer",
@@ -104,6 +109,7 @@ PRESETS = (
         draft=shipped("draft"),
         adapter=shipped("context"),
         sampling=SMOLLM2,
+        sizes=published.SMOLLM2_135M,
         parameters="135M",
         licence="Apache-2.0",
         about="SmolLM2-135M-Instruct",
@@ -114,12 +120,13 @@ PRESETS = (
         context=8_192,
         draft=shipped("draft"),
         sampling=SMOLLM2,
+        sizes=published.SMOLLM2_135M,
         parameters="135M",
         licence="Apache-2.0",
         about="SmolLM2-135M-Instruct as published",
     ),
-    _yarn_llama("7b", "6.7B"),
-    _yarn_llama("13b", "13B"),
+    _yarn_llama("7b", "6.7B", published.YARN_LLAMA_2_7B),
+    _yarn_llama("13b", "13B", published.YARN_LLAMA_2_13B),
     _lwm("128K", 131_072),
     _lwm("256K", 262_144),
     _lwm("512K", 524_288),
@@ -130,6 +137,7 @@ PRESETS = (
         context=131_072,
         draft="llama-3.2-1b",
         sampling=LLAMA3,
+        sizes=published.LLAMA_3_1_8B,
         parameters="8B",
         licence="Llama 3.1 community licence",
         about="gated: accept its terms on the hub first",
@@ -141,6 +149,7 @@ PRESETS = (
         context=262_144,
         draft="qwen2.5-0.5b",
         sampling=QWEN25,
+        sizes=published.QWEN2_5_7B,
         parameters="7.6B",
         licence="Apache-2.0",
     ),
@@ -150,6 +159,7 @@ PRESETS = (
         context=40_960,
         draft="qwen3-0.6b",
         sampling=QWEN3,
+        sizes=published.QWEN3_8B,
         parameters="8.2B",
         licence="Apache-2.0",
     ),
@@ -160,6 +170,7 @@ PRESETS = (
         draft="qwen3-0.6b",
         sampling=QWEN3,
         rope=QWEN3_YARN,
+        sizes=published.QWEN3_8B,
         parameters="8.2B",
         licence="Apache-2.0",
         about="Qwen3-8B with YaRN, as its model card advises for long texts",
@@ -168,6 +179,7 @@ PRESETS = (
         name="mistral-7b",
         repository="mistralai/Mistral-7B-Instruct-v0.3",
         context=32_768,  # no small model shares its 32,768-token vocabulary: lookup drafts
+        sizes=published.MISTRAL_7B,
         parameters="7.2B",
         licence="Apache-2.0",
     ),
@@ -175,6 +187,7 @@ PRESETS = (
         name="llama-68m",
         repository="JackFram/llama-68m",
         context=2_048,
+        sizes=published.LLAMA_68M,
         parameters="68M",
         licence="Apache-2.0",
         about="a draft for Llama 2",
@@ -184,6 +197,7 @@ PRESETS = (
         repository="meta-llama/Llama-3.2-1B-Instruct",
         context=131_072,
         sampling=LLAMA3,
+        sizes=published.LLAMA_3_2_1B,
         parameters="1.2B",
         licence="Llama 3.2 community licence",
         about="gated: accept its terms on the hub first",
@@ -193,6 +207,7 @@ PRESETS = (
         repository="Qwen/Qwen2.5-0.5B-Instruct",
         context=32_768,
         sampling=QWEN25,
+        sizes=published.QWEN2_5_0_5B,
         parameters="494M",
         licence="Apache-2.0",
     ),
@@ -201,6 +216,7 @@ PRESETS = (
         repository="Qwen/Qwen3-0.6B",
         context=40_960,
         sampling=QWEN3,
+        sizes=published.QWEN3_0_6B,
         parameters="596M",
         licence="Apache-2.0",
     ),

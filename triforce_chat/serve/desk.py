@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Hashable
 from contextlib import closing, suppress
 
 from triforce_chat.engine.events import Event, Tally
-from triforce_chat.errors import DoesNotFit, ModelError, TriforceError, UsageError
+from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, TriforceError, UsageError
 from triforce_chat.serve import refusal
 from triforce_chat.serve.line import Full, Line
 from triforce_chat.serve.refusal import Refusal
@@ -130,7 +130,7 @@ def _explained(error: Exception) -> Refusal:
         return Refusal(400, str(error), "context_length_exceeded", "messages")
     if isinstance(error, UsageError | ModelError):
         return Refusal(400, str(error))
-    if is_out_of_memory(error):
+    if isinstance(error, OutOfMemory) or is_out_of_memory(error):
         return Refusal(500, "out of memory", "out_of_memory")
     if isinstance(error, TriforceError):
         return Refusal(500, str(error))

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.slab import Counted, Shape, Slab, Store, View
 
+QUERY_WINDOW = 64  # tokens whose queries are kept
+
 
 class QueryRing:
     """The queries of the latest positions, which choose what a retrieval cache keeps."""
@@ -64,7 +66,7 @@ class FullCache(Counted):
         self,
         shape: Shape,
         capacity: int,
-        query_window: int = 64,
+        query_window: int = QUERY_WINDOW,
         store: Callable[[Shape, int], Store] = Slab,
     ) -> None:
         self.shape = shape

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.slab import Shape, Slab, View
 
+SINKS, WINDOW, HOP = 16, 240, 128  # tokens
+
 
 class StreamingCache:
     """Covers a history of any length with ``sinks`` first and at least ``window`` latest tokens.
@@ -16,7 +18,7 @@ class StreamingCache:
     what is stored always equals a fresh encoding of the tokens it holds.
     """
 
-    def __init__(self, shape: Shape, sinks: int = 16, window: int = 240, hop: int = 128) -> None:
+    def __init__(self, shape: Shape, sinks: int = SINKS, window: int = WINDOW, hop: int = HOP) -> None:
         self.sinks, self.window = sinks, window
         self.slab = Slab(shape, sinks + window + hop)
         self.start = sinks  # history[:sinks] and history[start:length] are held

@@ -1,0 +1,102 @@
+"""Draws up what is to be planned: from models, settings and this machine to bare numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from triforce_chat.engine import onednn
+from triforce_chat.engine.cache.full import QUERY_WINDOW
+from triforce_chat.engine.cache.slab import GRAIN
+from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
+from triforce_chat.engine.engine import GPU_PREFILL_CHUNK, PREFILL_CHUNK, SLACK
+from triforce_chat.engine.stacks import StackOptions
+from triforce_chat.errors import ModelError, UsageError
+from triforce_chat.models.describe import Description, describe
+from triforce_chat.models.memory import free_bytes
+from triforce_chat.planning.dimensions import Dimensions
+from triforce_chat.planning.plan import Memory
+from triforce_chat.planning.work import Layout, Stack, Work
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SCORES = 2  # tensors of scores that oneDNN's attention writes: as they are, and after softmax
+# Caches of a stack, beside the full one: retrieval caches, streaming caches of the draft.
+CACHES = {
+    "auto": (1, 2),
+    "triforce": (1, 1),
+    "retrieval": (1, 0),
+    "streaming": (1, 1),
+    "naive": (0, 1),
+    "lookup": (0, 0),
+    "autoregressive": (0, 0),
+}
+
+
+def work_of(
+    target: Description,
+    draft: Description | None,
+    context: int,
+    stack: StackOptions,
+    device: torch.device,
+    dtype: torch.dtype,
+    gpus: int = 1,
+) -> Work:
+    """What a run holds in memory. Raises UsageError if its KV heads cannot be divided among the GPUs."""
+    own = Dimensions.of(target.fields)
+    if own.kv_heads % gpus:
+        raise UsageError(
+            f"{target.name} has {own.kv_heads} KV heads, which {gpus} GPUs cannot share; "
+            f"--tp takes {', '.join(str(n) for n in range(1, own.kv_heads + 1) if own.kv_heads % n == 0)}"
+        )
+    return Work(
+        target=own,
+        draft=Dimensions.of(draft.fields) if draft else None,
+        context=context,
+        itemsize=dtype.itemsize,
+        layout=layout_of(own, device, dtype),
+        stack=caches_of(stack),
+        gpus=gpus,
+    )
+
+
+def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype) -> Layout:
+    """How the engine lays a model out there."""
+    packed, on_cpu = onednn.available(device, dtype), device.type == "cpu"
+    masked = (
+        PREFILL_CHUNK * target.query_heads // target.kv_heads
+    )  # torch's kernel wants a mask for every row
+    return Layout(
+        grain=GRAIN,
+        slack=SLACK,
+        queries=QUERY_WINDOW,
+        prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
+        score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
+        packed=packed,
+    )
+
+
+def caches_of(stack: StackOptions) -> Stack:
+    retrieval, streaming = CACHES[stack.name]
+    budget = stack.budget
+    return Stack(
+        retrieval=retrieval * budget.capacity,
+        chunk=budget.chunk,
+        queries=budget.queries,
+        streaming=streaming * (SINKS + WINDOW + HOP),
+    )
+
+
+def memory_of(device: torch.device, gpus: int = 1, own: int | None = None, host: int | None = None) -> Memory:
+    """The device's ``own`` memory and that of the host, in bytes; what is not given is what is free here."""
+    main = host or free_bytes(CPU)
+    if device.type == "cpu":
+        share = None if main is None else main // gpus
+        return Memory(share, share, is_host=True)
+    return Memory(own or free_bytes(device), main)
+
+
+def draft_described(name: str | None) -> Description | None:
+    """The draft as far as it can be known without fetching it."""
+    try:
+        return describe(name) if name else None
+    except ModelError:  # loading it says why, and whether that matters
+        return None
