@@ -84,7 +84,12 @@ def test_a_table_that_says_what_to_do() -> None:
         (("--device-memory", "80GB"), "fits", "fits on the GPU"),
         (CARD, "offloaded", "fits with the KV of 32 of 32 layers in host memory"),
         ((*CARD, "--tp", 4), "fits", "fits on 4 GPUs"),
-        (("--device-memory", "96GB", "--offload"), "fits", "fits on the GPU"),
+        (("--device-memory", "96GB", "--host-memory", "96GB"), "fits", "fits on the GPU"),
+        (
+            (*CARD[:1], "96GB", *CARD[2:], "--offload"),
+            "offloaded",
+            "fits with the KV of 32 of 32 layers in host memory",
+        ),
         (("--device-memory", "10GB"), "does not fit", "does not fit on the GPU"),
     ],
 )

@@ -257,15 +257,15 @@ def test_the_last_byte_decides(offload: Any, verdict: str) -> None:
 
 def test_as_many_layers_stay_as_there_is_room_for() -> None:
     seven = work(published.LLAMA_2_7B)
-    for gigabytes in (20, 22, 24, 40, 80, 90, 120):
+    for gigabytes in (22, 24, 40, 80, 90, 120):
         memory = Memory(gigabytes * GB, 128 * GB)
         n = resident_layers(seven, memory)
         assert n == 0 or MemoryPlan(seven, memory, n).fits_device
         assert n == 32 or not MemoryPlan(seven, memory, n + 1).fits_device
-        plan = planned(seven, memory, "always")
+        plan = planned(seven, memory)
         assert plan.resident == n
         assert plan.host == (32 - n) * seven.layer_kv
-        passing = 2 if n < 32 else 0
+        passing = min(2, 32 - n)
         assert plan.kv == (n + passing) * seven.layer_kv + seven.latest_queries
 
 
@@ -274,7 +274,7 @@ def test_a_host_that_is_too_small() -> None:
     assert (plan.verdict, plan.offloaded, plan.fits_device) == ("does not fit", False, False)
     forced = planned(plan.work, plan.memory, "always")
     assert (forced.verdict, forced.fits_device, forced.fits_host) == ("does not fit", True, False)
-    assert verdict(forced) == "does not fit: the host has no room for 66.6 GB of KV"
+    assert verdict(forced) == "does not fit: the host has no room for 68.8 GB of KV"
 
 
 @pytest.mark.parametrize("offload", ["never", "auto", "always"])
@@ -297,6 +297,8 @@ def test_the_largest_context_is_the_largest(
 ) -> None:
     all_of_it, memory = work(fields), Memory(int(gigabytes * GB), 64 * GB)
     found = largest_context(all_of_it, memory, offload, all_of_it.context)
+    everything = planned(all_of_it, memory, "always")
+    assert (everything.resident, everything.host) == (0, all_of_it.target.layers * all_of_it.layer_kv)
 
     def fits(context: int) -> bool:
         return planned(dataclasses.replace(all_of_it, context=context), memory, offload).fits
@@ -346,7 +348,7 @@ def test_every_remedy_helps(fields: Mapping[str, Any], gigabytes: int, host: int
         assert planned(work(fields, found.context, dtype=dtype), plan.memory, "never").fits
     if found.offloaded_context:
         assert found.offloaded_context > (found.context or 0)
-        assert planned(work(fields, found.offloaded_context, dtype=dtype), plan.memory, "always").fits
+        assert planned(work(fields, found.offloaded_context, dtype=dtype), plan.memory).offloaded
     if found.tp:
         shared = planned(work(fields, gpus=found.tp, dtype=dtype), plan.memory)
         assert shared.verdict == "fits" if goal == "fits" else shared.fits

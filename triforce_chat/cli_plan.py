@@ -27,7 +27,6 @@ HostMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Main memory to plan with (default: what is free here).")
 ]
 GPUs = Annotated[int, typer.Option("--tp", min=1, metavar="N", help="GPUs that share weights and KV.")]
-Offload = Annotated[bool, typer.Option("--offload", help="KV in host memory also where it need not be.")]
 
 
 def plan(
@@ -35,7 +34,6 @@ def plan(
     device_memory: DeviceMemory = None,
     host_memory: HostMemory = None,
     tp: GPUs = 1,
-    offload: Offload = False,
 ) -> None:
     """Say what a model takes in memory and whether it fits (if not: exit code 6); nothing is loaded."""
     from triforce_chat.models.describe import describe
@@ -44,7 +42,7 @@ def plan(
     there = machine(settings, device_memory, host_memory, tp)
     dtype = str(there[1]).removeprefix("torch.")
     target = describe(settings.model)
-    made, draft = drawn(settings, target, there, tp, offload)
+    made, draft = drawn(settings, target, there, tp)
     if warning := target.warning(made.work.context):
         show_warning(options, screen, warning)
     if options.json:
@@ -76,20 +74,19 @@ def drawn(
     target: Description,
     machine: tuple[torch.device, torch.dtype, Memory],
     gpus: int,
-    offload: bool,
 ) -> tuple[MemoryPlan, str | None]:
     """The plan, and the draft's name. Raises DoesNotFit, ModelError and UsageError."""
     from triforce_chat.models.describe import describe
     from triforce_chat.models.presets import short_name
     from triforce_chat.planning.draw import work_of
     from triforce_chat.planning.plan import planned
-    from triforce_chat.wiring import draft_name, stack_of
+    from triforce_chat.wiring import draft_name, offload_of, stack_of
 
     device, dtype, memory = machine
     name, context = draft_name(settings, target), target.reach(settings.context)
     draft, stack = describe(name) if name else None, stack_of(settings, target.context)
     work = work_of(target, draft, context, stack, device, dtype, gpus)
-    return planned(work, memory, "always" if offload else "auto"), name and short_name(name)
+    return planned(work, memory, offload_of(settings)), name and short_name(name)
 
 
 def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: str) -> dict[str, Any]:

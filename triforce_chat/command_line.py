@@ -68,6 +68,14 @@ class Options:
     gamma: Annotated[int | None, option("Tokens drafted per verification (auto: at most).", ENGINE)] = None
     draft_gamma: Annotated[int, option("Tokens drafted per step of the middle level.", ENGINE)] = 4
     context: Annotated[int | None, option("Context to allocate, in tokens.", ENGINE)] = None
+    offload: Annotated[
+        bool,
+        option(
+            "Keep all keys and values in host memory (by itself: those of the layers a GPU has no room for).",
+            ENGINE,
+            "--offload",
+        ),
+    ] = False
     device: Annotated[
         str, option("auto, cpu or cuda.", ENGINE, autocompletion=among(("auto", "cpu", "cuda")))
     ] = "auto"

@@ -35,6 +35,7 @@ class Settings:
     seed: int | None = None
     max_tokens: int = 512
     context: int | None = None  # tokens
+    offload: bool = False  # all keys and values lie in host memory
     device: str = "auto"
     dtype: str = "auto"
 

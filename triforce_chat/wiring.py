@@ -14,7 +14,9 @@ from triforce_chat.bench.inflate import inflated
 from triforce_chat.bench.shapes import BigShape
 from triforce_chat.config import SAMPLED, Settings
 from triforce_chat.engine import attention
+from triforce_chat.engine.cache.host import HostStore
 from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.slab import Shape, Slab, Store
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.memory import Memory
 from triforce_chat.engine.options import Sampling
@@ -29,11 +31,11 @@ from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Report, unheard
 from triforce_chat.models.registry import resolve
 from triforce_chat.planning.draw import draft_described, memory_of, work_of
-from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, largest_context, planned
-from triforce_chat.planning.words import plan_line, shortage
+from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
+from triforce_chat.planning.words import moved_line, plan_line, shortage
 
 GAMMA = 8  # of a fixed stack
-MOST_GAMMA = 16  # what the planner may choose from
+MOST_GAMMA = 32  # what the planner may choose from
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
 
 
@@ -74,7 +76,9 @@ def load_engine(
     wanted = model.reach(settings.context)  # complains before anything else is fetched
     drafting = draft_name(settings, model)
     plan = memory_plan(settings, model, drafting, room or wanted, shape)
-    context = room or chosen_context(plan, settings, note)
+    if room is None:
+        plan = fitting(plan, settings, note)
+    context = plan.work.context
     if warning := model.warning(wanted):
         warn(warning)
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=report)
@@ -95,6 +99,7 @@ def load_engine(
             drafter,
             stack_of(settings, target.context),
             memory,
+            store_of(plan, note),
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -160,31 +165,50 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
 def memory_plan(
     settings: Settings, model: Description, draft: str | None, context: int, shape: BigShape | None = None
 ) -> MemoryPlan:
-    """What so many tokens of context take beside everything else, all of it on the device."""
+    """What so many tokens of context take beside everything else, and where the KV goes."""
     name, dtype = place(settings)
     device = torch.device(name)
     if shape:
         model = dataclasses.replace(model, fields={**model.fields, **shape.fields})
     stack = stack_of(settings, model.context)
     work = work_of(model, draft_described(draft), context, stack, device, dtype)
-    return planned(work, memory_of(device), "never")
+    return planned(work, memory_of(device), offload_of(settings))
 
 
-def chosen_context(plan: MemoryPlan, settings: Settings, note: Note) -> int:
-    """Tokens to allocate: those that were planned with, or as many of them as fit.
+def offload_of(settings: Settings) -> Offload:
+    return "always" if settings.offload else "auto"
 
-    Raises OutOfMemory where fewer than were asked for would.
+
+def fitting(plan: MemoryPlan, settings: Settings, note: Note) -> MemoryPlan:
+    """The plan, or one with as much of its context as fits.
+
+    Raises OutOfMemory where less than was asked for would.
     """
-    wanted = plan.work.context
+    wanted, offload = plan.work.context, offload_of(settings)
     if plan.fits:
-        return wanted
-    fitting = largest_context(plan.work, plan.memory, "never", wanted)
+        return plan
+    most = largest_context(plan.work, plan.memory, offload, wanted)
     if settings.context:
-        raise no_memory(wanted, shortage(plan, fitting))
-    context = min(wanted, max(fitting, CONTEXT_STEP))
+        raise no_memory(wanted, shortage(plan, most))
+    context = min(wanted, max(most, CONTEXT_STEP))
     note(plan_line(plan))
     note(f"context of {context:,} tokens, because memory does not hold the {wanted:,} of {settings.model}")
-    return context
+    return planned(dataclasses.replace(plan.work, context=context), plan.memory, offload)
+
+
+def store_of(plan: MemoryPlan, note: Note) -> Callable[[Shape, int], Store]:
+    """Makes the room for the KV where the plan puts it."""
+    if not plan.offloaded:
+        return Slab
+
+    def made(shape: Shape, capacity: int) -> HostStore:
+        store = HostStore(shape, capacity, plan.resident)
+        note(moved_line(plan))
+        if store.pageable:
+            note(f"{store.pageable} layers of it are not pinned, which the system declined: they are slower")
+        return store
+
+    return made
 
 
 def no_memory(context: int, advice: str = "choose a smaller --context") -> OutOfMemory:

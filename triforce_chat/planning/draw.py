@@ -6,6 +6,7 @@ import torch
 
 from triforce_chat.engine import onednn
 from triforce_chat.engine.cache.full import QUERY_WINDOW
+from triforce_chat.engine.cache.host import BUFFERS
 from triforce_chat.engine.cache.slab import GRAIN
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
 from triforce_chat.engine.engine import GPU_PREFILL_CHUNK, PREFILL_CHUNK, SLACK
@@ -68,6 +69,7 @@ def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype) -> L
         grain=GRAIN,
         slack=SLACK,
         queries=QUERY_WINDOW,
+        buffers=BUFFERS,
         prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
         packed=packed,

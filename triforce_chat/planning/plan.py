@@ -7,7 +7,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
-from triforce_chat.planning.work import BUFFERS, Work
+from triforce_chat.planning.work import Work
 
 SPARE = 0.05  # of the memory: what libraries take for themselves, and what fragmentation loses
 CONTEXT_STEP = 1024  # tokens
@@ -44,8 +44,12 @@ class MemoryPlan:
     @property
     def kv(self) -> int:
         """On the device: of the layers that stay, of those that pass through, and the latest queries."""
-        layers = self.resident + (BUFFERS if self.offloaded else 0)
-        return layers * self.work.layer_kv + self.work.latest_queries
+        return (self.resident + self.passing) * self.work.layer_kv + self.work.latest_queries
+
+    @property
+    def passing(self) -> int:
+        """Layers whose KV is on the device while it passes through: one is read, one arrives."""
+        return min(self.work.layout.buffers, self.work.target.layers - self.resident)
 
     @property
     def host(self) -> int:
@@ -90,14 +94,16 @@ class MemoryPlan:
 def planned(work: Work, memory: Memory, offload: Offload = "auto") -> MemoryPlan:
     """Where the KV goes: on the device if it fits there, else to the host if that helps.
 
-    ``always`` puts it on the host all the same, but for the layers that the device has room for. A CPU has
-    everything in host memory as it is.
+    Layers that the device has room for stay there; with ``always`` none does. A CPU has everything in host memory
+    as it is.
     """
     whole = MemoryPlan(work, memory, work.target.layers)
     if memory.is_host or offload == "never" or (offload == "auto" and whole.fits):
         return whole
+    if offload == "always":
+        return MemoryPlan(work, memory, 0)
     moved = MemoryPlan(work, memory, resident_layers(work, memory))
-    return moved if offload == "always" or moved.fits else whole
+    return moved if moved.fits else whole
 
 
 def resident_layers(work: Work, memory: Memory) -> int:

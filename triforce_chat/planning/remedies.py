@@ -28,7 +28,7 @@ NONE = Remedies(None, None, None, None, None)
 
 def remedies(plan: MemoryPlan) -> Remedies:
     """What would make a plan fit, or let one with KV in host memory do without."""
-    if plan.verdict == "fits":
+    if plan.fits and planned(plan.work, plan.memory, "never").fits:
         return NONE
     offload: Offload = "never" if plan.verdict == "offloaded" else "auto"
     work, memory = plan.work, plan.memory

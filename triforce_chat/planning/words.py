@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from triforce_chat.planning.plan import SPARE, MemoryPlan
 from triforce_chat.planning.remedies import Remedies
-from triforce_chat.planning.work import BUFFERS
 from triforce_chat.units import readable
 
 NAMES = {
@@ -24,6 +23,15 @@ def plan_line(plan: MemoryPlan) -> str:
     free = plan.memory.device
     there = "" if free is None else f"; {readable(free)} free"
     return f"{plan.work.context:,} tokens take {readable(plan.device)}: {parts}{there}"
+
+
+def moved_line(plan: MemoryPlan) -> str:
+    """Where the KV went, and what it costs."""
+    layers = plan.work.target.layers
+    return (
+        f"keys and values of {layers - plan.resident} of {layers} layers in host memory "
+        f"({readable(plan.host)}): each step takes longer the more of the context is in use"
+    )
 
 
 def shortage(plan: MemoryPlan, fitting: int) -> str:
@@ -76,7 +84,7 @@ def advice(plan: MemoryPlan, found: Remedies) -> str:
     shortened = f" --context {found.dtype_context}" if found.dtype_context else ""
     typed = {
         f"--context {found.context}": found.context,
-        f"--context {found.offloaded_context} --offload": found.offloaded_context,
+        f"--context {found.offloaded_context} and KV in host memory": found.offloaded_context,
         f"--dtype {found.dtype}{shortened}": found.dtype,
         f"--tp {found.tp}": found.tp,
     }
@@ -95,7 +103,7 @@ def _place(plan: MemoryPlan) -> str:
 def _kv_remark(plan: MemoryPlan) -> str:
     if not plan.offloaded:
         return f"of {plan.work.context:,} tokens"
-    return f"of {BUFFERS} layers that pass through, and {plan.resident} that stay"
+    return f"of {plan.passing} layers that pass through, and {plan.resident} that stay"
 
 
 def _of(there: int | None) -> str:

@@ -10,7 +10,6 @@ FP32, INT64 = 4, 8  # bytes
 STREAMS = 3  # tensors of the residual stream's size that live throughout a layer
 ROTATED = 5  # tensors of the queries' size that live while RoPE turns them
 LOGIT_ROWS = 64  # most tokens of one forward whose logits are looked at
-BUFFERS = 2  # layers whose KV is on the device while KV lies in host memory: one is read, one arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +20,7 @@ class Layout:
     slack: int  # slots of the full cache behind the context
     queries: int  # latest ones that the full cache keeps
     prefill: int  # of one chunk of the prefill
+    buffers: int  # layers of KV on the device while KV lies in host memory
     score_rows: int  # as long as the context that attention writes out at a time; 0 with a flash kernel
     packed: bool  # linear layers are copied into another layout, the output matrix too where it is tied
 

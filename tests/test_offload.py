@@ -1,0 +1,117 @@
+"""What puts keys and values into host memory: a plan that does not fit, or the user. On a CPU by pretending."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import save_model
+
+from triforce_chat import wiring
+from triforce_chat.config import Settings
+from triforce_chat.engine.cache.host import HostStore
+from triforce_chat.engine.cache.slab import Slab
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.planning.plan import Memory as Sizes
+from triforce_chat.planning.plan import MemoryPlan
+
+LAYERS, CONTEXT = 5, 4096
+HUGE = 10**12
+Machine = Any
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes = {"num_hidden_layers": LAYERS, "max_position_embeddings": CONTEXT}
+    return save_model(tmp_path_factory.mktemp("offload") / "model", **changes)
+
+
+def settings_of(model: Path, **more: Any) -> Settings:
+    return Settings(**{"model": str(model), "draft": "none", "device": "cpu", "stack": "triforce", **more})
+
+
+def loaded(settings: Settings, monkeypatch: pytest.MonkeyPatch, sizes: Sizes) -> tuple[Engine, list[str]]:
+    """The engine on a machine whose accelerator has its own memory."""
+    told: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(wiring, "memory_of", lambda *_: sizes)
+        engine, _ = wiring.load_engine(settings, note=told.append)
+    return engine, told
+
+
+def needs(model: Path, resident: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes on the device with so many layers there."""
+    settings = settings_of(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(wiring, "memory_of", lambda *_: Sizes(HUGE, HUGE))
+        description = wiring.described(wiring.resolve(settings.model))
+        plan = wiring.memory_plan(settings, description, None, CONTEXT)
+    return int(MemoryPlan(plan.work, plan.memory, resident).device / 0.95) + 1
+
+
+def answers(engine: Engine) -> list[int]:
+    return tokens_of(engine, Request([5 + n % 90 for n in range(300)], 60))
+
+
+@pytest.mark.parametrize("resident", range(LAYERS - 2))
+def test_layers_without_room_on_the_device_go_to_the_host(
+    model: Path, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, nothing = loaded(settings_of(model), monkeypatch, Sizes(HUGE, HUGE))
+    assert isinstance(plain.full.slab, Slab)
+    sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
+    engine, told = loaded(settings_of(model), monkeypatch, sizes)
+    store = engine.full.slab
+    assert isinstance(store, HostStore)
+    assert (store.resident, engine.context) == (resident, CONTEXT)
+    [line] = [line for line in told if line not in nothing]
+    assert line.startswith(f"keys and values of {LAYERS - resident} of {LAYERS} layers in host memory")
+    assert answers(engine) == answers(plain)
+
+
+def test_the_flag_sends_all_of_them_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
+    assert isinstance(engine.full.slab, HostStore)
+    assert engine.full.slab.resident == 0
+
+
+def test_a_cpu_has_one_memory(model: Path) -> None:
+    told: list[str] = []
+    engine, _ = wiring.load_engine(settings_of(model, offload=True), note=told.append)
+    assert isinstance(engine.full.slab, Slab)
+    assert not any("host memory" in line for line in told)
+
+
+def test_no_room_anywhere_shortens_the_context(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Sizes(needs(model, 0, monkeypatch), 100_000)
+    engine, told = loaded(settings_of(model), monkeypatch, sizes)
+    assert 1024 <= engine.context < CONTEXT
+    assert isinstance(engine.full.slab, Slab)
+    assert any(f"context of {engine.context:,} tokens" in line for line in told)
+
+
+def test_what_is_not_pinned_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostStore, "_pin", lambda _: 2)
+    _, told = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
+    assert any(line.startswith("2 layers of it are not pinned") for line in told)
+
+
+def test_dearer_verifications_make_longer_drafts() -> None:
+    """The planner weighs a verification that streams against drafting that does not."""
+    from triforce_chat.engine.lookup import NgramLookup
+    from triforce_chat.engine.planner import Arm, Planner
+    from triforce_chat.engine.timing import StepTimes
+
+    chosen = []
+    for verification in (0.02, 1.2):
+        times = StepTimes()
+        for _ in range(50):
+            times.add(1, verification)
+            times.add(9, verification)
+        arm = Arm(level=Any, seconds=0.01, acceptance=0.95, measured_at=1)  # type: ignore[arg-type]
+        planner = Planner(times, NgramLookup(9), [arm])
+        chosen.append(planner._drafted(arm, wiring.MOST_GAMMA).n)
+    assert chosen[0] < 8
+    assert chosen[1] > 20
