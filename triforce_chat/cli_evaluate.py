@@ -14,6 +14,7 @@ from triforce_chat.command_line import (
     Options,
     command,
     listed,
+    in_one_process,
     open_engine,
     print_record,
     read_all,
@@ -179,6 +180,7 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
         from triforce_chat.models.load import load_model
         from triforce_chat.wiring import place
 
+        in_one_process(options.settings)
         device, dtype = place(options.settings)
         attention.register()
         return load_model(name, device=device, dtype=dtype, attention=attention.NAME, report=report)

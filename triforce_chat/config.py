@@ -35,6 +35,7 @@ class Settings:
     seed: int | None = None
     max_tokens: int = 512
     context: int | None = None  # tokens
+    tp: int = 1  # processes that share the target
     device: str = "auto"
     dtype: str = "auto"
 
@@ -42,7 +43,7 @@ class Settings:
         _one_of("stack", self.stack, STACKS)
         _one_of("policy", self.policy, POLICIES)
         _one_of("dtype", self.dtype, DTYPES)
-        for name in ("budget", "chunk", "gamma", "draft_gamma", "max_tokens", "context"):
+        for name in ("budget", "chunk", "gamma", "draft_gamma", "max_tokens", "context", "tp"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', '-')} must be at least 1, not {value}")

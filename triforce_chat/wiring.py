@@ -14,6 +14,7 @@ from triforce_chat.bench.inflate import inflated
 from triforce_chat.bench.shapes import BigShape
 from triforce_chat.config import SAMPLED, Settings
 from triforce_chat.engine import attention
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.cache.slab import Shape
 from triforce_chat.engine.engine import Engine
@@ -28,6 +29,7 @@ from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.memory import free_bytes
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Report, unheard
+from triforce_chat.models.sharding import split
 
 GAMMA = 8  # of a fixed stack
 MOST_GAMMA = 16  # what the planner may choose from
@@ -58,28 +60,32 @@ def load_engine(
     note: Note = unsaid,
     shape: BigShape | None = None,
     remember: Remember = forget,
+    accord: Accord = ALONE,
 ) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
 
     ``room`` allocates that many tokens whatever the model was made for: speed can be measured there.
     ``shape`` makes the target that big without changing what it says; the draft stays what it was for it.
-    ``remember`` makes the memory that outlives the engine.
+    ``remember`` makes the memory that outlives the engine. With an ``accord`` the ranks call this together and share
+    the target; each has the whole draft.
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
     device, dtype = place(settings)
     attention.register()
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=report)
-    target = load(settings.model)
+    target = load(settings.model, ranks=1 if shape else accord.size)
     if settings.context:
         checked_context(settings, target)  # complains before a draft is fetched
     draft = load_draft(settings, target, load, note)
+    if not accord.least(draft is not None):
+        draft = None  # one rank cannot have it
     if shape:
-        target = inflated(target, shape)
+        target = in_parts(inflated(target, shape), accord.size)
         note(f"{target.name}: as slow as that, and no better than before")
     memory = remember(target)  # before the runner packs the weights
     runner = Runner(target.model)
     drafter = Runner(draft.model, target.vocab_size) if draft else None
-    context = room or chosen_context(settings, target, runner.shape, note)
+    context = accord.least(room or chosen_context(settings, target, held_here(runner.shape, accord), note))
     try:
         engine = Engine(
             runner,
@@ -89,12 +95,23 @@ def load_engine(
             drafter,
             stack_of(settings, target.context),
             memory,
+            accord,
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise no_memory(context) from error
     return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
+
+
+def in_parts(whole: LoadedModel, ranks: int) -> LoadedModel:
+    """This rank's part of a model that was made whole."""
+    return whole if ranks == 1 else dataclasses.replace(whole, model=split(whole.model, ranks))
+
+
+def held_here(shape: Shape, accord: Accord) -> Shape:
+    """What all ranks that take from this memory hold together."""
+    return dataclasses.replace(shape, kv_heads=shape.kv_heads * accord.sharing)
 
 
 def load_draft(

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from triforce_chat.errors import ModelError
+from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
 from triforce_chat.models.ends import end_ids, settle_gguf_tokenizer
@@ -55,25 +56,35 @@ def load_model(
     attention: str,
     report: Report = unheard,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    ranks: int = 1,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
-    ``tokenizer`` serves a model that has none of its own. Nothing is written to the screen. Raises ModelError
+    ``tokenizer`` serves a model that has none of its own. ``ranks`` processes of one torch.distributed group that
+    call this together get a part of the weights each. Nothing is written to the screen. Raises ModelError
     for a model that cannot be found, read or run, and OutOfMemory when it does not fit.
     """
-    source = resolve(name, report=report)
-    if source.gguf_file is None:
-        check_declared(name, _declared(source))
-    else:
-        check_gguf(source.folder / source.gguf_file)
+    source = _found(name, report)
     with explained(name, device), quiet():
         config = _config(source)
         check_config(name, config)
         tokenizer = _tokenizer(source, config, tokenizer)
-        model = _weights(source, config, device, dtype, attention)
+        model = _weights(source, config, device, dtype, attention, ranks)
         if source.adapter is not None:
             merge(model, source.adapter)
     return _loaded(source, model, tokenizer)
+
+
+def check_ranks(name: str, ranks: int, sizes: Mapping[str, int], report: Report = unheard) -> None:
+    """Raise UsageError unless ``ranks`` processes can share the model; reads no weights.
+
+    ``sizes`` replace those of the model's configuration.
+    """
+    source = _found(name, report)
+    with explained(name, "cpu"), quiet():
+        config = _config(source)
+        check_config(name, config)
+    sharding.check_ranks(name, config, ranks, {**sharding.shared_sizes(config), **sizes})
 
 
 def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
@@ -164,8 +175,33 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def _weights(source: ModelSource, config: Any, device: str, dtype: torch.dtype, attention: str) -> Any:
-    place = {} if device == "cpu" else {"device_map": {"": device}}  # straight there, no copy in CPU memory
+def _found(name: str, report: Report) -> ModelSource:
+    """Where the model lies, once what it says of itself has been checked."""
+    source = resolve(name, report=report)
+    if source.gguf_file is None:
+        check_declared(name, _declared(source))
+    else:
+        check_gguf(source.folder / source.gguf_file)
+    return source
+
+
+def _weights(
+    source: ModelSource, config: Any, device: str, dtype: torch.dtype, attention: str, ranks: int
+) -> Any:
+    if ranks == 1:
+        place = (
+            {} if device == "cpu" else {"device_map": {"": device}}
+        )  # straight there, no copy in CPU memory
+        return _read(source, config, dtype, attention, place)
+    if source.gguf_file:  # its reader knows no parts
+        return sharding.split(_read(source, config, dtype, attention, {}), ranks).to(device)
+    with sharding.sharded_loading(device):
+        return _read(source, config, dtype, attention, sharding.options(ranks))
+
+
+def _read(
+    source: ModelSource, config: Any, dtype: torch.dtype, attention: str, place: Mapping[str, Any]
+) -> Any:
     model, info = AutoModelForCausalLM.from_pretrained(
         source.folder,
         config=config,
