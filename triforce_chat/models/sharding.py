@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from triforce_chat.errors import UsageError
 
@@ -63,6 +63,9 @@ def options(ranks: int) -> dict[str, Any]:
 
 def split(model: Any, ranks: int) -> Any:
     """Keep this rank's part of a model that was loaded whole."""
+    into, out = model.get_input_embeddings(), model.get_output_embeddings()
+    if out.weight is into.weight:  # a plan names both, and what is tied has one name only
+        out.weight = nn.Parameter(into.weight.clone())
     with sharded_loading(model.device.type):
         config, _, mesh = type(model).prepare_distribute_model(**options(ranks))
         return type(model).maybe_distribute_model(model, config, mesh).requires_grad_(False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,9 @@ from triforce_chat.engine.draft import Draft
 from triforce_chat.errors import UsageError
 from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.start import FOR_EVER
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 LOOPBACK = ("lo", "lo0")
 
@@ -33,7 +37,7 @@ def device_of(kind: str, place: Place) -> str:
 class Ranks:
     """Implements ``engine.accord.Accord``. All ranks make one at the same time."""
 
-    def __init__(self, place: Place, store: dist.Store, device: str) -> None:
+    def __init__(self, place: Place, store: Store, device: str) -> None:
         self.rank, self.size = place.rank, place.size
         self.device = torch.device(device)
         self.sharing = place.local_size if self.device.type == "cpu" else 1

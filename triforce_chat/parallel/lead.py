@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from torch.distributed import Store
+from typing import TYPE_CHECKING
 
 from triforce_chat.bench.shapes import BigShape
 from triforce_chat.config import Settings
@@ -16,6 +15,9 @@ from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.share import Share
 from triforce_chat.parallel.team import Team
 from triforce_chat.wiring import unsaid
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 
 class Lead:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from triforce_chat.config import Settings
 from triforce_chat.engine.engine import Engine
@@ -16,11 +15,14 @@ from triforce_chat.parallel.orders import Load
 from triforce_chat.parallel.place import Place
 from triforce_chat.wiring import load_engine, place, unsaid
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 
 class Share:
     """Makes this rank's engines. The ranks meet at the first one."""
 
-    def __init__(self, at: Place, store: dist.Store) -> None:
+    def __init__(self, at: Place, store: Store) -> None:
         self.at, self.store = at, store
         self.ranks: Ranks | None = None
 

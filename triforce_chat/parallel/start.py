@@ -16,7 +16,7 @@ from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.team import Team
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store, TCPStore
 
 KEY = "triforce-chat"  # where rank 0 writes how it is reached
 HERE = "127.0.0.1"
@@ -36,9 +36,7 @@ def _started(place: Place) -> tuple[Team, Store]:
     pairs = [Pipe() for _ in range(place.size - 1)]
     workers = [_worker(rank, place.size, theirs) for rank, (_, theirs) in enumerate(pairs, 1)]
     team = Team([ours for ours, _ in pairs], workers)
-    from torch.distributed import TCPStore
-
-    store = TCPStore(HERE, 0, place.size, is_master=True, timeout=FOR_EVER, wait_for_workers=False)
+    store = store_at(0, place.size, made=True)
     for link in team.links:
         link.send(store.port)
     return team, store
@@ -57,11 +55,12 @@ def _worker(rank: int, size: int, link: Connection) -> subprocess.Popen[bytes]:
         )
 
 
-def store_at(port: int, size: int) -> Store:
-    """A started rank's way to the store of rank 0."""
-    from torch.distributed import TCPStore
+def store_at(port: int, size: int, made: bool = False) -> TCPStore:
+    """The store of ranks on this machine: rank 0 has it ``made`` at a free port (0), the others reach it there."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    return TCPStore(HERE, port, size, is_master=False, timeout=FOR_EVER)
+    store: TCPStore = TCPStore(HERE, port, size, made, FOR_EVER, wait_for_workers=False)
+    return store
 
 
 def _launched(place: Place) -> tuple[Team, Store]:
@@ -71,7 +70,7 @@ def _launched(place: Place) -> tuple[Team, Store]:
     secret = secrets.token_hex(32)
     with Listener((HERE if alone else "0.0.0.0", 0), authkey=secret.encode()) as listener:
         host = HERE if alone else os.environ["MASTER_ADDR"]
-        port: int = listener.address[1]  # type: ignore[assignment]
+        port = listener.address[1]
         store.set(KEY, json.dumps([host, port, secret]))
         links: dict[int, Connection] = {}
         while len(links) < place.size - 1:
@@ -92,7 +91,7 @@ def launched_store() -> Store:
     """The store that torchrun's variables name."""
     from torch.distributed.rendezvous import rendezvous
 
-    store, _, _ = next(rendezvous("env://", timeout=FOR_EVER))
+    store: Store = next(rendezvous("env://", timeout=FOR_EVER))[0]
     return store
 
 

@@ -21,7 +21,7 @@ from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.start import launched_store, reached, store_at
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
     from triforce_chat.engine.engine import Engine
 
