@@ -29,7 +29,6 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(2)
     save_model(made / "tiny", max_position_embeddings=65_536, initializer_range=0.3)
     mute_special_tokens(made / "tiny")
-    save_model(made / "nine", hidden_size=36, num_attention_heads=9, num_key_value_heads=3, head_dim=4)
     (made / "note.txt").write_text("the first text " * 10)
     return made
 
@@ -188,11 +187,3 @@ def test_an_error_on_another_rank_ends_all(mishap: str, shelf: Path, environ: di
     assert words in told
     assert process.returncode == code
     assert gone(worker)
-
-
-def test_heads_that_do_not_divide_are_refused_before_anything_is_loaded(start: Start) -> None:
-    process = start("ask", "note.txt", "Why?", "--model", "nine")
-    _, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2
-    assert told.startswith("error: --tp 2 does not divide what nine has (9 query heads, 3 KV heads, ")
-    assert told.count("\n") == 1

@@ -99,7 +99,7 @@ def shared_fate(team: Team) -> Iterator[None]:
         yield
     except (GeneratorExit, RankLost):
         raise
-    except RuntimeError as error:
+    except Exception as error:
         lost = team.loss() if deserted(error) else None
         team.release()
         raise (lost or error) from error

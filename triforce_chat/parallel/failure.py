@@ -10,7 +10,7 @@ DESERTED = ("closed by peer", "reset by peer", "broken pipe", "connection refuse
 
 def deserted(error: BaseException) -> bool:
     """Whether a rank that this one talked to is gone."""
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in DESERTED)
+    return isinstance(error, Exception) and any(sign in str(error).lower() for sign in DESERTED)
 
 
 def last_words(error: BaseException) -> tuple[str, int]:

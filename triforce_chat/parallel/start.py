@@ -12,6 +12,7 @@ from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, Any
 
+from triforce_chat.errors import UsageError
 from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.team import Team
 
@@ -29,6 +30,8 @@ _START = (
 
 def gathered(place: Place) -> tuple[Team, Store]:
     """Rank 0's lines to the others, and the store through which torch.distributed finds them."""
+    if os.name == "nt":  # which hands no pipes down and has no signal for the main thread
+        raise UsageError("--tp needs Linux or macOS")
     return _launched(place) if place.launched else _started(place)
 
 

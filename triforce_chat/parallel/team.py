@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 
-from triforce_chat.errors import RankLost, UsageError
+from triforce_chat.errors import RankLost
 from triforce_chat.parallel.orders import End, Failed, Order
 
 GRACE = 2.0  # seconds for the main thread to end by itself, and for the others to follow
@@ -30,8 +30,6 @@ class Team:
     """The ranks beside rank 0. ``links[n]`` leads to rank n+1, ``started`` are those that this process started."""
 
     def __init__(self, links: Sequence[Connection], started: Sequence[Popen[bytes]] = ()) -> None:
-        if not hasattr(signal, "SIGUSR1"):
-            raise UsageError("--tp needs Linux or macOS")
         self.links, self.started = links, started
         self.lost: RankLost | None = None
         self.over = self._leaving = False
