@@ -148,12 +148,19 @@ def test_other_calls_reach_all_ranks_unless_they_are_refused(lab: Lab) -> None:
     assert len(team.orders) == 2
 
 
-def test_chance_is_shared() -> None:
-    free = Request(PROMPT, 4, Sampling(temperature=1.0))
-    first, second = seeded(free), seeded(free)
-    assert None not in {first.sampling.seed, second.sampling.seed}
-    assert first.sampling.seed != second.sampling.seed
-    assert seeded(first) is first
+def test_chance_is_shared(lab: Lab) -> None:
+    team: Any = Recorder()
+    conductor = Conductor(lab.engine("lookup"), team)
+    for _ in range(2):
+        list(conductor.answer(Request(PROMPT, 4, Sampling(temperature=1.0))))
+    seeds = {order.arguments[0].sampling.seed for order in team.orders if isinstance(order, Call)}
+    assert len(seeds) == 2
+    assert None not in seeds
+
+
+def test_a_seed_of_the_users_stays() -> None:
+    request = Request(PROMPT, 4, Sampling(temperature=1.0, seed=3))
+    assert seeded(request) is request
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("x"), KeyboardInterrupt()])
