@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 FOLDER = "PROBE_FOLDER"
 BIG = ".big"
 BRIEF = (BIG, "adapter", ".gguf", "nine")  # models whose stacks are like those of another
-ROOM, TOKENS, PROMPT = 400, 10, 110
+ROOM, TOKENS, PROMPT = 400, 8, 110
 INTERRUPTS = (("triforce", 9), ("auto", 4), ("naive", 5))  # a stack, and the event at which it is closed
 
 

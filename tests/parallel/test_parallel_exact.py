@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tiny_models import save_adapter, save_model, write_gguf
 
 from triforce_chat.config import STACKS
 
 PROBE = Path(__file__).parent / "probe.py"
+SAID = "said.txt"  # what the ranks printed; stands there when all is done
 PATIENCE = 300  # seconds; other work may hold the machine
 SIZES = {"max_position_embeddings": 1024, "vocab_size": 100, "initializer_range": 0.3}
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -28,18 +32,27 @@ NINE |= {"intermediate_size": 48, "vocab_size": 102, "tie_word_embeddings": True
 class Found:
     """What one program of ``probe`` wrote down."""
 
-    def __init__(self, folder: Path, size: int, models: list[str]) -> None:
-        command = [
-            sys.executable,
-            str(PROBE),
-            str(size),
-            str(folder),
-            *(str(folder / name) for name in models),
-        ]
-        self.done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        assert self.done.returncode == 0, self.done.stderr
+    def __init__(self, folder: Path, size: int) -> None:
+        self.said = (folder / SAID).read_text()
         self.models: dict[str, Any] = json.loads((folder / "found.json").read_text())
         self.states = [(folder / f"{rank}.jsonl").read_text().splitlines() for rank in range(size)]
+
+
+def once(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Sequence[str]], size: int
+) -> Found:
+    """Run the program once, even where several processes share the tests; ``make`` saves the models it names."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{folder}.lock"):
+        if not (folder / SAID).is_file():
+            folder.mkdir()
+            models = [str(folder / model) for model in make(folder)]
+            command = [sys.executable, str(PROBE), str(size), str(folder), *models]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            assert done.returncode == 0, done.stderr
+            (folder / SAID).write_text(done.stdout + done.stderr)
+    return Found(folder, size)
 
 
 def adapter_for(base: Path) -> None:
@@ -52,25 +65,31 @@ def adapter_for(base: Path) -> None:
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    folder = tmp_path_factory.mktemp("two")
+def for_two(folder: Path) -> Sequence[str]:
     torch.manual_seed(3)
     for name in (*FAMILIES, "draft"):
         window = {"sliding_window": None} if name == "mistral" else {}
         save_model(folder / name, "llama" if name == "draft" else name, **SIZES, **window)
     adapter_for(folder / "llama")
     write_gguf(folder / "tiny.gguf")
-    return Found(folder, 2, list(TWO))
+    return TWO
+
+
+def for_three(folder: Path) -> Sequence[str]:
+    torch.manual_seed(4)
+    for name, changes in (("nine", {}), ("draft", {"num_hidden_layers": 1})):
+        save_model(folder / name, **NINE, **changes)
+    return ("nine",)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return once(tmp_path_factory, "two-ranks", for_two, 2)
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    folder = tmp_path_factory.mktemp("three")
-    torch.manual_seed(4)
-    for name, changes in (("nine", {}), ("draft", {"num_hidden_layers": 1})):
-        save_model(folder / name, **NINE, **changes)
-    return Found(folder, 3, ["nine"])
+    return once(tmp_path_factory, "three-ranks", for_three, 3)
 
 
 @pytest.fixture(params=[*TWO, "nine"])
@@ -131,4 +150,4 @@ def test_all_ranks_hold_the_same_after_every_call(
 
 
 def test_the_ranks_print_nothing(two: Found, three: Found) -> None:
-    assert (two.done.stdout, two.done.stderr, three.done.stdout, three.done.stderr) == ("", "", "", "")
+    assert (two.said, three.said) == ("", "")
