@@ -46,6 +46,10 @@ class Terminal:
         )
         os.close(inside)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 

@@ -100,6 +100,7 @@ def test_the_engine_knows_no_terminal_and_no_document(path: Path) -> None:
         "bench",
         "chat_format",
         "config",
+        "parallel",
     )
     forbidden = [f"triforce_chat.{room}" for room in rooms]
     names = [*imports(path, types=True)]
@@ -126,7 +127,8 @@ def test_the_terminal_never_reaches_torch(path: Path) -> None:
 @pytest.mark.parametrize("path", modules("models"), ids=lambda path: path.stem)
 def test_models_know_no_terminal_and_no_engine(path: Path) -> None:
     forbidden = [
-        f"triforce_chat.{room}" for room in ("ui", "cli", "session", "documents", "engine", "wiring")
+        f"triforce_chat.{room}"
+        for room in ("ui", "cli", "session", "documents", "engine", "wiring", "parallel")
     ]
     assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
 
@@ -135,6 +137,18 @@ def test_models_know_no_terminal_and_no_engine(path: Path) -> None:
 def test_a_plan_is_made_without_torch_and_terminal(name: str) -> None:
     loaded = loaded_by(f"import triforce_chat.planning.{name}")
     assert not [each for each in loaded if within(each, *HEAVY, "rich", "typer")]
+
+
+def test_a_rank_answers_its_line_before_torch_is_loaded() -> None:
+    loaded = loaded_by("import triforce_chat.parallel.worker")
+    assert "triforce_chat.parallel.team" in loaded
+    assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
+
+
+@pytest.mark.parametrize("path", modules("parallel"), ids=lambda path: path.stem)
+def test_ranks_know_no_terminal(path: Path) -> None:
+    forbidden = [f"triforce_chat.{room}" for room in ("ui", "cli", "command_line", "session", "documents")]
+    assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
 
 
 def test_importing_the_terminal_loads_no_torch() -> None:

@@ -29,7 +29,7 @@ from triforce_chat.command_line import (
     command,
     given,
     listed,
-    open_engine,
+    open_answering,
     print_json,
     print_record,
     read_all,
@@ -44,12 +44,12 @@ from triforce_chat.private import keep_private
 
 if TYPE_CHECKING:
     from triforce_chat.documents import Document
-    from triforce_chat.engine.engine import Engine
+    from triforce_chat.engine.answering import Answering
     from triforce_chat.session import Session
     from triforce_chat.ui.terminal import Screen
 
 EXIT_CODES = """Exit codes: 0 success, 1 unexpected error, 2 usage, 3 unreadable document, 4 does not fit the \
-context, 5 model unavailable, 6 out of memory, 7 exactness failure, 130 interrupted."""
+context, 5 model unavailable, 6 out of memory, 7 exactness failure, 8 a rank of --tp was lost, 130 interrupted."""
 
 app = typer.Typer(
     help="Chat with whole books: exact hierarchical speculative decoding on your own machine.",
@@ -199,7 +199,7 @@ def verify(
         dtype="float32" if options.dtype == "auto" else options.dtype,
         budget=options.budget or 128,
     )
-    engine, target, _ = open_engine(settings, screen, warn=partial(show_warning, options, screen))
+    engine, target, _ = open_answering(settings, screen, warn=partial(show_warning, options, screen))
     from triforce_chat.verification import verify_stacks
     from triforce_chat.wiring import stack_of
 
@@ -220,7 +220,7 @@ def verify(
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 
 
-def stacks_to_test(options: Options, engine: Engine) -> list[str]:
+def stacks_to_test(options: Options, engine: Answering) -> list[str]:
     if options.stack != "auto":
         return [options.stack]
     return [name for name in STACKS if engine.draft or name != "naive"]
@@ -249,7 +249,7 @@ def bench(
     lengths, names = listed(contexts), stacks.split(",")
     for name in names:
         dataclasses.replace(options.settings, stack=name)  # complains about an unknown one
-    engine, target, _ = open_engine(options.settings, screen, room=max(lengths) + tokens, shape=shape)
+    engine, target, _ = open_answering(options.settings, screen, room=max(lengths) + tokens, shape=shape)
     from triforce_chat.bench.machine import machine
     from triforce_chat.bench.measure import Bench, prompt_of
     from triforce_chat.bench.stock import Stock
@@ -343,7 +343,7 @@ def ignore(_value: dict[str, Any]) -> None:
 
 def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
     """Load the model and put the documents into a conversation: (session, seconds of loading)."""
-    engine, target, seconds = open_engine(
+    engine, target, seconds = open_answering(
         options.settings,
         screen,
         remembering=not options.no_cache,

@@ -13,6 +13,7 @@ from triforce_chat.command_line import (
     Documents,
     Options,
     command,
+    in_one_process,
     listed,
     open_engine,
     print_record,
@@ -179,6 +180,7 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
         from triforce_chat.models.load import load_model
         from triforce_chat.wiring import place
 
+        in_one_process(options.settings)
         device, dtype = place(options.settings)
         attention.register()
         return load_model(name, device=device, dtype=dtype, attention=attention.NAME, report=report)

@@ -26,23 +26,21 @@ DeviceMemory = Annotated[
 HostMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Main memory to plan with (default: what is free here).")
 ]
-GPUs = Annotated[int, typer.Option("--tp", min=1, metavar="N", help="GPUs that share weights and KV.")]
 
 
 def plan(
     options: Options,
     device_memory: DeviceMemory = None,
     host_memory: HostMemory = None,
-    tp: GPUs = 1,
 ) -> None:
     """Say what a model takes in memory and whether it fits (if not: exit code 6); nothing is loaded."""
     from triforce_chat.models.describe import describe
 
     settings, screen = options.settings, screen_of(options)
-    there = machine(settings, device_memory, host_memory, tp)
+    there = machine(settings, device_memory, host_memory)
     dtype = str(there[1]).removeprefix("torch.")
     target = describe(settings.model)
-    made, draft = drawn(settings, target, there, tp)
+    made, draft = drawn(settings, target, there)
     if warning := target.warning(made.work.context):
         show_warning(options, screen, warning)
     if options.json:
@@ -54,7 +52,7 @@ def plan(
 
 
 def machine(
-    settings: Settings, device_memory: str | None, host_memory: str | None, gpus: int
+    settings: Settings, device_memory: str | None, host_memory: str | None
 ) -> tuple[torch.device, torch.dtype, Memory]:
     """The one that is planned for: this one, or one with a GPU of that much memory. Raises UsageError."""
     import torch
@@ -66,14 +64,13 @@ def machine(
         raise UsageError("--device-memory is that of a GPU; with --device cpu give --host-memory")
     device = torch.device("cuda" if device_memory else place(settings)[0])
     own, host = (parsed_size(text) if text else None for text in (device_memory, host_memory))
-    return device, dtype_on(device.type, settings), memory_of(device, gpus, own, host)
+    return device, dtype_on(device.type, settings), memory_of(device, settings.tp, own, host)
 
 
 def drawn(
     settings: Settings,
     target: Description,
     machine: tuple[torch.device, torch.dtype, Memory],
-    gpus: int,
 ) -> tuple[MemoryPlan, str | None]:
     """The plan, and the draft's name. Raises DoesNotFit, ModelError and UsageError."""
     from triforce_chat.models.describe import describe
@@ -85,7 +82,7 @@ def drawn(
     device, dtype, memory = machine
     name, context = draft_name(settings, target), target.reach(settings.context)
     draft, stack = describe(name) if name else None, stack_of(settings, target.context)
-    work = work_of(target, draft, context, stack, device, dtype, gpus)
+    work = work_of(target, draft, context, stack, device, dtype, settings.tp)
     return planned(work, memory, offload_of(settings)), name and short_name(name)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,10 +22,14 @@ from triforce_chat.errors import Interrupted, TriforceError, UsageError
 if TYPE_CHECKING:
     from triforce_chat.bench.shapes import BigShape
     from triforce_chat.documents import Document
+    from triforce_chat.engine.answering import Answering
     from triforce_chat.engine.engine import Engine
     from triforce_chat.models.load import LoadedModel
+    from triforce_chat.models.progress import Report
     from triforce_chat.ui.terminal import Screen
 
+Made = TypeVar("Made")
+Note = Callable[[str], None]
 GIGABYTE = 10**9
 ANSWER, ENGINE, OUTPUT = "Answer", "Engine", "Output"
 
@@ -79,6 +84,9 @@ class Options:
     device: Annotated[
         str, option("auto, cpu or cuda.", ENGINE, autocompletion=among(("auto", "cpu", "cuda")))
     ] = "auto"
+    tp: Annotated[
+        int, option("Processes that share the model (tensor parallelism), a GPU each.", ENGINE, min=1)
+    ] = 1
     dtype: Annotated[
         str, option("auto, float32, float16 or bfloat16.", ENGINE, autocompletion=among(DTYPES))
     ] = "auto"
@@ -136,7 +144,9 @@ def _register(app: typer.Typer, run: Callable[..., None]) -> Callable[..., None]
         shared = {field.name: values.pop(field.name) for field in dataclasses.fields(Options)}
         values |= dict.fromkeys(contexts, invocation)
         with failures(shared["debug"]):
-            run(**values, options=Options(**{**shared, **_kept(invocation)}))
+            options = Options(**{**shared, **_kept(invocation)})
+            if not follows(options):
+                run(**values, options=options)
 
     flags = inspect.signature(Options, eval_str=True).parameters.values()
     context = inspect.Parameter("invocation", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -259,13 +269,9 @@ def open_engine(
     What was chosen for the user is said in one line each, unless the screen is bare; ``warn`` hears of what
     makes the answers doubtful.
     """
-    from triforce_chat.ui.loading import loading
+    in_one_process(settings)
 
-    def note(line: str) -> None:
-        show_notes([line], screen)
-
-    started = time.perf_counter()
-    with loading(screen, settings.model) as report:
+    def load(report: Report, note: Note) -> tuple[Engine, LoadedModel]:
         from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
 
         memory: dict[str, Any] = {}
@@ -274,8 +280,72 @@ def open_engine(
 
             limit = None if cache_size is None else cache_size * GIGABYTE
             memory = {"remember": partial(Library.of, limit=limit)}
-        engine, target = load_engine(settings, report, room, note, shape, warn=warn or note, **memory)
-    return engine, target, time.perf_counter() - started
+        return load_engine(settings, report, room, note, shape, warn=warn or note, **memory)
+
+    return _opened(load, settings, screen)
+
+
+def open_answering(
+    settings: Settings,
+    screen: Screen,
+    room: int | None = None,
+    shape: BigShape | None = None,
+    remembering: bool = False,
+    cache_size: float | None = None,
+    warn: Note | None = None,
+) -> tuple[Answering, LoadedModel, float]:
+    """The same on as many processes as the settings say; several of them keep nothing on the disk."""
+    if settings.tp == 1:
+        return open_engine(settings, screen, room, shape, remembering, cache_size, warn)
+
+    def load(report: Report, note: Note) -> tuple[Answering, LoadedModel]:
+        from triforce_chat.parallel.place import place_of
+        from triforce_chat.parallel.start import gathered
+
+        place = place_of(settings.tp, os.environ)
+        team, store = gathered(place)
+        from triforce_chat.parallel.lead import Lead
+
+        if remembering:
+            note("with --tp nothing that is read is kept on the disk")
+        return Lead(place, team, store).load(settings, report, room, note, shape, warn or note)
+
+    return _opened(load, settings, screen)
+
+
+def _opened(
+    load: Callable[[Report, Note], tuple[Made, LoadedModel]], settings: Settings, screen: Screen
+) -> tuple[Made, LoadedModel, float]:
+    from triforce_chat.ui.loading import loading
+
+    def note(line: str) -> None:
+        show_notes([line], screen)
+
+    started = time.perf_counter()
+    with loading(screen, settings.model) as report:
+        made, target = load(report, note)
+    return made, target, time.perf_counter() - started
+
+
+def in_one_process(settings: Settings) -> None:
+    """Raise UsageError where ranks are wanted that this command has no use for."""
+    if settings.tp > 1:
+        raise UsageError(f"this command runs in one process; choose --tp 1 in place of {settings.tp}")
+
+
+def follows(options: Options) -> bool:
+    """Where torchrun started this process as another rank than 0, follow rank 0 to the end; True for that."""
+    if options.tp == 1:
+        return False
+    from triforce_chat.parallel.place import place_of
+
+    place = place_of(options.tp, os.environ)
+    if place.rank == 0:
+        return False
+    from triforce_chat.parallel.worker import launched
+
+    launched(place)
+    return True
 
 
 def show_notes(notes: list[str], screen: Screen) -> None:

@@ -36,6 +36,7 @@ class Settings:
     max_tokens: int = 512
     context: int | None = None  # tokens
     offload: bool = False  # all keys and values lie in host memory
+    tp: int = 1  # processes that share the target
     device: str = "auto"
     dtype: str = "auto"
 
@@ -43,7 +44,7 @@ class Settings:
         _one_of("stack", self.stack, STACKS)
         _one_of("policy", self.policy, POLICIES)
         _one_of("dtype", self.dtype, DTYPES)
-        for name in ("budget", "chunk", "gamma", "draft_gamma", "max_tokens", "context"):
+        for name in ("budget", "chunk", "gamma", "draft_gamma", "max_tokens", "context", "tp"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name.replace('_', '-')} must be at least 1, not {value}")

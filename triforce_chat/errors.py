@@ -51,6 +51,16 @@ class ExactnessError(TriforceError):
     exit_code = 7
 
 
+class RankLost(TriforceError):
+    """One of the processes that share a model ended or failed, and with it all of them."""
+
+    exit_code = 8
+
+    def __init__(self, text: str, exit_code: int = exit_code) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code  # that of the error which ended the rank
+
+
 class Interrupted(TriforceError):
     """The user pressed Ctrl-C."""
 

@@ -13,7 +13,8 @@ from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.citations import check
 from triforce_chat.config import CHANGEABLE, Settings
 from triforce_chat.documents import Document, runs
-from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.answering import Answering
+from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Comparison, Event, Finished, Side, Sourced, Tally
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.memory import Passage
@@ -70,7 +71,7 @@ class Session:
     """Implements ``ui.conversation.Conversation`` on an engine."""
 
     def __init__(
-        self, engine: Engine, loaded: LoadedModel, settings: Settings, system: str | None = None
+        self, engine: Answering, loaded: LoadedModel, settings: Settings, system: str | None = None
     ) -> None:
         self.engine, self.loaded, self.settings = engine, loaded, settings
         self.format = ChatFormat(loaded.tokenizer)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from triforce_chat.chat_format import ChatFormat, Message
-from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.answering import Answering
+from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Outcome
 from triforce_chat.engine.exactness import greedy_test, sampling_test
 from triforce_chat.engine.options import Sampling
@@ -18,7 +19,7 @@ SAMPLING = Sampling(temperature=1.0, top_p=0.95)
 
 
 def verify_stacks(
-    engine: Engine, loaded: LoadedModel, text: str, options: StackOptions, names: list[str], tokens: int
+    engine: Answering, loaded: LoadedModel, text: str, options: StackOptions, names: list[str], tokens: int
 ) -> Iterator[Outcome]:
     """Test each stack with ``tokens`` greedy tokens against plain decoding and as many sampled by their law."""
     form = ChatFormat(loaded.tokenizer)

@@ -14,6 +14,7 @@ from triforce_chat.bench.inflate import inflated
 from triforce_chat.bench.shapes import BigShape
 from triforce_chat.config import SAMPLED, Settings
 from triforce_chat.engine import attention
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.host import HostStore
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.cache.slab import Shape, Slab, Store
@@ -30,6 +31,7 @@ from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Report, unheard
 from triforce_chat.models.registry import resolve
+from triforce_chat.models.sharding import split
 from triforce_chat.planning.draw import draft_described, memory_of, work_of
 from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
 from triforce_chat.planning.words import moved_line, plan_line, shortage
@@ -62,12 +64,14 @@ def load_engine(
     shape: BigShape | None = None,
     remember: Remember = forget,
     warn: Note = unsaid,
+    accord: Accord = ALONE,
 ) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
 
     ``room`` allocates that many tokens whatever the model was made for: speed can be measured there.
     ``shape`` makes the target that big without changing what it says; the draft stays what it was for it.
     ``remember`` makes the memory that outlives the engine. ``warn`` hears what a user must know of the answers.
+    With an ``accord`` the ranks call this together and share the target; each has the whole draft.
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
     device, dtype = place(settings)
@@ -75,17 +79,19 @@ def load_engine(
     model = described(resolve(settings.model, report=report))
     wanted = model.reach(settings.context)  # complains before anything else is fetched
     drafting = draft_name(settings, model)
-    plan = memory_plan(settings, model, drafting, room or wanted, shape)
+    plan = memory_plan(settings, model, drafting, room or wanted, shape, accord)
     if room is None:
         plan = fitting(plan, settings, note)
-    context = plan.work.context
+    context = accord.least(plan.work.context)
     if warning := model.warning(wanted):
         warn(warning)
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=report)
-    target = load(settings.model, context=wanted)
+    target = load(settings.model, context=wanted, ranks=1 if shape else accord.size)
     draft = load_draft(settings, drafting, target, load, note)
+    if not accord.least(draft is not None):
+        draft = None  # one rank cannot have it
     if shape:
-        target = inflated(target, shape)
+        target = in_parts(inflated(target, shape), accord.size)
         note(f"{target.name}: as slow as that, and no better than before")
     memory = remember(target)  # before the runner packs the weights
     runner = Runner(target.model)
@@ -100,6 +106,7 @@ def load_engine(
             stack_of(settings, target.context),
             memory,
             store_of(plan, note),
+            accord,
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -113,6 +120,11 @@ def draft_name(settings: Settings, target: Description) -> str | None:
     if settings.draft == "auto":
         return draft_for(target)
     return None if settings.draft == "none" else settings.draft
+
+
+def in_parts(whole: LoadedModel, ranks: int) -> LoadedModel:
+    """This rank's part of a model that was made whole."""
+    return whole if ranks == 1 else dataclasses.replace(whole, model=split(whole.model, ranks))
 
 
 def load_draft(
@@ -163,7 +175,12 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
 
 
 def memory_plan(
-    settings: Settings, model: Description, draft: str | None, context: int, shape: BigShape | None = None
+    settings: Settings,
+    model: Description,
+    draft: str | None,
+    context: int,
+    shape: BigShape | None = None,
+    accord: Accord = ALONE,
 ) -> MemoryPlan:
     """What so many tokens of context take beside everything else, and where the KV goes."""
     name, dtype = place(settings)
@@ -171,8 +188,8 @@ def memory_plan(
     if shape:
         model = dataclasses.replace(model, fields={**model.fields, **shape.fields})
     stack = stack_of(settings, model.context)
-    work = work_of(model, draft_described(draft), context, stack, device, dtype)
-    return planned(work, memory_of(device), offload_of(settings))
+    work = work_of(model, draft_described(draft), context, stack, device, dtype, accord.size)
+    return planned(work, memory_of(device, accord.sharing), offload_of(settings))
 
 
 def offload_of(settings: Settings) -> Offload:

@@ -11,7 +11,8 @@ from triforce_chat.bench.stock import Stock
 from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.config import Settings
 from triforce_chat.documents import Document
-from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.answering import Answering
+from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Tally
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.models.load import LoadedModel
@@ -54,7 +55,7 @@ class Bench:
     """Runs contenders on one engine; a prefill that takes more than ``PATIENCE`` is measured once."""
 
     def __init__(
-        self, engine: Engine, loaded: LoadedModel, settings: Settings, tokens: int, repeats: int
+        self, engine: Answering, loaded: LoadedModel, settings: Settings, tokens: int, repeats: int
     ) -> None:
         self.engine, self.loaded, self.settings = engine, loaded, settings
         self.tokens, self.repeats = tokens, repeats

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.slab import Shape, Slab, Store
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
@@ -58,6 +59,7 @@ class Engine:
         options: StackOptions | None = None,
         memory: Memory | None = None,
         store: Callable[[Shape, int], Store] = Slab,
+        accord: Accord = ALONE,
     ) -> None:
         self.target, self.draft, self.context = target, draft, context
         self.eos_ids, self.decode = eos_ids, decode
@@ -67,6 +69,7 @@ class Engine:
         self.prefilled = 0  # its first tokens, up to the first that the model said
         self.passages: Sequence[Passage] = ()  # of the prompt that was read last
         self.memory = memory or Forgetful()
+        self.accord = accord
         self.pending: deque[Event] = deque()
         self.restack(options or StackOptions())
 
@@ -76,7 +79,7 @@ class Engine:
         self.options = options
 
     def _build(self, options: StackOptions) -> Speculative:
-        return Builder(self.target, self.full, self.draft, options, self.pending.append).build()
+        return Builder(self.target, self.full, self.draft, options, self.pending.append, self.accord).build()
 
     def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]:
         """Bring the full cache to exactly ``prompt``; may be closed at any chunk and resumed later."""
@@ -224,7 +227,8 @@ class Engine:
         for _ in self.prefill(tokens, request.passages):
             pass
         prompt = len(request.prompt)
-        return (yield from attended(self.target, self.full, self._tensor(tokens), prompt - 1, prompt))
+        given = self._tensor(tokens)
+        return (yield from attended(self.target, self.full, given, prompt - 1, prompt, self.accord))
 
     def settle(self, tokens: Sequence[int]) -> None:
         """``tokens`` are committed; the last of them is not in the cache yet."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.answering import Answering
+from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.sampling import warp
 
@@ -24,7 +25,7 @@ class Judgement:
     mismatches: int
 
 
-def judge(engine: Engine, request: Request, fast: Sequence[int], plain: Sequence[int]) -> Judgement:
+def judge(engine: Answering, request: Request, fast: Sequence[int], plain: Sequence[int]) -> Judgement:
     """Compare two answers; where greedy ones differ, prove every token of the fast one a choice or a tie.
 
     Plain decoding is replayed over the fast answer, so differences behind a tie are judged like any other.
@@ -40,7 +41,7 @@ def judge(engine: Engine, request: Request, fast: Sequence[int], plain: Sequence
     return Judgement(len(fast), False, ties, len(doubtful) - ties + missing)
 
 
-def gaps(engine: Engine, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float, bool]]:
+def gaps(engine: Answering, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float, bool]]:
     """For each made token: how far its score lies below the best, how much of that may be rounding, and
     whether plain decoding would have chosen it."""
     relative = max(1e-5, 2 * torch.finfo(engine.target.shape.dtype).eps)
@@ -64,7 +65,7 @@ class SamplingTest:
         self.transformed: list[float] = []
         self.surprise = self.variance = 0.0
 
-    def add(self, engine: Engine, request: Request, made: Sequence[int]) -> None:
+    def add(self, engine: Answering, request: Request, made: Sequence[int]) -> None:
         """Judge one sampled answer."""
         for scores, tokens in engine.rescore(request, made):
             for row, token in zip(
@@ -104,12 +105,12 @@ def kolmogorov_p(values: Sequence[float]) -> float:
     return min(1.0, max(0.0, 2 * tail))
 
 
-def greedy_test(engine: Engine, request: Request) -> Judgement:
+def greedy_test(engine: Answering, request: Request) -> Judgement:
     """Decode hierarchically and plainly, and compare."""
     return judge(engine, request, tokens_of(engine, request), tokens_of(engine, request, plain=True))
 
 
-def sampling_test(engine: Engine, request: Request, seeds: Sequence[int]) -> SamplingTest:
+def sampling_test(engine: Answering, request: Request, seeds: Sequence[int]) -> SamplingTest:
     """Sample one answer per seed and test them together."""
     test = SamplingTest()
     for seed in seeds:
@@ -118,7 +119,7 @@ def sampling_test(engine: Engine, request: Request, seeds: Sequence[int]) -> Sam
     return test
 
 
-def tokens_of(engine: Engine, request: Request, plain: bool = False) -> list[int]:
+def tokens_of(engine: Answering, request: Request, plain: bool = False) -> list[int]:
     """Only the ids of an answer."""
     events = engine.answer(request, plain)
     return [token for event in events if isinstance(event, Text) for token in event.token_ids]

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.slab import KVCache
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.events import Event, Verified
@@ -57,8 +58,8 @@ class Silent:
 class Autoregressive:
     """A small model that drafts token by token."""
 
-    def __init__(self, model: Forward, cache: KVCache) -> None:
-        self.model, self.cache = model, cache
+    def __init__(self, model: Forward, cache: KVCache, accord: Accord = ALONE) -> None:
+        self.model, self.cache, self.accord = model, cache, accord
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         drawn = [Draft.empty(self.model.vocabulary, self.model.device)]
@@ -67,7 +68,8 @@ class Autoregressive:
             probs = sampler.probs(logits, tokens)
             drawn.append(Draft(sampler.draw(probs[0])[None], probs))
             tokens = torch.cat([tokens, drawn[-1].tokens])
-        return Draft.join(drawn)
+        made = Draft.join(drawn)
+        return Draft(self.accord.tokens(made.tokens), made.probs)
 
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)
@@ -91,10 +93,11 @@ class Speculative:
         gamma: int,
         emit: Callable[[Event], None],
         times: StepTimes | None = None,
+        accord: Accord = ALONE,
     ) -> None:
         self.name, self.model, self.cache = name, model, cache
         self.drafter, self.gamma, self.emit = drafter, gamma, emit
-        self.times = times or StepTimes()
+        self.times, self.accord = times or StepTimes(), accord
 
     def step(self, tokens: Tensor, sampler: Sampler, most: int) -> Draft:
         """One round: draft up to ``most`` tokens, verify, commit; returns the k+1 tokens that follow."""
@@ -102,7 +105,8 @@ class Speculative:
         started = time.perf_counter()
         extended = torch.cat([tokens, draft.tokens])
         logits = self.model(self.cache.pending(extended), self.cache, len(draft) + 1)
-        verdict = verify(draft, sampler.probs(logits, extended), sampler)
+        probs = sampler.probs(logits, extended)
+        verdict = self.accord.verdict(verify(draft, probs, sampler), probs)
         accepted = len(verdict) - 1
         self.times.add(len(draft) + 1, time.perf_counter() - started)
         self.rollback(len(tokens) + accepted)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Level
 from triforce_chat.engine.lookup import Forecast, NgramLookup
@@ -58,15 +59,17 @@ class Choice:
 class Planner:
     """The drafter of the ``auto`` stack: the best of plain decoding, lookup, and its arms."""
 
-    def __init__(self, times: StepTimes, lookup: NgramLookup, arms: Sequence[Arm]) -> None:
-        self.times, self.lookup, self.arms = times, lookup, arms
+    def __init__(
+        self, times: StepTimes, lookup: NgramLookup, arms: Sequence[Arm], accord: Accord = ALONE
+    ) -> None:
+        self.times, self.lookup, self.arms, self.accord = times, lookup, arms, accord
         self.rounds = 0
         self.choice = Choice(0.0, 0)
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         self.rounds += 1
         forecast = self.lookup.forecast(tokens, n)
-        self.choice = self._choose(forecast, len(tokens), n)
+        self.choice = self._agreed(self._choose(forecast, len(tokens), n))
         arm = self.choice.arm
         if arm is None:
             return self.lookup.draft(forecast.tokens[: self.choice.n])
@@ -75,6 +78,12 @@ class Planner:
         if len(draft):  # none where the arm has to be prepared first
             arm.learn_cost(time.perf_counter() - started, len(draft), self.rounds)
         return draft
+
+    def _agreed(self, own: Choice) -> Choice:
+        """Rank 0's choice: every rank has a clock of its own."""
+        places = [None, *self.arms]
+        n, place = self.accord.numbers((own.n, places.index(own.arm)))
+        return Choice(own.rate, n, places[place])
 
     def _choose(self, forecast: Forecast, length: int, n: int) -> Choice:
         if n == 0 or not self.times.known:

@@ -38,8 +38,10 @@ class Runner:
         self.known: int = model.config.vocab_size  # ids from here on have no embedding
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
-        self.shape = Shape.of(model.config, model.dtype, model.device)
-        if onednn.available(self.device, self.shape.dtype):
+        ranks: int = model.tp_size or 1
+        self.shape = Shape.of(model.config, model.dtype, model.device, ranks)
+        # transformers reads its shards of a weight in the forward; there is no dense one to pack.
+        if ranks == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
 
     @torch.inference_mode()

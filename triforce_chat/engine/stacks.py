@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
@@ -41,8 +42,10 @@ class Builder:
         draft: Runner | None,
         options: StackOptions,
         emit: Callable[[Event], None],
+        accord: Accord = ALONE,
     ) -> None:
         self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
+        self.accord = accord
 
     def build(self) -> Speculative:
         makers = self.makers()
@@ -66,7 +69,7 @@ class Builder:
         # Below this length the middle level would read nearly as much as the target itself.
         hierarchy = Arm(self.middle(self.retrieval(), self.drafter()), 2 * self.options.budget.tokens)
         arms = [hierarchy, *([Arm(self.drafter())] if self.draft else [])]
-        return self.top(Planner(times, self.lookup(), arms), times)
+        return self.top(Planner(times, self.lookup(), arms, self.accord), times)
 
     def naive(self) -> Speculative:
         if self.draft is None:
@@ -74,10 +77,20 @@ class Builder:
         return self.top(self.drafter())
 
     def top(self, drafter: Level, times: StepTimes | None = None) -> Speculative:
-        return Speculative("target", self.target, self.full, drafter, self.options.gamma, self.emit, times)
+        return Speculative(
+            "target", self.target, self.full, drafter, self.options.gamma, self.emit, times, self.accord
+        )
 
     def middle(self, cache: RetrievalCache, drafter: Level) -> Speculative:
-        return Speculative("retrieval", self.target, cache, drafter, self.options.draft_gamma, self.emit)
+        return Speculative(
+            "retrieval",
+            self.target,
+            cache,
+            drafter,
+            self.options.draft_gamma,
+            self.emit,
+            accord=self.accord,
+        )
 
     def retrieval(self) -> RetrievalCache:
         return RetrievalCache(self.full, self.options.budget, POLICIES[self.options.policy](), self.emit)
@@ -89,7 +102,7 @@ class Builder:
         """The draft model where there is one, else lookup."""
         if self.draft is None:
             return self.lookup()
-        return Autoregressive(self.draft, StreamingCache(self.draft.shape))
+        return Autoregressive(self.draft, StreamingCache(self.draft.shape), self.accord)
 
     def lookup(self) -> NgramLookup:
         return NgramLookup(self.target.vocabulary)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.attention import causal_tail
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.slab import Counted, View
@@ -71,7 +72,12 @@ def blocks(rows: Tensor, keys: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def attended(
-    target: Runner, full: FullCache, tokens: Tensor, first: int, positions: int
+    target: Runner,
+    full: FullCache,
+    tokens: Tensor,
+    first: int,
+    positions: int,
+    accord: Accord = ALONE,
 ) -> Generator[Retraced, None, list[float]]:
     """How sharply ``tokens[first:]`` attend to each of the first ``positions`` tokens.
 
@@ -83,5 +89,5 @@ def attended(
     while witness.length < len(tokens):
         target.prefill(tokens[witness.length :][:ROWS], witness)
         yield Retraced(witness.length - first, len(tokens) - first)
-    found: list[float] = sharp.total.tolist()
+    found: list[float] = accord.total(sharp.total).tolist()  # of the heads of all ranks
     return found

@@ -75,11 +75,13 @@ def merge(model: Any, adapter: Adapter) -> None:
     """
     import torch
 
+    from triforce_chat.models.sharding import add_
+
     pairs = {path: _weight(model, adapter, path, pair) for path, pair in _pairs(adapter).items()}
     with torch.no_grad():
         for weight, down, up in pairs.values():
             down, up = down.to(weight.device).float(), up.to(weight.device).float()
-            weight.copy_(weight.float() + adapter.scale * (up @ down))
+            add_(weight, adapter.scale * (up @ down))
 
 
 def _object(path: Path) -> dict[str, Any]:

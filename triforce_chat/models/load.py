@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from triforce_chat.errors import ModelError
+from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
 from triforce_chat.models.ends import end_ids, settle_gguf_tokenizer
@@ -57,21 +58,32 @@ def load_model(
     report: Report = unheard,
     tokenizer: PreTrainedTokenizerBase | None = None,
     context: int = 0,
+    ranks: int = 1,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
     ``tokenizer`` serves a model that has none of its own. A ``context`` beyond the one that a model with YaRN
-    was made for stretches its positions. Nothing is written to the screen. Raises ModelError
+    was made for stretches its positions. ``ranks`` processes of one torch.distributed group that call this
+    together get a part of the weights each. Nothing is written to the screen. Raises ModelError
     for a model that cannot be found, read or run, and OutOfMemory when it does not fit.
     """
     source = resolve(name, report=report)
     config = configuration(source, context)
     with explained(name, device), quiet():
         tokenizer = _tokenizer(source, config, tokenizer)
-        model = _weights(source, config, device, dtype, attention)
+        model = _weights(source, config, device, dtype, attention, ranks)
         if source.adapter is not None:
             merge(model, source.adapter)
     return _loaded(source, model, tokenizer)
+
+
+def check_ranks(name: str, ranks: int, sizes: Mapping[str, int], report: Report = unheard) -> None:
+    """Raise UsageError unless ``ranks`` processes can share the model; reads no weights.
+
+    ``sizes`` replace those of the model's configuration.
+    """
+    config = configuration(resolve(name, report=report))
+    sharding.check_ranks(name, config, ranks, {**sharding.shared_sizes(config), **sizes})
 
 
 def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
@@ -186,8 +198,23 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def _weights(source: ModelSource, config: Any, device: str, dtype: torch.dtype, attention: str) -> Any:
-    place = {} if device == "cpu" else {"device_map": {"": device}}  # straight there, no copy in CPU memory
+def _weights(
+    source: ModelSource, config: Any, device: str, dtype: torch.dtype, attention: str, ranks: int
+) -> Any:
+    if ranks == 1:
+        place = (
+            {} if device == "cpu" else {"device_map": {"": device}}
+        )  # straight there, no copy in CPU memory
+        return _read(source, config, dtype, attention, place)
+    if source.gguf_file:  # its reader knows no parts
+        return sharding.split(_read(source, config, dtype, attention, {}), ranks).to(device)
+    with sharding.sharded_loading(device):
+        return _read(source, config, dtype, attention, sharding.options(ranks))
+
+
+def _read(
+    source: ModelSource, config: Any, dtype: torch.dtype, attention: str, place: Mapping[str, Any]
+) -> Any:
     model, info = AutoModelForCausalLM.from_pretrained(
         source.folder,
         config=config,

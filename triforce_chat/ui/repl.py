@@ -17,7 +17,7 @@ from prompt_toolkit.shortcuts import PromptSession
 from rich.text import Text
 
 from triforce_chat.engine.events import Event
-from triforce_chat.errors import INTERRUPTED, TriforceError, UsageError
+from triforce_chat.errors import INTERRUPTED, RankLost, TriforceError, UsageError
 from triforce_chat.ui import figures
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, one_line
@@ -134,7 +134,7 @@ class Repl:
         """The chat goes on whatever a message leads to."""
         try:
             work()
-        except Leave:
+        except (Leave, RankLost):
             raise
         except BrokenPipeError:  # nobody reads any more: there is nothing to go on with
             raise

@@ -23,13 +23,13 @@ class Shape:
     device: torch.device
 
     @staticmethod
-    def of(config: Any, dtype: torch.dtype, device: torch.device) -> Shape:
-        """Read them off a transformers configuration."""
+    def of(config: Any, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> Shape:
+        """Read them off a transformers configuration; of heads that ``ranks`` share, this one has its part."""
         heads = config.num_attention_heads
         return Shape(
             layers=config.num_hidden_layers,
-            query_heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            query_heads=heads // ranks,
+            kv_heads=(getattr(config, "num_key_value_heads", None) or heads) // ranks,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             dtype=dtype,
             device=device,

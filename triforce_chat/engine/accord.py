@@ -1,0 +1,72 @@
+"""How the processes that share one model's weights stay in step.
+
+Each of them runs the same decoder on the same request and holds some of the target's heads. What the clock,
+chance or rounding has a say in is decided by rank 0 alone, so that no rank ever feeds other tokens than it does.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from triforce_chat.engine.draft import Draft
+
+
+class Accord(Protocol):
+    """Every rank calls these in the same order, with values of the same shape."""
+
+    @property
+    def size(self) -> int:
+        """Ranks that share the weights."""
+        ...
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that take their memory from where this one takes it."""
+        ...
+
+    def tokens(self, own: Tensor) -> Tensor:
+        """Rank 0's token ids [n]."""
+        ...
+
+    def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Rank 0's numbers, as many as everybody's."""
+        ...
+
+    def verdict(self, own: Draft, rows: Tensor) -> Draft:
+        """Rank 0's verdict with the first of ``rows`` [n+1, V], this rank's distributions at every place."""
+        ...
+
+    def total(self, own: Tensor) -> Tensor:
+        """What the ranks' tensors add up to."""
+        ...
+
+    def least(self, own: int) -> int:
+        """The smallest of the ranks' numbers."""
+        ...
+
+
+class Alone:
+    """One process with the whole model: nobody to agree with."""
+
+    size = 1
+    sharing = 1
+
+    def tokens(self, own: Tensor) -> Tensor:
+        return own
+
+    def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        return own
+
+    def verdict(self, own: Draft, rows: Tensor) -> Draft:  # noqa: ARG002
+        return own
+
+    def total(self, own: Tensor) -> Tensor:
+        return own
+
+    def least(self, own: int) -> int:
+        return own
+
+
+ALONE = Alone()

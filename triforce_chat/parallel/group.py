@@ -1,0 +1,110 @@
+"""torch.distributed as the engine uses it: a process group, and an ``Accord`` over it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from triforce_chat.engine.draft import Draft
+from triforce_chat.errors import UsageError
+from triforce_chat.parallel.place import Place
+from triforce_chat.parallel.start import FOR_EVER
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+LOOPBACK = ("lo", "lo0")
+
+
+def device_of(kind: str, place: Place) -> str:
+    """Where this rank computes: GPU number ``local_rank``, or the CPU. Raises UsageError."""
+    if kind == "cpu":
+        return kind
+    if kind != "cuda":
+        raise UsageError(f"--tp gives every rank a GPU of its own; choose --device cuda, not {kind}")
+    there = torch.cuda.device_count()
+    if there < place.local_size:
+        raise UsageError(f"--tp needs a GPU for each of {place.local_size} ranks; this machine has {there}")
+    return f"cuda:{place.local_rank}"
+
+
+class Ranks:
+    """Implements ``engine.accord.Accord``. All ranks make one at the same time."""
+
+    def __init__(self, place: Place, store: Store, device: str) -> None:
+        self.rank, self.size = place.rank, place.size
+        self.device = torch.device(device)
+        self.sharing = place.local_size if self.device.type == "cpu" else 1
+        os.environ["LOCAL_RANK"] = str(place.local_rank)  # where transformers looks
+        if self.device.type == "cpu":
+            share_cores(place)
+            dist.init_process_group(
+                "gloo", store=store, rank=self.rank, world_size=self.size, timeout=FOR_EVER
+            )
+        else:
+            torch.cuda.set_device(self.device)
+            dist.init_process_group(
+                "nccl",
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=FOR_EVER,
+                device_id=self.device,
+            )
+
+    def tokens(self, own: Tensor) -> Tensor:
+        told = own.clone()
+        dist.broadcast(told, 0)
+        return told
+
+    def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.tokens(torch.tensor(own, device=self.device)).tolist())
+
+    def verdict(self, own: Draft, rows: Tensor) -> Draft:
+        """One broadcast: how many tokens, the tokens, and room for as many as could have been accepted."""
+        told = torch.zeros(len(rows) + 1, dtype=torch.long, device=self.device)
+        if self.rank == 0:
+            told[0] = len(own)
+            told[1 : 1 + len(own)] = own.tokens
+        dist.broadcast(told, 0)
+        if self.rank == 0:
+            return own  # known here without asking the device
+        n = int(told[0])
+        return Draft(told[1 : 1 + n], rows[:n])
+
+    def total(self, own: Tensor) -> Tensor:
+        whole = own.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    def least(self, own: int) -> int:
+        number = torch.tensor(own, device=self.device)
+        dist.all_reduce(number, dist.ReduceOp.MIN)
+        return int(number)
+
+    def leave(self) -> None:
+        """Once no rank calls the group any more."""
+        dist.destroy_process_group()
+
+
+def share_cores(place: Place) -> None:
+    """Threads for one of the ranks on this machine, and a way between them that needs no network."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores() // place.local_size))
+    names = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in LOOPBACK if name in names), None)
+    if loopback and place.local_size == place.size:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
