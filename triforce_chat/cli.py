@@ -234,6 +234,16 @@ def bench(
     stacks: Annotated[str, typer.Option(help="Stacks to compare.")] = "autoregressive,auto,triforce,lookup",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Runs; the median counts.")] = 3,
+    prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts, each from another place of the documents.")
+    ] = 1,
+    temperatures: Annotated[str | None, typer.Option(help="Several, as in 0,0.6,1.")] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES", help="Every value in turn, as in budget=512,1024; may be given again."
+        ),
+    ] = None,
     stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False,
     inflate: Annotated[
         str | None,
@@ -246,21 +256,23 @@ def bench(
     shape = find_shape(inflate) if inflate else None
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
-    lengths, names = listed(contexts), stacks.split(",")
-    for name in names:
-        dataclasses.replace(options.settings, stack=name)  # complains about an unknown one
+    lengths = listed(contexts)
+    from triforce_chat.bench.measure import cases
+
+    heats = listed(temperatures, float, least=0) if temperatures else []
+    every = cases(options.settings, stacks.split(","), heats, vary or [])
     engine, target, _ = open_answering(options.settings, screen, room=max(lengths) + tokens, shape=shape)
     from triforce_chat.bench.machine import machine
-    from triforce_chat.bench.measure import Bench, prompt_of
+    from triforce_chat.bench.measure import Bench, prompts_of
     from triforce_chat.bench.stock import Stock
     from triforce_chat.bench.table import table
 
-    run = Bench(engine, target, options.settings, tokens, repeats)
-    prompts = [prompt_of(target, texts, length) for length in lengths]
-    rows = [row for ids in prompts for row in run.stacks(ids, names)]
+    run = Bench(engine, target, tokens, repeats)
+    asked = [prompts_of(target, texts, length, prompts) for length in lengths]
+    rows = [row for same_length in asked for row in run.rows(same_length, every)]
     if stock:
         untouched = Stock(options.settings, shape)
-        rows += [run.stock(untouched, ids) for ids in prompts]
+        rows += [run.stock(untouched, same_length[0]) for same_length in asked]
     if options.json:
         record = {
             "machine": machine(),

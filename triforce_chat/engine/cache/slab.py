@@ -45,7 +45,7 @@ class Shape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
-ALIGNMENT = 64  # bytes, as torch aligns its own memory
+PAGE = 4096  # bytes; what is pinned must not share one with anything else
 GRAIN = 64  # slots; kernels that are made for one width serve this many tokens
 
 
@@ -178,8 +178,8 @@ def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
     if shape.device.type != "cpu":
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)
     count = math.prod(size) * shape.dtype.itemsize
-    pages = np.zeros(count + ALIGNMENT, np.uint8)
-    start = -pages.ctypes.data % ALIGNMENT
+    pages = np.zeros(count + 2 * PAGE, np.uint8)
+    start = -pages.ctypes.data % PAGE
     return torch.from_numpy(pages[start : start + count]).view(shape.dtype).view(size)
 
 
