@@ -12,10 +12,10 @@ from conftest import Lab
 from tiny_models import save_model
 from torch import Tensor
 
+from triforce_chat import wiring
 from triforce_chat.command_line import in_one_process
 from triforce_chat.config import Settings
 from triforce_chat.engine.accord import Alone
-from triforce_chat.engine.cache.slab import Shape
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
@@ -29,7 +29,7 @@ from triforce_chat.parallel.group import device_of
 from triforce_chat.parallel.lead import Lead
 from triforce_chat.parallel.orders import Call, Order, Step
 from triforce_chat.parallel.place import Place, place_of
-from triforce_chat.wiring import held_here
+from triforce_chat.planning import draw
 
 PROMPT = list(range(3, 40))
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -255,11 +255,16 @@ def test_a_refusal_comes_before_any_rank_loads(tmp_path: Path) -> None:
     assert not team.orders
 
 
-def test_ranks_on_one_cpu_share_its_memory() -> None:
-    shape = Shape(2, 4, 2, 8, torch.float32, torch.device("cpu"))
-    accord = Alone()
-    accord.sharing = 3
-    assert held_here(shape, accord).bytes_per_token == 3 * shape.bytes_per_token
+def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw, "free_bytes", lambda _: 6 * 10**9)
+    settings = Settings(model=str(save_model(tmp_path / "model")), device="cpu")
+    three = Alone()
+    three.size, three.sharing = 2, 3
+    model = wiring.described(wiring.resolve(settings.model))
+    whole = wiring.memory_plan(settings, model, None, 128)
+    shared = wiring.memory_plan(settings, model, None, 128, accord=three)
+    assert shared.work.layer_kv * 2 == whole.work.layer_kv
+    assert (whole.memory.device, shared.memory.device) == (6 * 10**9, 2 * 10**9)
 
 
 def test_commands_of_one_process_say_so() -> None:

@@ -154,7 +154,7 @@ class Tally:
             case Prefilled():
                 self.prefill = event
             case Verified():
-                self.levels.setdefault(event.level, LevelTally()).add(event)
+                self._level(event.level).add(event)
                 if event.level == self.top:
                     self.accepted.append(event.accepted)
             case Rebuilt():
@@ -167,6 +167,14 @@ class Tally:
                 self.finished = event
             case Sourced():
                 self.sourced = event
+
+    def _level(self, name: str) -> LevelTally:
+        """The counts of one level; the top level comes last, though it may be the first to report."""
+        if name not in self.levels:
+            self.levels[name] = LevelTally()
+            if self.top in self.levels:
+                self.levels[self.top] = self.levels.pop(self.top)
+        return self.levels[name]
 
     @property
     def rounds(self) -> int:

@@ -110,10 +110,14 @@ def greedy_test(engine: Answering, request: Request) -> Judgement:
     return judge(engine, request, tokens_of(engine, request), tokens_of(engine, request, plain=True))
 
 
-def sampling_test(engine: Answering, request: Request, seeds: Sequence[int]) -> SamplingTest:
-    """Sample one answer per seed and test them together."""
+def sampling_test(
+    engine: Answering, request: Request, seeds: Sequence[int], enough: float = math.inf
+) -> SamplingTest:
+    """Sample one answer per seed, until there are ``enough`` tokens, and test them together."""
     test = SamplingTest()
     for seed in seeds:
+        if len(test.transformed) >= enough:
+            break
         sampled = replace(request, sampling=replace(request.sampling, seed=seed))
         test.add(engine, sampled, tokens_of(engine, sampled))
     return test
