@@ -14,12 +14,14 @@ from tiny_models import save_model
 from typer.testing import CliRunner
 
 from triforce_chat.bench import measure
-from triforce_chat.bench.measure import Bench, Case, cases, prompts_of
+from triforce_chat.bench.measure import Bench, Case, Run, cases, prompts_of
 from triforce_chat.bench.table import table
 from triforce_chat.cli import app
 from triforce_chat.config import Settings
 from triforce_chat.documents import Document, Page
+from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished, Tally, Verified
+from triforce_chat.engine.planner import Choice
 from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.load import LoadedModel, load_model
@@ -102,8 +104,9 @@ class Scripted(Bench):
     def _prefill(self, ids: Sequence[int]) -> float:
         return 100.0 * len(ids) + ids[0]
 
-    def _decode(self, ids: Sequence[int], settings: Settings) -> Tally:
-        return ended(self.script[ids[0], settings.stack].pop(0))
+    def _decode(self, ids: Sequence[int], settings: Settings) -> Run:
+        ms = self.script[ids[0], settings.stack].pop(0)
+        return Run(ended(ms), ms + 1 if settings.stack == "lookup" else None)
 
 
 def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
@@ -122,6 +125,7 @@ def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
     assert fast.acceptance == {"target": 0.75}
     assert fast.prefill_tokens_per_s == 301.5
     assert fast.tokens == 20
+    assert (plain.predicted_ms_per_token, fast.predicted_ms_per_token) == (None, 11.125)
     assert not any(bench.script.values())
 
 
@@ -155,6 +159,29 @@ def test_on_a_real_engine(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row.tokens == 40 and row.prompts == 2 and row.speedup for row in rows)
     assert rows[0].tokens_per_round == 1.0 < rows[1].tokens_per_round
     assert {*rows[1].acceptance} == {"target", "retrieval"}
+
+
+def test_the_planner_says_what_it_expects(lab: Lab) -> None:
+    engine = lab.engine("auto")
+    assert engine.predicted_ms is None
+    seen = []
+    for event in engine.answer(Request(lab.text(90), 60)):
+        seen += [engine.predicted_ms] if isinstance(event, Verified) and engine.predicted_ms else []
+    assert len(seen) > 5
+    assert lab.engine("triforce").predicted_ms is None
+
+
+def test_what_is_expected_of_a_round(lab: Lab) -> None:
+    planner = lab.engine("auto").top.drafter
+    for _ in range(40):
+        planner.times.add(1, 0.020)
+        planner.times.add(9, 0.020)
+    arm = planner.arms[0]
+    arm.seconds, arm.acceptance, arm.measured_at = 0.002, 0.5, 1
+    planner._expect(planner._drafted(arm, 1))
+    assert planner.predicted_ms == pytest.approx(22 / 1.5, rel=0.02)
+    planner._expect(Choice(0.0, 4, arm))
+    assert planner.predicted_ms == pytest.approx(22 / 1.5, rel=0.02)
 
 
 def test_the_command(tmp_path: Path, loaded: LoadedModel) -> None:

@@ -43,9 +43,18 @@ class Row:
     tokens_per_round: float
     acceptance: dict[str, float | None]
     peak_bytes: int
+    predicted_ms_per_token: float | None = None  # by the planner; what it tries out is not foretold
     speedup: float | None = None  # over our own plain decoding of the same prompts; a mean over them
     speedup_error: float | None = None  # of that mean, from how the prompts differ
     same_tokens: bool | None = None  # as our own plain decoding; with chance in it that says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One answer."""
+
+    tally: Tally
+    predicted_ms: float | None = None  # per token, by the planner
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +134,7 @@ class Bench:
         """Every case on the same prefilled prompts of one length, in turn within each repeat."""
         reset_peak()
         rates: list[float] = []
-        runs: list[list[list[Tally]]] = [[] for _ in cases]  # by case and prompt
+        runs: list[list[list[Run]]] = [[] for _ in cases]  # by case and prompt
         for ids in prompts:
             rates += self._prefills(ids)
             for each in runs:
@@ -172,17 +181,18 @@ class Bench:
         last = list(self.engine.prefill(ids[:-1]))[-1]
         return last.total / last.seconds
 
-    def _decode(self, ids: Sequence[int], settings: Settings) -> Tally:
+    def _decode(self, ids: Sequence[int], settings: Settings) -> Run:
         self.engine.restack(stack_of(settings, self.loaded.context))
         tally = Tally()
         request = Request(ids, self.tokens, sampling_of(settings, self.loaded))
         for event in self.engine.answer(request):
             tally.add(event)
-        return tally
+        return Run(tally, self.engine.predicted_ms)
 
-    def _row(self, case: Case, context: int, runs: Sequence[Sequence[Tally]], rate: float) -> Row:
-        every = [tally for tallies in runs for tally in tallies]
+    def _row(self, case: Case, context: int, runs: Sequence[Sequence[Run]], rate: float) -> Row:
+        every = [run.tally for same_prompt in runs for run in same_prompt]
         each = [tally.ms_per_token for tally in every]
+        told = [run.predicted_ms for same_prompt in runs for run in same_prompt if run.predicted_ms]
         return Row(
             contender=case.settings.stack,
             context=context,
@@ -192,10 +202,11 @@ class Bench:
             ms_per_token=statistics.median(each),
             spread_ms=(min(each), max(each)),
             prefill_tokens_per_s=rate,
-            tokens=sum(len(tallies[-1].token_ids) for tallies in runs),
+            tokens=sum(len(same_prompt[-1].tally.token_ids) for same_prompt in runs),
             tokens_per_round=statistics.mean(tally.tokens_per_round for tally in every),
             acceptance=_acceptance(every),
             peak_bytes=peak_bytes(),
+            predicted_ms_per_token=statistics.median(told) if told else None,
         )
 
 
@@ -213,12 +224,14 @@ def _share(counts: Sequence[LevelTally]) -> float | None:
     return sum(count.accepted for count in counts) / tested if tested else None
 
 
-def _against(row: Row, runs: Sequence[Sequence[Tally]], plain: Sequence[Sequence[Tally]]) -> Row:
+def _against(row: Row, runs: Sequence[Sequence[Run]], plain: Sequence[Sequence[Run]]) -> Row:
     """A row beside plain decoding of the same prompts."""
     pairs = list(zip(runs, plain, strict=True))
     ratios = [_median_ms(base) / _median_ms(own) for own, base in pairs if _median_ms(own)]
     found = mean([Sum(ratio, 1) for ratio in ratios])
-    same = all(a.token_ids == b.token_ids for own, base in pairs for a, b in zip(own, base, strict=True))
+    same = all(
+        a.tally.token_ids == b.tally.token_ids for own, base in pairs for a, b in zip(own, base, strict=True)
+    )
     return replace(
         row,
         speedup=found.value if found else None,
@@ -227,5 +240,5 @@ def _against(row: Row, runs: Sequence[Sequence[Tally]], plain: Sequence[Sequence
     )
 
 
-def _median_ms(tallies: Sequence[Tally]) -> float:
-    return statistics.median(tally.ms_per_token for tally in tallies)
+def _median_ms(runs: Sequence[Run]) -> float:
+    return statistics.median(run.tally.ms_per_token for run in runs)

@@ -17,6 +17,7 @@ from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled
 from triforce_chat.engine.level import Speculative
 from triforce_chat.engine.memory import Chunk, Forgetful, Memory, Passage, chunks
 from triforce_chat.engine.options import Sampling
+from triforce_chat.engine.planner import Planner
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.stacks import Builder, StackOptions
@@ -77,6 +78,12 @@ class Engine:
         """Put another stack on the same cache."""
         self.top = self._build(options)
         self.options = options
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """What the planner expected a token to take with this stack so far; None where none plans."""
+        drafter = self.top.drafter
+        return drafter.predicted_ms if isinstance(drafter, Planner) else None
 
     def _build(self, options: StackOptions) -> Speculative:
         return Builder(self.target, self.full, self.draft, options, self.pending.append, self.accord).build()

@@ -65,11 +65,18 @@ class Planner:
         self.times, self.lookup, self.arms, self.accord = times, lookup, arms, accord
         self.rounds = 0
         self.choice = Choice(0.0, 0)
+        self.expected_s = self.expected_tokens = 0.0  # over all rounds but trials
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """What a token was expected to take, over all rounds that were planned."""
+        return 1000 * self.expected_s / self.expected_tokens if self.expected_tokens else None
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         self.rounds += 1
         forecast = self.lookup.forecast(tokens, n)
         self.choice = self._agreed(self._choose(forecast, len(tokens), n))
+        self._expect(self.choice)
         arm = self.choice.arm
         if arm is None:
             return self.lookup.draft(forecast.tokens[: self.choice.n])
@@ -84,6 +91,14 @@ class Planner:
         places = [None, *self.arms]
         n, place = self.accord.numbers((own.n, places.index(own.arm)))
         return Choice(own.rate, n, places[place])
+
+    def _expect(self, choice: Choice) -> None:
+        """Keep what a round was planned with."""
+        if choice.rate:
+            drafting = choice.n * choice.arm.seconds if choice.arm else 0.0
+            seconds = drafting + self.times(1 + choice.n)
+            self.expected_s += seconds
+            self.expected_tokens += choice.rate * seconds
 
     def _choose(self, forecast: Forecast, length: int, n: int) -> Choice:
         if n == 0 or not self.times.known:

@@ -42,6 +42,10 @@ class Conductor:
         return self.engine.options
 
     @property
+    def predicted_ms(self) -> float | None:
+        return self.engine.predicted_ms
+
+    @property
     def target(self) -> Runner:
         return self.engine.target
 
