@@ -22,6 +22,7 @@ from triforce_chat.engine.events import Tally
 from triforce_chat.engine.memory import ROOT, Forgetful, Passage, chunks
 from triforce_chat.engine.options import Sampling
 from triforce_chat.library import block
+from triforce_chat.library import memory as memory_module
 from triforce_chat.library.fingerprint import fingerprint
 from triforce_chat.ui import figures
 
@@ -190,6 +191,33 @@ def test_an_interrupted_prefill_resumes_in_another_process(lab: Lab, tmp_path: P
     desk.library.writer.finish()
     assert Desk(lab, tmp_path).read(prompt) == 96
     assert Desk(lab, tmp_path).read(prompt) == 192
+
+
+def test_a_program_that_waits_for_its_end_says_why(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "SILENT", 0.05)
+    go_on, told = threading.Event(), []
+    save = block.save
+
+    def slow(*arguments: Any) -> None:
+        assert go_on.wait(20)
+        save(*arguments)
+
+    monkeypatch.setattr(block, "save", slow)
+    desk = Desk(lab, tmp_path)
+    for _ in desk.engine.prefill(lab.text(100)):
+        pass
+
+    def tell(line: str) -> None:
+        told.append(line)
+        go_on.set()
+
+    desk.library.writer.finish(20, tell)
+    assert told == [memory_module.WAITING]
+    desk.library.writer.finish(20, tell)  # nothing is left to write
+    assert len(told) == 1
+    assert Desk(lab, tmp_path).read(lab.text(100)) == 96
 
 
 def test_slots_that_are_given_away_are_not_written(

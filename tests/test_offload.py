@@ -82,6 +82,7 @@ def test_a_cpu_has_one_memory(model: Path) -> None:
     engine, _ = wiring.load_engine(settings_of(model, offload=True), note=told.append)
     assert isinstance(engine.full.slab, Slab)
     assert not any("host memory" in line for line in told)
+    assert [line for line in told if "changes nothing" in line]
 
 
 def test_no_room_anywhere_shortens_the_context(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -279,7 +279,7 @@ def open_engine(
             from triforce_chat.library.memory import Library
 
             limit = None if cache_size is None else cache_size * GIGABYTE
-            memory = {"remember": partial(Library.of, limit=limit)}
+            memory = {"remember": partial(Library.of, limit=limit, tell=note)}
         return load_engine(settings, report, room, note, shape, warn=warn or note, **memory)
 
     return _opened(load, settings, screen)

@@ -105,7 +105,7 @@ def load_engine(
             drafter,
             stack_of(settings, target.context),
             memory,
-            store_of(plan, note),
+            store_of(plan, settings, note),
             accord,
         )
     except (RuntimeError, MemoryError) as error:
@@ -213,8 +213,10 @@ def fitting(plan: MemoryPlan, settings: Settings, note: Note) -> MemoryPlan:
     return planned(dataclasses.replace(plan.work, context=context), plan.memory, offload)
 
 
-def store_of(plan: MemoryPlan, note: Note) -> Callable[[Shape, int], Store]:
+def store_of(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Shape, int], Store]:
     """Makes the room for the KV where the plan puts it."""
+    if settings.offload and plan.memory.is_host:
+        note("--offload changes nothing without a GPU: keys and values are in main memory as it is")
     if not plan.offloaded:
         return Slab
 

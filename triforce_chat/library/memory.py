@@ -25,24 +25,37 @@ from triforce_chat.library.shelf import Shelf, users_folder
 from triforce_chat.models.load import LoadedModel
 
 PATIENCE = 10.0  # seconds that a program which ends waits for what is not written yet
+SILENT = 1.0  # seconds of them without a word
+WAITING = "keeping what was read, so that it opens warm next time; Ctrl-C ends without it"
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 
 
 class Library:
-    """Implements ``engine.memory.Memory``; ``model`` is its fingerprint, ``clock`` counts nanoseconds."""
+    """Implements ``engine.memory.Memory``; ``model`` is its fingerprint, ``clock`` counts nanoseconds.
+
+    ``tell`` hears why the program does not end at once.
+    """
 
     def __init__(
-        self, shelf: Shelf, model: bytes, name: str = "", clock: Callable[[], int] = time.time_ns
+        self,
+        shelf: Shelf,
+        model: bytes,
+        name: str = "",
+        clock: Callable[[], int] = time.time_ns,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.shelf, self.model, self.name, self.clock = shelf, model, name, clock
         self.writer = Writer(shelf)
         self.served = clock()
-        weakref.finalize(self, self.writer.finish, PATIENCE)
+        weakref.finalize(self, self.writer.finish, PATIENCE, tell)
 
     @staticmethod
-    def of(loaded: LoadedModel, limit: float | None = None) -> Library:
+    def of(
+        loaded: LoadedModel, limit: float | None = None, tell: Callable[[str], None] | None = None
+    ) -> Library:
         """The user's own library for a model that was just loaded; ``limit`` is in bytes."""
-        return Library(Shelf(users_folder(), limit), fingerprint(loaded.model, loaded.tokenizer), loaded.name)
+        model = fingerprint(loaded.model, loaded.tokenizer)
+        return Library(Shelf(users_folder(), limit), model, loaded.name, tell=tell)
 
     def known(self, plan: Sequence[Chunk]) -> int:
         keys = [self._key(chunk.lineage) for chunk in plan]
@@ -134,11 +147,15 @@ class Writer:
             for pending in self.queue:
                 pending.stands = pending.stands and pending.label.end <= length
 
-    def finish(self, patience: float | None = None) -> None:
+    def finish(self, patience: float | None = None, tell: Callable[[str], None] | None = None) -> None:
         """Wait for what is not written yet, but not longer than that; then the rest stays unwritten."""
         thread = self.thread
         try:
             if thread is not None and thread is not threading.current_thread():
+                if tell:
+                    thread.join(SILENT)
+                if tell and thread.is_alive():
+                    tell(WAITING)
                 thread.join(patience)
         except KeyboardInterrupt:
             pass  # whoever presses Ctrl-C again does not want to wait
