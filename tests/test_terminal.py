@@ -30,7 +30,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(2)
     save_model(made / "tiny", max_position_embeddings=CONTEXT, initializer_range=0.3)
     mute_special_tokens(made / "tiny")
-    (made / "novel.txt").write_text("word " * 1_600)
+    (made / "novel.txt").write_text("word " * 4_000)
     (made / "edit").write_text("#!/bin/sh\nprintf 'from the editor\\n' > \"$1\"\n")
     (made / "edit").chmod(0o755)
     return made
