@@ -319,9 +319,22 @@ def test_what_every_gpu_holds() -> None:
     assert moved.host == (32 - moved.resident) * alone.layer_kv
 
 
-def test_kv_heads_are_not_broken() -> None:
-    with pytest.raises(UsageError, match="m has 4 KV heads, which 8 GPUs cannot share; --tp takes 1, 2, 4"):
-        work(published.QWEN2_5_7B, gpus=8)
+@pytest.mark.parametrize(
+    ("fields", "gpus", "said"),
+    [
+        (published.QWEN2_5_7B, 8, "m has 28 query heads, 4 KV heads, .* 8 GPUs .* --tp takes 1, 2, 4$"),
+        (published.LLAMA_2_13B, 5, "13,824 neurons .* which 5 GPUs cannot share; --tp takes 1, 2, 4, 8$"),
+    ],
+)
+def test_what_does_not_divide_is_not_planned(fields: Mapping[str, Any], gpus: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        work(fields, gpus=gpus)
+
+
+@pytest.mark.parametrize("gigabytes", range(28, 60, 2))
+def test_as_many_gpus_are_advised_as_can_share_the_model(gigabytes: int) -> None:
+    plan = planned(work(published.LLAMA_2_13B), Memory(gigabytes * GB, GB))
+    assert remedies(plan).tp in (2, 4, 8)  # never 5, which divides its heads but not its neurons
 
 
 # What would help

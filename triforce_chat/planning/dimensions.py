@@ -65,6 +65,11 @@ class Dimensions:
         """Numbers of the embedding."""
         return self.vocabulary * self.hidden
 
+    def divides_among(self, gpus: int) -> bool:
+        """Whether so many GPUs can share it: transformers' plans leave no remainder."""
+        sizes = (self.query_heads, self.kv_heads, self.mlp, self.vocabulary)
+        return all(size % gpus == 0 for size in sizes)
+
     def parameters(self, gpus: int = 1) -> int:
         """Numbers that each of so many GPUs holds: its share of the linear layers, and all of the rest."""
         output = 0 if self.tied else -(-self.vocabulary // gpus) * self.hidden

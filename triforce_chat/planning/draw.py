@@ -41,12 +41,13 @@ def work_of(
     dtype: torch.dtype,
     gpus: int = 1,
 ) -> Work:
-    """What a run holds in memory. Raises UsageError if its KV heads cannot be divided among the GPUs."""
+    """What a run holds in memory. Raises UsageError if the target cannot be divided among the GPUs."""
     own = Dimensions.of(target.fields)
-    if own.kv_heads % gpus:
+    if not own.divides_among(gpus):
         raise UsageError(
-            f"{target.name} has {own.kv_heads} KV heads, which {gpus} GPUs cannot share; "
-            f"--tp takes {', '.join(str(n) for n in range(1, own.kv_heads + 1) if own.kv_heads % n == 0)}"
+            f"{target.name} has {own.query_heads} query heads, {own.kv_heads} KV heads, {own.mlp:,} neurons and "
+            f"{own.vocabulary:,} tokens of vocabulary, which {gpus} GPUs cannot share; "
+            f"--tp takes {', '.join(str(n) for n in range(1, own.kv_heads + 1) if own.divides_among(n))}"
         )
     return Work(
         target=own,
