@@ -54,13 +54,13 @@ def work_of(
         draft=Dimensions.of(draft.fields) if draft else None,
         context=context,
         itemsize=dtype.itemsize,
-        layout=layout_of(own, device, dtype),
+        layout=layout_of(own, device, dtype, gpus),
         stack=caches_of(stack),
         gpus=gpus,
     )
 
 
-def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype) -> Layout:
+def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype, gpus: int = 1) -> Layout:
     """How the engine lays a model out there."""
     packed, on_cpu = onednn.available(device, dtype), device.type == "cpu"
     masked = (
@@ -73,7 +73,7 @@ def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype) -> L
         buffers=BUFFERS,
         prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
-        packed=packed,
+        packed=packed and gpus == 1,  # as the runner does
     )
 
 
