@@ -158,7 +158,7 @@ def test_a_hub_id_needs_its_configuration_alone(tmp_path: Path, monkeypatch: pyt
         ),
         (("--device-memory", "much"), 2, "'much' is no size in memory; write for example 24GB"),
         (("--device-memory", "24GB", "--device", "cpu"), 2, "with --device cpu give --host-memory"),
-        (("--model", "qwen2.5-7b-1m", "--tp", 3, *CARD), 2, "has 4 KV heads, which 3 GPUs cannot share"),
+        (("--model", "qwen2.5-7b-1m", "--tp", 3, *CARD), 2, "which 3 GPUs cannot share; --tp takes 1, 2, 4"),
         (("--model", "default", "--draft", "nothing"), 5, "no model 'nothing'"),
     ],
 )

@@ -99,7 +99,7 @@ def test_parameters_are_counted_as_transformers_makes_them(
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_a_gpu_holds_its_share_of_what_transformers_divides(architecture: str, gpus: int) -> None:
     model = random_model(architecture)
-    divided = {name.rpartition(".")[2] for name in model.config.base_model_tp_plan} - {"q_norm", "k_norm"}
+    divided = {name.rpartition(".")[2] for name in model.base_model._tp_plan} - {"q_norm", "k_norm"}
 
     def share(name: str, weight: torch.Tensor) -> int:
         part = name.split(".")[-2]
@@ -312,16 +312,29 @@ def test_what_every_gpu_holds() -> None:
     alone = work(published.LLAMA_2_7B, stack="autoregressive")
     both = work(published.LLAMA_2_7B, gpus=2, stack="autoregressive")
     assert both.layer_kv * 2 == alone.layer_kv
-    whole = 32_000 * 4096 + 65 * 4096  # the embedding and the norms
+    whole = 65 * 4096  # the norms
     assert both.weights == (alone.weights - 2 * whole) // 2 + 2 * whole
     assert both.draft_bytes == alone.draft_bytes
     moved = planned(both, Memory(16 * GB, 80 * GB), "always")
     assert moved.host == (32 - moved.resident) * alone.layer_kv
 
 
-def test_kv_heads_are_not_broken() -> None:
-    with pytest.raises(UsageError, match="m has 4 KV heads, which 8 GPUs cannot share; --tp takes 1, 2, 4"):
-        work(published.QWEN2_5_7B, gpus=8)
+@pytest.mark.parametrize(
+    ("fields", "gpus", "said"),
+    [
+        (published.QWEN2_5_7B, 8, "m has 28 query heads, 4 KV heads, .* 8 GPUs .* --tp takes 1, 2, 4$"),
+        (published.LLAMA_2_13B, 5, "13,824 neurons .* which 5 GPUs cannot share; --tp takes 1, 2, 4, 8$"),
+    ],
+)
+def test_what_does_not_divide_is_not_planned(fields: Mapping[str, Any], gpus: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        work(fields, gpus=gpus)
+
+
+@pytest.mark.parametrize("gigabytes", range(28, 60, 2))
+def test_as_many_gpus_are_advised_as_can_share_the_model(gigabytes: int) -> None:
+    plan = planned(work(published.LLAMA_2_13B), Memory(gigabytes * GB, GB))
+    assert remedies(plan).tp in (2, 4, 8)  # never 5, which divides its heads but not its neurons
 
 
 # What would help

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -200,6 +204,36 @@ def test_an_interrupt_in_any_layer(deep: Lab, stack: str, monkeypatch: pytest.Mo
             assert answer_of(engine, prompt, 12) == deep.greedy(prompt, 12)
             for cache in caches(engine, RetrievalCache):
                 check_retrieval(cache)
+
+
+@contextmanager
+def interrupted(code: CodeType, lines: int) -> Iterator[None]:
+    """Ctrl-C in a function after so many of its lines have begun."""
+    left, before = lines, sys.gettrace()
+
+    def inside(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal left
+        left -= event == "line"
+        if left == 0 and event == "line":
+            raise KeyboardInterrupt
+        return inside
+
+    sys.settrace(lambda frame, *_: inside if frame.f_code is code else None)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("lines", range(1, 40, 2))
+def test_an_interrupt_at_any_line_leaves_both_buffers(deep: Lab, lines: int) -> None:
+    """One alone would take the next layer while this one is computed."""
+    engine, prompt = engine_of(deep, store=HostStore), deep.text(40)
+    with interrupted(HostStore._arrived.__code__, lines):
+        answer_of(engine, prompt, 6)
+    assert len(engine.full.slab.buffers) == 2
+    assert answer_of(engine, prompt, 6) == deep.greedy(prompt, 6)
 
 
 def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Path) -> None:

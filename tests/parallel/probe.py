@@ -148,6 +148,16 @@ def order_of(model: str, size: int) -> dict[str, Any]:
     }
 
 
+def numbers(model: Any, ranks: int) -> tuple[int, int]:
+    """How many numbers this rank's weights are, and how many were planned."""
+    from torch.distributed.tensor import DTensor
+
+    from triforce_chat.planning.dimensions import Dimensions
+
+    parts = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
+    return sum(part.numel() for part in parts), Dimensions.of(model.config.to_dict()).parameters(ranks)
+
+
 def nothing() -> None:
     """In one process nobody compares."""
 
@@ -177,6 +187,7 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         if Path(model).name == "llama":
             found["interrupts"] = [alone.interrupts(), shared.interrupts()]
         found["heads"] = [together.target.shape.query_heads, together.target.shape.kv_heads]
+        found["numbers"] = numbers(together.target.model, size)
         yield Path(model).name, found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from triforce_chat.parallel.group import device_of
 from triforce_chat.parallel.lead import Lead
 from triforce_chat.parallel.orders import Call, Order, Step
 from triforce_chat.parallel.place import Place, place_of
+from triforce_chat.parallel.start import store_at
 from triforce_chat.planning import draw
 
 PROMPT = list(range(3, 40))
@@ -271,3 +273,11 @@ def test_commands_of_one_process_say_so() -> None:
     in_one_process(Settings())
     with pytest.raises(UsageError, match="runs in one process"):
         in_one_process(Settings(tp=2))
+
+
+def test_the_store_is_out_of_the_networks_reach() -> None:
+    store = store_at(0, 2, made=True)
+    store.set("here", "yes")
+    assert store_at(store.port, 2).get("here") == b"yes"
+    with pytest.raises(OSError, match=r"refused|unreachable|assign"):  # another address of this machine
+        socket.create_connection(("127.0.0.2", store.port), timeout=5).close()

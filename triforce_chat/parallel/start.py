@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from datetime import timedelta
+from functools import partial
 from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, Any
@@ -62,8 +64,15 @@ def store_at(port: int, size: int, made: bool = False) -> TCPStore:
     """The store of ranks on this machine: rank 0 has it ``made`` at a free port (0), the others reach it there."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    store: TCPStore = TCPStore(HERE, port, size, made, FOR_EVER, wait_for_workers=False)
-    return store
+    reach = partial(TCPStore, HERE, world_size=size, timeout=FOR_EVER, wait_for_workers=False)
+    if not made:
+        store: TCPStore = reach(port=port)
+        return store
+    # Of itself the store listens to the whole network, and asks nobody who he is.
+    listener = socket.create_server((HERE, port))
+    number = listener.getsockname()[1]
+    mine: TCPStore = reach(port=number, is_master=True, master_listen_fd=listener.detach())
+    return mine
 
 
 def _launched(place: Place) -> tuple[Team, Store]:

@@ -65,11 +65,16 @@ class Dimensions:
         """Numbers of the embedding."""
         return self.vocabulary * self.hidden
 
+    def divides_among(self, gpus: int) -> bool:
+        """Whether so many GPUs can share it: transformers' plans leave no remainder."""
+        sizes = (self.query_heads, self.kv_heads, self.mlp, self.vocabulary)
+        return all(size % gpus == 0 for size in sizes)
+
     def parameters(self, gpus: int = 1) -> int:
-        """Numbers that each of so many GPUs holds: its share of the linear layers, and all of the rest."""
-        output = 0 if self.tied else -(-self.vocabulary // gpus) * self.hidden
-        whole = self.embedding + self.hidden + self.layers * self._norms_and_biases
-        return whole + output + self.layers * (self._linear // gpus)
+        """Numbers that each of so many GPUs holds: its share of all matrices, and all of the rest."""
+        vocabulary = (1 if self.tied else 2) * (self.embedding // gpus)
+        whole = self.hidden + self.layers * self._norms_and_biases
+        return whole + vocabulary + self.layers * (self._linear // gpus)
 
     @property
     def _linear(self) -> int:

@@ -41,25 +41,26 @@ def work_of(
     dtype: torch.dtype,
     gpus: int = 1,
 ) -> Work:
-    """What a run holds in memory. Raises UsageError if its KV heads cannot be divided among the GPUs."""
+    """What a run holds in memory. Raises UsageError if the target cannot be divided among the GPUs."""
     own = Dimensions.of(target.fields)
-    if own.kv_heads % gpus:
+    if not own.divides_among(gpus):
         raise UsageError(
-            f"{target.name} has {own.kv_heads} KV heads, which {gpus} GPUs cannot share; "
-            f"--tp takes {', '.join(str(n) for n in range(1, own.kv_heads + 1) if own.kv_heads % n == 0)}"
+            f"{target.name} has {own.query_heads} query heads, {own.kv_heads} KV heads, {own.mlp:,} neurons and "
+            f"{own.vocabulary:,} tokens of vocabulary, which {gpus} GPUs cannot share; "
+            f"--tp takes {', '.join(str(n) for n in range(1, own.kv_heads + 1) if own.divides_among(n))}"
         )
     return Work(
         target=own,
         draft=Dimensions.of(draft.fields) if draft else None,
         context=context,
         itemsize=dtype.itemsize,
-        layout=layout_of(own, device, dtype),
+        layout=layout_of(own, device, dtype, gpus),
         stack=caches_of(stack),
         gpus=gpus,
     )
 
 
-def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype) -> Layout:
+def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype, gpus: int = 1) -> Layout:
     """How the engine lays a model out there."""
     packed, on_cpu = onednn.available(device, dtype), device.type == "cpu"
     masked = (
@@ -72,7 +73,7 @@ def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype) -> L
         buffers=BUFFERS,
         prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
-        packed=packed,
+        packed=packed and gpus == 1,  # as the runner does
     )
 
 

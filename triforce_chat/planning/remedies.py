@@ -54,10 +54,10 @@ def _shortened(work: Work, memory: Memory, offload: Offload) -> int:
 
 
 def _fewest_gpus(plan: MemoryPlan, offload: Offload) -> int | None:
-    """GPUs of the same size that hold it; KV heads are divided among them."""
+    """GPUs of the same size that can share it and hold it."""
     work = plan.work
     for gpus in range(work.gpus + 1, MOST_GPUS + 1):
-        if work.target.kv_heads % gpus == 0:
+        if work.target.divides_among(gpus):
             more = dataclasses.replace(work, gpus=gpus)
             if planned(more, plan.memory, offload).fits:
                 return gpus

@@ -109,8 +109,8 @@ class HostStore:
     def _arrived(self, layer: int, n: int) -> Held:
         """The buffer with a layer's first n tokens, from when on the device's arithmetic may use it."""
         buffer = next((each for each in self.buffers if each.layer == layer), self.buffers[0])
-        self.buffers.remove(buffer)
-        self.buffers.append(buffer)
+        # At once: an interrupt may come at any line, and must not leave a buffer out.
+        self.buffers = [*(each for each in self.buffers if each is not buffer), buffer]
         self._fetch(buffer, layer, n)
         if buffer.ready is not None:
             torch.cuda.current_stream(self.shape.device).wait_event(buffer.ready)
