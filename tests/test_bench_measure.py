@@ -55,6 +55,16 @@ def test_what_cannot_be_varied(vary: str) -> None:
         cases(Settings(), ["triforce"], [], [vary])
 
 
+def test_a_setting_is_varied_once() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        cases(Settings(), ["triforce"], [], ["gamma=4", "gamma=8"])
+
+
+def test_what_is_measured_is_what_its_name_says() -> None:
+    with pytest.raises(UsageError, match="drafts by lookup alone"):
+        cases(Settings(seed=1), ["triforce", "auto"], [], [])
+
+
 def test_an_unknown_stack() -> None:
     with pytest.raises(UsageError, match="quick"):
         cases(Settings(), ["quick"], [], [])

@@ -107,6 +107,16 @@ def test_the_advice_is_good() -> None:
     assert told(*model, "--tp", advised["tp"])["fits"]
 
 
+def test_a_demand_that_is_in_the_way_is_named() -> None:
+    small = ("--model", "llama-3.1-8b", "--device-memory", "24GB", "--host-memory", "2GB", "--offload")
+    code, out, _ = run(*small, "--context", 16_384)
+    assert (code, out.splitlines()[-1]) == (6, "would fit without --offload")
+    code, out, _ = run(*small, "--context", 65_536)
+    assert (code, out.splitlines()[-1][:44]) == (6, "would fit without --offload and with --conte")
+    advised = told(*small, "--context", 65_536)["would_fit"]
+    assert told(*small[:-1], "--context", advised["context"])["verdict"] == "fits"
+
+
 def test_this_machine_without_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "free_bytes", lambda _device: 8 * 10**9)
     flags = ("--device", "cpu")

@@ -370,19 +370,19 @@ def test_every_remedy_helps(fields: Mapping[str, Any], gigabytes: int, host: int
         short = found.dtype_context or plan.work.context
         assert planned(work(fields, short), plan.memory, "never" if goal == "fits" else "auto").fits
     for flags in (f"--context {found.context}", f"--tp {found.tp}"):
-        assert (flags in advice(plan, found)) == ("None" not in flags)
+        assert (flags in advice(plan, plan, found)) == ("None" not in flags)
 
 
 def test_where_nothing_helps() -> None:
     plan = planned(work(published.LLAMA_2_13B), Memory(4 * GB, 4 * GB, is_host=True))
     assert {*dataclasses.asdict(remedies(plan)).values()} == {None}
-    assert advice(plan, remedies(plan)) == "no single change makes it fit: take a smaller model"
+    assert advice(plan, plan, remedies(plan)) == "no single change makes it fit: take a smaller model"
 
 
 def test_what_fits_needs_no_remedy() -> None:
     plan = planned(work(published.SMOLLM2_135M), Memory(24 * GB, 24 * GB))
     assert {*dataclasses.asdict(remedies(plan)).values()} == {None}
-    assert advice(plan, remedies(plan)) == ""
+    assert advice(plan, plan, remedies(plan)) == ""
     assert verdict(plan) == "fits on the GPU"
 
 

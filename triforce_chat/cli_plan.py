@@ -88,6 +88,7 @@ def drawn(
 
 def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: str) -> dict[str, Any]:
     """The plan as plain values."""
+    from triforce_chat.planning.plan import relaxed
     from triforce_chat.planning.remedies import remedies
 
     work = made.work
@@ -104,7 +105,7 @@ def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: s
         "available": {"device": made.memory.device, "host": made.memory.host},
         "layers": work.target.layers,
         "resident_layers": made.resident,
-        "would_fit": dataclasses.asdict(remedies(made)),
+        "would_fit": dataclasses.asdict(remedies(relaxed(made))),
         "warning": target.warning(work.context),
     }
 
@@ -115,6 +116,7 @@ def show(made: MemoryPlan, target: Description, draft: str | None, dtype: str, c
     from rich.text import Text
 
     from triforce_chat.planning import words
+    from triforce_chat.planning.plan import relaxed
     from triforce_chat.planning.remedies import remedies
     from triforce_chat.ui.clean import one_line
 
@@ -128,5 +130,5 @@ def show(made: MemoryPlan, target: Description, draft: str | None, dtype: str, c
         table.add_row(what, size, Text(one_line(remark), "dim"))
     console.print(table)
     print_line(words.verdict(made), style="green" if made.fits else "bold red")
-    if advice := words.advice(made, remedies(made)):
+    if advice := words.advice(made, relaxed(made), remedies(relaxed(made))):
         print_line(advice)

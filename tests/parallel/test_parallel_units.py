@@ -269,6 +269,25 @@ def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.M
     assert (whole.memory.device, shared.memory.device) == (6 * 10**9, 2 * 10**9)
 
 
+@pytest.mark.parametrize("method", ["restack", "settle"])
+def test_an_interrupt_between_the_ranks_ends_all(
+    lab: Lab, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one rank would wait for ever for what the others do not do."""
+    team, engine = Recorder(), lab.engine("triforce")
+    conductor = Conductor(engine, team)  # type: ignore[arg-type]
+
+    def broken(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        team if method == "restack" else engine, "tell" if method == "restack" else method, broken
+    )
+    with pytest.raises(KeyboardInterrupt):
+        getattr(conductor, method)(engine.options if method == "restack" else [0])
+    assert team.released
+
+
 def test_commands_of_one_process_say_so() -> None:
     in_one_process(Settings())
     with pytest.raises(UsageError, match="runs in one process"):

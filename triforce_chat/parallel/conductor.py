@@ -15,7 +15,7 @@ from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.memory import Passage
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.stacks import StackOptions
-from triforce_chat.errors import RankLost
+from triforce_chat.errors import RankLost, UsageError
 from triforce_chat.parallel.failure import deserted
 from triforce_chat.parallel.orders import Call, Step
 from triforce_chat.parallel.team import Team
@@ -58,12 +58,21 @@ class Conductor:
         return self.engine.decode
 
     def restack(self, options: StackOptions) -> None:
-        self.engine.restack(options)  # complains here about what is wrong everywhere
-        self.team.tell(Call("restack", (options,)))
+        refused: UsageError | None = None  # which every rank would raise
+        with shared_fate(self.team):
+            try:
+                self.engine.restack(options)
+            except UsageError as error:
+                refused = error
+            else:
+                self.team.tell(Call("restack", (options,)))
+        if refused:
+            raise refused
 
     def settle(self, tokens: Sequence[int]) -> None:
-        self.team.tell(Call("settle", (tokens,)))
-        self.engine.settle(tokens)
+        with shared_fate(self.team):
+            self.team.tell(Call("settle", (tokens,)))
+            self.engine.settle(tokens)
 
     def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]:
         return self._together("prefill", prompt, passages)
@@ -81,8 +90,8 @@ class Conductor:
 
     def _together(self, method: str, *arguments: Any) -> Generator[Any, None, Any]:
         """Run a generator of the engine on all ranks, from event to event."""
-        self.team.tell(Call(method, arguments))
         with shared_fate(self.team), closing(getattr(self.engine, method)(*arguments)) as events:
+            self.team.tell(Call(method, arguments))
             while True:
                 try:
                     event = next(events)

@@ -106,6 +106,11 @@ def planned(work: Work, memory: Memory, offload: Offload = "auto") -> MemoryPlan
     return moved if moved.fits else whole
 
 
+def relaxed(plan: MemoryPlan) -> MemoryPlan:
+    """The same run as it would be without a demand to have all KV in host memory, where the demand is in the way."""
+    return plan if plan.fits else planned(plan.work, plan.memory)
+
+
 def resident_layers(work: Work, memory: Memory) -> int:
     """How many layers can keep their KV on the device while that of the others streams through it."""
     choices = range(work.target.layers, -1, -1)

@@ -79,8 +79,13 @@ def verdict(plan: MemoryPlan) -> str:
     return f"does not fit {where}"
 
 
-def advice(plan: MemoryPlan, found: Remedies) -> str:
-    """The flags that would make it fit, as they are typed; empty where nothing is to be done."""
+def advice(plan: MemoryPlan, relaxed: MemoryPlan, found: Remedies) -> str:
+    """The flags that would make it fit, as they are typed; empty where nothing is to be done.
+
+    ``relaxed`` is the plan without ``--offload``, for which the remedies were found.
+    """
+    if relaxed.fits and not plan.fits:
+        return "would fit without --offload"
     shortened = f" --context {found.dtype_context}" if found.dtype_context else ""
     typed = {
         f"--context {found.context}": found.context,
@@ -90,7 +95,12 @@ def advice(plan: MemoryPlan, found: Remedies) -> str:
     }
     flags = ", or with ".join(each for each, works in typed.items() if works)
     if not plan.fits:
-        return f"would fit with {flags}" if flags else "no single change makes it fit: take a smaller model"
+        forced = "without --offload and " if plan.offloaded and not relaxed.offloaded else ""
+        return (
+            f"would fit {forced}with {flags}"
+            if flags
+            else "no single change makes it fit: take a smaller model"
+        )
     return f"would fit without host memory with {flags}" if flags else ""
 
 

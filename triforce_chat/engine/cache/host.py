@@ -140,7 +140,8 @@ class HostStore:
     def _pin(self) -> int:
         if self.shape.device.type != "cuda":
             return 0
-        pinned = [part for held in self.far for part in held.slab.layer(0) if pin(part)]
+        with torch.cuda.device(self.shape.device):
+            pinned = [part for held in self.far for part in held.slab.layer(0) if pin(part)]
         finalize(self, unpin, pinned)
         return len(self.far) - len(pinned) // 2
 
