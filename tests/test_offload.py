@@ -77,6 +77,15 @@ def test_the_flag_sends_all_of_them_there(model: Path, monkeypatch: pytest.Monke
     assert engine.full.slab.resident == 0
 
 
+@pytest.mark.parametrize(("resident", "gamma"), [(2, 32), (LAYERS, 16)])
+def test_the_planner_may_draft_more_where_verifications_stream(
+    model: Path, resident: int, gamma: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
+    engine, _ = loaded(settings_of(model, stack="auto"), monkeypatch, sizes)
+    assert engine.options.gamma == gamma
+
+
 def test_a_cpu_has_one_memory(model: Path) -> None:
     told: list[str] = []
     engine, _ = wiring.load_engine(settings_of(model, offload=True), note=told.append)
@@ -113,6 +122,6 @@ def test_dearer_verifications_make_longer_drafts() -> None:
             times.add(9, verification)
         arm = Arm(level=Any, seconds=0.01, acceptance=0.95, measured_at=1)  # type: ignore[arg-type]
         planner = Planner(times, NgramLookup(9), [arm])
-        chosen.append(planner._drafted(arm, wiring.MOST_GAMMA).n)
+        chosen.append(planner._drafted(arm, wiring.STREAMED_GAMMA).n)
     assert chosen[0] < 8
     assert chosen[1] > 20

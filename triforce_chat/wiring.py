@@ -37,7 +37,8 @@ from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, Offload, large
 from triforce_chat.planning.words import moved_line, plan_line, shortage
 
 GAMMA = 8  # of a fixed stack
-MOST_GAMMA = 32  # what the planner may choose from
+MOST_GAMMA = 16  # what the planner may choose from
+STREAMED_GAMMA = 32  # the same where every verification streams keys and values from host memory
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
 
 
@@ -103,7 +104,7 @@ def load_engine(
             target.eos_ids,
             decoder(target.tokenizer),
             drafter,
-            stack_of(settings, target.context),
+            stack_of(dataclasses.replace(settings, offload=plan.offloaded), target.context),
             memory,
             store_of(plan, settings, note),
             accord,
@@ -244,7 +245,8 @@ def stack_of(settings: Settings, positions: int) -> StackOptions:
     budget = settings.budget or max(
         SMALLEST_BUDGET, min(LARGEST_BUDGET, (settings.context or positions) // 8)
     )
-    gamma = settings.gamma or (MOST_GAMMA if name == "auto" else GAMMA)
+    most = STREAMED_GAMMA if settings.offload else MOST_GAMMA
+    gamma = settings.gamma or (most if name == "auto" else GAMMA)
     return StackOptions(
         name=name,
         gamma=gamma,
