@@ -139,6 +139,10 @@ def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
     assert not any(bench.script.values())
 
 
+def test_acceptance_is_pooled_over_runs() -> None:
+    assert measure._acceptance([ended(1.0, accepted=3), ended(1.0, accepted=0)]) == {"target": 3 / 5}
+
+
 def test_one_prompt_has_no_error_and_chance_no_verdict() -> None:
     script = {(1, "autoregressive"): [20.0], (1, "lookup"): [10.0]}
     made = cases(Settings(temperature=0.7), ["autoregressive", "lookup"], [], [])

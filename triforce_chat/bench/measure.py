@@ -216,16 +216,11 @@ class Bench:
 
 def _acceptance(tallies: Sequence[Tally]) -> dict[str, float | None]:
     """How often each level's proposals passed, over all runs."""
-    counts: dict[str, list[LevelTally]] = {}
+    pooled: dict[str, LevelTally] = {}
     for tally in tallies:
         for level, count in tally.levels.items():
-            counts.setdefault(level, []).append(count)
-    return {level: _share(each) for level, each in counts.items()}
-
-
-def _share(counts: Sequence[LevelTally]) -> float | None:
-    tested = sum(count.tested for count in counts)
-    return sum(count.accepted for count in counts) / tested if tested else None
+            pooled.setdefault(level, LevelTally()).join(count)
+    return {level: count.acceptance for level, count in pooled.items()}
 
 
 def _against(row: Row, runs: Sequence[Sequence[Run]], plain: Sequence[Sequence[Run]]) -> Row:

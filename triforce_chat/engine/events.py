@@ -5,7 +5,7 @@ Nothing here knows tensors or terminals.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "interrupted"]
@@ -126,6 +126,11 @@ class LevelTally:
         self.proposed += event.proposed
         self.accepted += event.accepted
         self.tested += min(event.accepted + 1, event.proposed)
+
+    def join(self, other: LevelTally) -> None:
+        """Count another answer's as well."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
     def acceptance(self) -> float | None:
