@@ -13,6 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+
 from triforce_chat.documents import apart, child
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine

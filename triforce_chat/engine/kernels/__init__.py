@@ -1,0 +1,12 @@
+"""Triton kernels for decoding a few tokens on a CUDA device, where every step waits for memory.
+
+Each call can be captured in a CUDA graph: shapes follow from the arguments' shapes, and a length that changes
+from replay to replay is read from a device tensor. Numbers are 16 or 32 bit wide, arithmetic is fp32.
+"""
+
+from __future__ import annotations
+
+from triforce_chat.engine.kernels.decoding import decode_attention, splits
+from triforce_chat.engine.kernels.rows import rms_norm, rotate_and_store, silu_mul
+
+__all__ = ["decode_attention", "rms_norm", "rotate_and_store", "silu_mul", "splits"]

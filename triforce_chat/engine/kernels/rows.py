@@ -1,0 +1,157 @@
+"""What a layer does to each token by itself: norms, rotary positions, storing keys, the gated activation."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ACTIVATIONS = 1024  # numbers of a gated activation that one program makes
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Rows of x [n, C] or [n, H, C] over their root mean square, times weight [C]; contiguous.
+
+    As transformers' LlamaRMSNorm: the normalised row is rounded to x's dtype before it meets the weight. The
+    last dimension of x must be contiguous, the others need not be.
+    """
+    width, inner = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
+    out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype), device=x.device)
+    block = triton.next_power_of_2(width)
+    stride = x.stride(1) if x.dim() == 3 else 0
+    _norm_row[(x.shape[0] * inner,)](
+        x, weight, out, x.stride(0), stride, inner, width, eps, block=block, num_warps=warps(block)
+    )
+    return out
+
+
+def warps(block: int) -> int:
+    """Threads for one row of ``block`` numbers: 16 bytes each where the row is long enough."""
+    return min(16, max(1, block // 256))
+
+
+@triton.jit
+def _norm_row(x, weight, out, outer_stride, inner_stride, inner, width, eps, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    valid = column < width
+    at = x + (row // inner) * outer_stride + (row % inner) * inner_stride
+    values = tl.load(at + column, mask=valid, other=0.0).to(tl.float32)
+    mean = tl.sum(values * values, 0) / width
+    normal = (values * (1.0 / tl.sqrt_rn(mean + eps))).to(x.dtype.element_ty)
+    scaled = normal.to(tl.float32) * tl.load(weight + column, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, scaled.to(out.dtype.element_ty), mask=valid)
+
+
+def rotate_and_store(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, at: Tensor
+) -> None:
+    """Turn queries and keys to their positions in place, and store keys and values in the cache.
+
+    q [n, Hq, D], k and v [n, Hkv, D], cos and sin [n, D] as transformers' ``apply_rotary_pos_emb`` takes them;
+    keys and values [Hkv, S, D] are written in slots ``at`` .. ``at+n-1``, ``at`` being a tensor with one integer
+    on the device. The last dimension of each must be contiguous.
+    """
+    n, query_heads, dim = q.shape
+    kv_heads = k.shape[1]
+    half = dim // 2
+    strides = [stride for each in (q, k, v, keys, values) for stride in each.stride()[:2]]
+    _rotate_head[(n, query_heads + 2 * kv_heads)](
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        keys,
+        values,
+        at,
+        *strides,
+        cos.stride(0),
+        sin.stride(0),
+        query_heads,
+        kv_heads,
+        half=half,
+        block=triton.next_power_of_2(half),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _rotate_head(
+    q,
+    k,
+    v,
+    cos,
+    sin,
+    keys,
+    values,
+    at,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    keys_head,
+    keys_slot,
+    values_head,
+    values_slot,
+    cos_token,
+    sin_token,
+    query_heads,
+    kv_heads,
+    half: tl.constexpr,
+    block: tl.constexpr,
+):
+    token, which = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    low = tl.arange(0, block)
+    valid = low < half
+    if which >= query_heads + kv_heads:
+        head = which - query_heads - kv_heads
+        slot = tl.load(at).to(tl.int64) + token
+        source = v + token * v_token + head * v_head + low
+        target = values + head * values_head + slot * values_slot + low
+        tl.store(target, tl.load(source, mask=valid), mask=valid)
+        tl.store(target + half, tl.load(source + half, mask=valid), mask=valid)
+    else:
+        cos_at, sin_at = cos + token * cos_token + low, sin + token * sin_token + low
+        cos_low = tl.load(cos_at, mask=valid).to(tl.float32)
+        cos_high = tl.load(cos_at + half, mask=valid).to(tl.float32)
+        sin_low = tl.load(sin_at, mask=valid).to(tl.float32)
+        sin_high = tl.load(sin_at + half, mask=valid).to(tl.float32)
+        if which < query_heads:
+            place = q + token * q_token + which * q_head + low
+        else:
+            place = k + token * k_token + (which - query_heads) * k_head + low
+        x = tl.load(place, mask=valid).to(tl.float32)
+        y = tl.load(place + half, mask=valid).to(tl.float32)
+        turned_x = (x * cos_low - y * sin_low).to(q.dtype.element_ty)
+        turned_y = (y * cos_high + x * sin_high).to(q.dtype.element_ty)
+        tl.store(place, turned_x, mask=valid)
+        tl.store(place + half, turned_y, mask=valid)
+        if which >= query_heads:
+            slot = tl.load(at).to(tl.int64) + token
+            target = keys + (which - query_heads) * keys_head + slot * keys_slot + low
+            tl.store(target, turned_x, mask=valid)
+            tl.store(target + half, turned_y, mask=valid)
+
+
+def silu_mul(both: Tensor) -> Tensor:
+    """silu of the left half of each row times its right half: both [n, 2M] -> [n, M]."""
+    n, half = both.shape[0], both.shape[1] // 2
+    out = both.new_empty(n, half)
+    grid = (n, triton.cdiv(half, ACTIVATIONS))
+    _gate[grid](both, out, both.stride(0), half, block=ACTIVATIONS, num_warps=4)
+    return out
+
+
+@triton.jit
+def _gate(both, out, stride, half, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    valid = column < half
+    at = both + row * stride + column
+    gate = tl.load(at, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(at + half, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out + row * half + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=valid)
