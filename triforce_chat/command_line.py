@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from triforce_chat.cli_complete import among, drafts, models
-from triforce_chat.config import DTYPES, POLICIES, STACKS, Settings
+from triforce_chat.config import DTYPES, MIDDLES, POLICIES, STACKS, Settings
 from triforce_chat.errors import Interrupted, TriforceError, UsageError
 
 if TYPE_CHECKING:
@@ -70,6 +70,14 @@ class Options:
     policy: Annotated[
         str, option(f"How chunks are scored: {', '.join(POLICIES)}.", ENGINE, autocompletion=among(POLICIES))
     ] = "mean"
+    middle: Annotated[
+        str,
+        option(
+            f"Weights of the middle level on a GPU: {', '.join(MIDDLES)}.",
+            ENGINE,
+            autocompletion=among(MIDDLES),
+        ),
+    ] = "auto"
     gamma: Annotated[int | None, option("Tokens drafted per verification (auto: at most).", ENGINE)] = None
     draft_gamma: Annotated[int, option("Tokens drafted per step of the middle level.", ENGINE)] = 4
     context: Annotated[int | None, option("Context to allocate, in tokens.", ENGINE)] = None

@@ -11,6 +11,7 @@ from triforce_chat.errors import UsageError
 
 STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive")
 POLICIES = ("mean", "minmax")
+MIDDLES = ("auto", "full", "int8")
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -23,6 +24,7 @@ class Settings:
     draft: str = "auto"  # or "none", or the name of a model
     stack: str = "auto"
     policy: str = "mean"
+    middle: str = "auto"  # weights of the middle level
     budget: int | None = None  # tokens
     chunk: int = 8  # tokens
     gamma: int | None = None  # tokens asked of the level below the target
@@ -43,6 +45,7 @@ class Settings:
     def __post_init__(self) -> None:
         _one_of("stack", self.stack, STACKS)
         _one_of("policy", self.policy, POLICIES)
+        _one_of("middle", self.middle, MIDDLES)
         _one_of("dtype", self.dtype, DTYPES)
         for name in ("budget", "chunk", "gamma", "draft_gamma", "max_tokens", "context", "tp"):
             value = getattr(self, name)
@@ -74,6 +77,7 @@ class Settings:
 CHANGEABLE: dict[str, Callable[[str], Any]] = {
     "stack": str,
     "policy": str,
+    "middle": str,
     "budget": int,
     "chunk": int,
     "gamma": int,

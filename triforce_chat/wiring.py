@@ -252,6 +252,7 @@ def stack_of(settings: Settings, positions: int) -> StackOptions:
         gamma=gamma,
         draft_gamma=settings.draft_gamma,
         policy=settings.policy,
+        middle=settings.middle,
         budget=Budget(tokens=budget, chunk=settings.chunk),
     )
 

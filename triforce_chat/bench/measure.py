@@ -24,7 +24,7 @@ from triforce_chat.wiring import sampling_of, stack_of
 
 STOCK = "transformers"
 PATIENCE = 60.0  # seconds
-VARIABLE = ("budget", "chunk", "gamma", "draft-gamma", "policy")
+VARIABLE = ("budget", "chunk", "gamma", "draft-gamma", "policy", "middle")
 
 
 @dataclass(frozen=True, slots=True)

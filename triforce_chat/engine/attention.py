@@ -11,7 +11,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from triforce_chat.engine import onednn
-from triforce_chat.engine.cache.slab import View
+from triforce_chat.engine.cache.slab import KVCache, View
 
 NAME = "triforce"
 FEW = 16  # new tokens on a GPU up to which folded rows serve, which read every key once
@@ -32,13 +32,32 @@ def attend(
     """
     view = kwargs["kv"].update(module.layer_idx, query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return read(query, view, scale).transpose(1, 2), None
+
+
+def attend_in(
+    cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor
+) -> Tensor:
+    """The same for one layer by its number, with queries and keys that are not rotated yet.
+
+    q: [n, Hq, D], k and v: [n, Hkv, D], cos and sin: [n, D]. Returns [n, Hq, D].
+    """
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
+    view = cache.update(layer, query, key, value)
+    return read(query, view, q.shape[-1] ** -0.5)[0].transpose(0, 1)
+
+
+def read(query: Tensor, view: View, scale: float) -> Tensor:
+    """Attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D]."""
     many = query.is_cuda and query.shape[2] > FEW
-    out = (causal_attention if many else folded_attention)(query, view, scale)
-    return out.transpose(1, 2), None
+    return (causal_attention if many else folded_attention)(query, view, scale)
 
 
 def causal_attention(query: Tensor, view: View, scale: float) -> Tensor:
-    """Attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D].
+    """The same with many tokens.
 
     No mask is stored, so a GPU takes its flash kernel in 16 bit, and its memory-efficient one in fp32. Keys and
     values are repeated for the heads that share them, because the latter knows no groups.

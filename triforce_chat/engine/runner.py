@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from copy import copy
+from functools import cached_property, partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from triforce_chat.engine import attention, onednn
 from triforce_chat.engine.cache.slab import KVCache, Shape
+
+if TYPE_CHECKING:
+    from triforce_chat.engine.blocks import Decoder
+
+FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families whose blocks are known
+SMALLEST_HEAD = 16  # numbers; a tile of a matrix unit is not narrower
+SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU, for the activations of a prefill and for graphs
 
 
 class Forward(Protocol):
@@ -40,33 +50,89 @@ class Runner:
         self.device: torch.device = model.device
         ranks: int = model.tp_size or 1
         self.shape = Shape.of(model.config, model.dtype, model.device, ranks)
-        # transformers reads its shards of a weight in the forward; there is no dense one to pack.
-        if ranks == 1 and onednn.available(self.device, self.shape.dtype):
+        self.decoder: Decoder | None = None
+        if ranks > 1:  # transformers reads its shards of a weight in the forward; there is no dense one
+            return
+        if fusible(model):
+            from triforce_chat.engine.blocks import Decoder
+            from triforce_chat.engine.capture import Captures
+
+            self.decoder = Decoder(model, self.shape)
+            self.captures = Captures(self.decoder, self.device)
+        elif onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
+
+    @cached_property
+    def narrow(self) -> Runner:
+        """The same model with 8-bit copies of its matrices where few tokens are fed: faster, a little off.
+
+        Good for proposals. The model itself where its blocks are transformers' own.
+        """
+        if self.decoder is None:
+            return self
+        from triforce_chat.engine.capture import Captures
+
+        made = copy(self)
+        made.captures = Captures(self.decoder.narrow(), self.device)
+        return made
+
+    @property
+    def room_for_narrow(self) -> bool:
+        """Whether memory holds 8-bit copies beside everything that is still to come."""
+        if "narrow" in vars(self):
+            return True
+        if self.decoder is None or self.device.type != "cuda":
+            return False
+        return torch.cuda.mem_get_info(self.device)[0] > self.decoder.matrix_numbers + SPARE
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
         n = len(ids)
-        hidden = self._hidden(ids, cache)
-        logits: Tensor = self.model.lm_head(hidden[0, n - rows :])
+        ids = self._embedded(ids)
+        place = cache.place() if self.decoder else None
+        size = self.captures.size(n, place) if place else None
+        if place and size:
+            logits = self.captures(ids, place, cache.position, size)[n - rows :]
+            cache.placed(n, size)
+        else:
+            logits = self.model.lm_head(self._hidden(ids, cache)[n - rows :])
         cache.advance(n)
         return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: KVCache) -> None:
         """Feed ids [n] for their keys and values only."""
-        self._hidden(ids, cache)
+        self._hidden(self._embedded(ids), cache)
         cache.advance(len(ids))
 
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """Ids that have an embedding: padding that a target drew has no text, so any token will do for it."""
+        return ids.clamp_max(self.known - 1) if self.known < self.vocabulary else ids
+
     def _hidden(self, ids: Tensor, cache: KVCache) -> Tensor:
-        if self.known < self.vocabulary:  # padding that a target drew has no text: any token will do
-            ids = ids.clamp_max(self.known - 1)
+        """Last hidden states [n, C] of ids [n], whose keys and values the cache is told of layer by layer."""
         positions = torch.arange(cache.position, cache.position + len(ids), device=self.device)
+        if self.decoder:
+            return self.decoder(ids, positions, partial(attention.attend_in, cache))
         out = self.model.base_model(
             input_ids=ids[None], position_ids=positions[None], use_cache=False, kv=cache
         )
-        hidden: Tensor = out.last_hidden_state
+        hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+
+def fusible(model: Any) -> bool:
+    """Whether the model runs where Triton's kernels do, and is made of blocks that are known."""
+    layer = model.base_model.layers[0]
+    dim = layer.self_attn.head_dim
+    return (
+        model.device.type == "cuda"
+        and find_spec("triton") is not None
+        and type(layer).__name__.removesuffix("DecoderLayer") in FUSED
+        and isinstance(layer.mlp.act_fn, nn.SiLU)
+        and dim >= SMALLEST_HEAD
+        and dim.bit_count() == 1
+    )
 
 
 def fitted(logits: Tensor, width: int) -> Tensor:

@@ -29,6 +29,9 @@ class StackOptions:
     gamma: int = 8  # asked of the level below the target, per verification
     draft_gamma: int = 4  # asked of the drafter, per step of the middle level
     policy: str = "mean"
+    middle: str = (
+        "auto"  # weights of the middle level: "full", "int8", or 8 bits where there is room for copies
+    )
     budget: Budget = field(default_factory=Budget)
 
 
@@ -84,13 +87,19 @@ class Builder:
     def middle(self, cache: RetrievalCache, drafter: Level) -> Speculative:
         return Speculative(
             "retrieval",
-            self.target,
+            self.proposer(),
             cache,
             drafter,
             self.options.draft_gamma,
             self.emit,
             accord=self.accord,
         )
+
+    def proposer(self) -> Runner:
+        """The target as the middle level runs it."""
+        wanted = self.options.middle
+        narrow = wanted == "int8" or (wanted == "auto" and self.target.room_for_narrow)
+        return self.target.narrow if narrow else self.target
 
     def retrieval(self) -> RetrievalCache:
         return RetrievalCache(self.full, self.options.budget, POLICIES[self.options.policy](), self.emit)

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from triforce_chat.engine.cache.slab import Counted, Shape, Slab, Store, View
+from triforce_chat.engine.cache.slab import Counted, Place, Shape, Slab, Store, View
 
 QUERY_WINDOW = 64  # tokens whose queries are kept
 
@@ -29,8 +29,12 @@ class QueryRing:
         fitting = min(n, self.size - start)  # slots before the ring's end
         self.data[layer, :, start : start + fitting] = fresh[:, :fitting]
         self.data[layer, :, : n - fitting] = fresh[:, fitting:]
-        for at in range(first, first + n):
-            self.positions[at % self.size] = at
+        self.written(first, n)
+
+    def written(self, position: int, n: int, lost: int = 0) -> None:
+        """The n slots from that position on hold its queries, and ``lost`` slots behind them nobody's."""
+        for at in range(position, position + n + lost):
+            self.positions[at % self.size] = at if at < position + n else -1
 
     def forget(self) -> None:
         """The positions have other tokens now."""
@@ -52,6 +56,10 @@ class Follower(Protocol):
 
     def follow(self, layer: int, k: Tensor, v: Tensor, view: View) -> None:
         """k, v [1, Hkv, n, D] were stored behind the first ``source.length`` tokens; ``view`` ends with them."""
+        ...
+
+    def passed(self, slab: Slab, n: int) -> None:
+        """Instead of that for every layer: n tokens were stored in ``slab`` behind the first ``source.length``."""
         ...
 
     def followed(self) -> None:
@@ -80,6 +88,15 @@ class FullCache(Counted):
         for follower in self.followers:
             follower.follow(layer, k, v, view)
         return view
+
+    def place(self) -> Place | None:
+        return Place(self.slab, self.length, self.queries) if isinstance(self.slab, Slab) else None
+
+    def placed(self, n: int, size: int) -> None:
+        assert isinstance(self.slab, Slab)
+        self.queries.written(self.length, n, size - n)
+        for follower in self.followers:
+            follower.passed(self.slab, n)
 
     def advance(self, n: int) -> None:
         super().advance(n)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.selection import Policy, select
-from triforce_chat.engine.cache.slab import Counted, Slab, View
+from triforce_chat.engine.cache.slab import Counted, Place, Slab, View
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
 
@@ -100,8 +100,13 @@ class Layout:
         """Copy one layer's keys or values: [Hkv, S, D], chosen [Hkv, chunks] -> the first slots of out."""
         out[:, : self.sinks] = part[:, : self.sinks]
         out[:, self.sinks + self.kept : self.filled] = part[:, self.tail : self.total]
-        if chosen is not None:
-            places = out[:, self.sinks : self.sinks + self.kept].unflatten(1, (-1, self.chunk))
+        if chosen is None:
+            return
+        places = out[:, self.sinks : self.sinks + self.kept].unflatten(1, (-1, self.chunk))
+        if part.is_cuda:  # one launch for all heads
+            heads = torch.arange(len(part), device=part.device)[:, None]
+            places.copy_(self.candidates(part)[heads, chosen])
+        else:
             for place, chunks, row in zip(places, self.candidates(part), chosen, strict=True):
                 torch.index_select(chunks, 0, row, out=place)
 
@@ -136,6 +141,9 @@ class RetrievalCache(Counted):
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
         return self.slab.write(layer, self._slot(self.length), k, v)
 
+    def place(self) -> Place | None:
+        return Place(self.slab, self._slot(self.length))
+
     def truncate(self, length: int) -> None:
         super().truncate(length)
         self.synced = min(self.synced, length)
@@ -151,6 +159,17 @@ class RetrievalCache(Counted):
             self._build(layer, view)
         if self.following:
             self.slab.write(layer, self._slot(self.source.length), k, v)
+
+    def passed(self, slab: Slab, n: int) -> None:
+        self._begin(n)
+        here = self.source.length
+        if self.building:
+            for layer in range(slab.shape.layers):
+                self._build(layer, slab.view(layer, here + n))
+        if self.following:
+            slot = self._slot(here)
+            for mine, theirs in ((self.slab.keys, slab.keys), (self.slab.values, slab.values)):
+                mine[:, :, slot : slot + n] = theirs[:, :, here : here + n]
 
     def followed(self) -> None:
         if self.following:

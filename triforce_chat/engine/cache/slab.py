@@ -57,6 +57,21 @@ class View(NamedTuple):
     length: int  # slots that hold tokens; S is the next multiple of GRAIN
 
 
+class Queries(Protocol):
+    """Room for the latest queries: position p's go to slot p % size of data [layers, Hq, size, D]."""
+
+    data: Tensor
+    size: int
+
+
+class Place(NamedTuple):
+    """Where a forward may leave the keys and values of new tokens on its own, and read all that stand before."""
+
+    slab: Slab
+    slot: int  # of the first new token
+    queries: Queries | None = None  # where queries belong as well
+
+
 class KVCache(Protocol):
     """A cache as the forward and the levels use it. ``length`` counts the tokens of the history it covers."""
 
@@ -77,6 +92,14 @@ class KVCache(Protocol):
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:
         """Store k, v [1, Hkv, n, D] behind what is there; q [1, Hq, n, D] is the same tokens' queries."""
+        ...
+
+    def place(self) -> Place | None:
+        """Where the next tokens go; None for a cache that has to be told of them layer by layer."""
+        ...
+
+    def placed(self, n: int, size: int) -> None:
+        """Instead of updates, a forward left n tokens in that place, and ``size`` - n more of no meaning."""
         ...
 
     def advance(self, n: int) -> None:
@@ -106,6 +129,12 @@ class Counted:
 
     def pending(self, tokens: Tensor) -> Tensor:
         return tokens[self.length :]
+
+    def place(self) -> Place | None:
+        return None
+
+    def placed(self, n: int, size: int) -> None:
+        pass
 
     def advance(self, n: int) -> None:
         self.length += n

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.slab import Shape, Slab, View
+from triforce_chat.engine.cache.slab import Place, Shape, Slab, View
 
 SINKS, WINDOW, HOP = 16, 240, 128  # tokens
 
@@ -46,6 +46,12 @@ class StreamingCache:
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
         return self.slab.write(layer, self.position, k, v)
+
+    def place(self) -> Place | None:
+        return Place(self.slab, self.position)
+
+    def placed(self, n: int, size: int) -> None:
+        pass
 
     def advance(self, n: int) -> None:
         if self.length == 0 and n > self.sinks:  # the jump from the sinks to the window

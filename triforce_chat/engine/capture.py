@@ -1,0 +1,128 @@
+"""Forwards of a fixed number of tokens over one slab, captured as CUDA graphs once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine import kernels
+from triforce_chat.engine.blocks import Decoder
+from triforce_chat.engine.cache.slab import Place, Slab
+
+# Tokens of a captured forward: others are filled up with tokens that nobody sees, which costs next to nothing
+# while a forward takes as long as reading its bytes.
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+
+FLASH_FROM = 32_768  # slots
+
+
+class Captured:
+    """One forward of ``size`` tokens; which slots, positions and ids are inputs of every replay."""
+
+    def __init__(
+        self, forward: Callable[[Captured], Tensor], size: int, device: torch.device, pool: Any
+    ) -> None:
+        self.ids = torch.zeros(size, dtype=torch.long, device=device)
+        self.slot = torch.zeros(1, dtype=torch.long, device=device)  # of the first token
+        self.position = torch.zeros(1, dtype=torch.long, device=device)  # for RoPE
+        self.steps = torch.arange(size, device=device)
+        self.forward, self.pool = forward, pool
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.out: Tensor | None = None
+
+    def __call__(self, ids: Tensor, slot: int, position: int) -> Tensor:
+        """Logits [size, V] behind ids [n], n up to ``size``; valid until the next forward."""
+        self.ids[: len(ids)] = ids
+        self.slot.fill_(slot)
+        self.position.fill_(position)
+        if self.ids.device.type != "cuda":
+            return self.forward(self)
+        if self.graph is None:
+            self._capture()
+        assert self.graph is not None and self.out is not None
+        self.graph.replay()
+        return self.out
+
+    def _capture(self) -> None:
+        aside = torch.cuda.Stream(self.ids.device)
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # kernels are compiled, libraries allocate: nothing of a graph
+            self.forward(self)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            self.out = self.forward(self)
+        self.graph = graph
+
+
+class Captures:
+    """The captured forwards of one model, by the slab that they write to and their number of tokens."""
+
+    def __init__(self, decoder: Decoder, device: torch.device) -> None:
+        self.decoder, self.device = decoder, device
+        self.made: WeakKeyDictionary[Slab, dict[int, Captured]] = WeakKeyDictionary()
+        self.pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def size(self, n: int, place: Place) -> int | None:
+        """Tokens of the captured forward that takes n tokens; None where there is no such thing."""
+        size = next((size for size in SIZES if size >= n), None)
+        return size if size and place.slot + size <= place.slab.capacity else None
+
+    def __call__(self, ids: Tensor, place: Place, position: int, size: int) -> Tensor:
+        """Logits [n, V] behind ids [n]; their keys and values are in the slab."""
+        of_slab = self.made.setdefault(place.slab, {})
+        if size not in of_slab:
+            of_slab[size] = Captured(self._forward(place), size, self.device, self.pool)
+        return of_slab[size](ids, place.slot, position)[: len(ids)].clone()
+
+    def _forward(self, place: Place) -> Callable[[Captured], Tensor]:
+        ring, keys, values = (
+            place.queries,
+            place.slab.keys,
+            place.slab.values,
+        )  # not the slab: it must be free to go
+        scale, most = place.slab.shape.head_dim**-0.5, place.slab.capacity
+        flash = flash_attention(place.slab)
+
+        def forward(given: Captured) -> Tensor:
+            positions = given.position + given.steps
+            visible = (given.slot + len(given.steps)).int()
+
+            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+                kernels.rotate_and_store(q, k, v, cos, sin, keys[layer], values[layer], given.slot)
+                if ring is not None:
+                    ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
+                if flash:
+                    return flash(q, keys[layer], values[layer], visible, scale)
+                return kernels.decode_attention(q, keys[layer], values[layer], given.slot, scale, most)
+
+            return self.decoder.head(self.decoder(given.ids, positions, attend))
+
+        return forward
+
+
+def flash_attention(slab: Slab) -> Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor] | None:
+    """flash-attn's kernel for a slab so long that it is the faster one, where that is installed.
+
+    It takes q [n, Hq, D], one layer's keys and values [Hkv, S, D], how many of them are visible [1], and the scale.
+    """
+    shape = slab.shape
+    if slab.capacity < FLASH_FROM or shape.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if shape.device.type != "cuda" or find_spec("flash_attn") is None:
+        return None
+    from flash_attn import flash_attn_with_kvcache
+
+    def read(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
+        stored = (part.transpose(0, 1)[None] for part in (keys, values))
+        out: Tensor = flash_attn_with_kvcache(
+            q[None], *stored, cache_seqlens=visible, softmax_scale=scale, causal=True
+        )
+        return out[0]
+
+    return read
