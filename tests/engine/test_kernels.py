@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import interpreted
@@ -11,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from triforce_chat.bench import kernels as bench
 from triforce_chat.engine import kernels
 from triforce_chat.engine.kernels import linear
 from triforce_chat.engine.kernels.decoding import Tiling, splits
@@ -271,3 +273,21 @@ def test_programs_fill_the_processors(heads: int, row_tiles: int) -> None:
 def test_short_views_are_not_split_into_crumbs(most: int) -> None:
     assert 1 <= splits(1, 1, most) <= -(-most // 128)
     assert splits(1_000, 4, most) == 1
+
+
+def test_the_bench_runs_through(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.main(["--tiny", "--json"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    failed = {row["kernel"] for row in found if row["failure"]}
+    assert failed <= {"attention: flash-attn"}  # not installed
+    errors = [row["error"] for row in found if row["error"] is not None]
+    assert len(errors) >= 5
+    assert max(errors) < 0.03
+    assert {"attention", "int8_linear", "rms_norm", "silu_mul", "chunk_scores"} <= {
+        row["kernel"] for row in found
+    }
+
+
+def test_the_bench_ends_in_time_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.main(["--tiny", "--seconds", "0"])
+    assert "the rest was not measured" in capsys.readouterr().out
