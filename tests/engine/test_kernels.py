@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import interpreted
@@ -11,7 +12,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from triforce_chat.bench import kernels as bench
 from triforce_chat.engine import kernels
+from triforce_chat.engine.kernels import linear
 from triforce_chat.engine.kernels.decoding import Tiling, splits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -176,6 +179,88 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     assert close(found, attention(q, keys, values, 150, 1.0))
 
 
+SCORES = [
+    (1, 1, 2, 16, 1, 5),
+    (3, 2, 1, 32, 2, 70),
+    (2, 1, 2, 128, 8, 11),
+    (16, 4, 1, 16, 16, 9),
+    (5, 1, 1, 64, 64, 3),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "group", "heads", "dim", "chunk", "chunks"), SCORES)
+def test_chunk_scores(
+    m: int, group: int, heads: int, dim: int, chunk: int, chunks: int, dtype: torch.dtype
+) -> None:
+    slots = chunks * chunk
+    q = noise(m, group * heads, dim, dtype=dtype).transpose(0, 1)  # strided
+    slab = torch.full((heads, slots + 9, dim), float("nan"), dtype=dtype, device=DEVICE)
+    slab[:, 3 : 3 + slots] = noise(heads, slots, dim, dtype=dtype, seed=1)
+    keys = slab[:, 3 : 3 + slots]
+    found = kernels.chunk_scores(q, keys, chunk)
+    rows = q.double().unflatten(0, (heads, -1)).flatten(1, 2)
+    means = keys.double().unflatten(1, (chunks, chunk)).mean(2)
+    assert found.dtype == torch.float32
+    assert close(found, rows @ means.transpose(1, 2) * dim**-0.5, torch.float32)
+    assert close(kernels.chunk_scores(q, keys, chunk, 0.5), rows @ means.transpose(1, 2) * 0.5, torch.float32)
+
+
+@pytest.mark.parametrize(("chunk", "slots"), [(3, 9), (128, 256), (4, 10), (0, 0)])
+def test_chunks_are_powers_of_two_that_fill_the_keys(chunk: int, slots: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        kernels.chunk_scores(noise(1, 1, 16), noise(1, slots, 16), chunk)
+
+
+def test_a_head_dimension_is_a_power_of_two() -> None:
+    with pytest.raises(ValueError, match="96"):
+        kernels.decode_attention(noise(1, 1, 96), *noise(2, 1, 4, 96), torch.tensor([0]), 1.0, 1)
+
+
+def test_quantized_rows_are_within_half_a_step() -> None:
+    weight = noise(5, 40) * torch.tensor([1.0, 1e-3, 50.0, 0.0, 1.0], device=DEVICE)[:, None]
+    made = kernels.quantize(weight)
+    assert made.data.dtype == torch.int8
+    assert (made.data.float() * made.scale[:, None] - weight).abs().le(made.scale[:, None] * 0.501).all()
+    assert made.data.abs().amax(1).tolist() == [127, 127, 127, 0, 127]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "outputs", "inputs"), [(1, 48, 64), (17, 33, 200), (40, 16, 48), (3, 100, 1040)]
+)
+def test_int8_linear(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    x, weight = (
+        noise(n, inputs + 4, dtype=dtype)[:, :inputs],
+        kernels.quantize(noise(outputs, inputs, seed=3)),
+    )
+    dense = weight.data.double() * weight.scale.double()[:, None] / inputs**0.5
+    weight = weight._replace(scale=weight.scale / inputs**0.5)
+    residual = noise(n, outputs, dtype=dtype, seed=4)
+    expected = x.double() @ dense.T
+    assert close(kernels.int8_linear(x, weight), expected)
+    assert close(kernels.int8_linear(x, weight, residual), expected + residual.double())
+    bias = residual[:1].expand(n, -1)
+    assert close(kernels.int8_linear(x, weight, bias), expected + bias.double())
+
+
+@pytest.mark.parametrize("outputs", [16, 1024, 4096, 11008, 12288, 49152])
+@pytest.mark.parametrize("n", [1, 16, 17, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiles_of_linear_layers_fit_the_chip(n: int, outputs: int, dtype: torch.dtype) -> None:
+    shape = linear.blocking(n, outputs, dtype)
+    tile = shape.inputs * (shape.outputs + dtype.itemsize * linear.padded(n))
+    assert shape.stages >= 3
+    assert (shape.stages - 1) * tile <= 98_304
+
+
+@pytest.mark.parametrize("shape", [linear.Blocking(64, 128, 3, 4), linear.Blocking(32, 32, 3, 4)])
+def test_any_tile_serves_any_weight(shape: linear.Blocking) -> None:
+    x, weight = noise(3, 72), kernels.quantize(noise(70, 72, seed=3))
+    expected = x.double() @ (weight.data.double() * weight.scale.double()[:, None]).T
+    assert close(kernels.int8_linear(x, weight, shape=shape) / 8, expected / 8)
+
+
 @pytest.mark.parametrize(("heads", "row_tiles"), [(32, 1), (8, 1), (8, 2), (3, 1), (3, 2), (40, 1), (4, 1)])
 def test_programs_fill_the_processors(heads: int, row_tiles: int) -> None:
     programs = heads * row_tiles * splits(heads, row_tiles, 124_928)
@@ -188,3 +273,21 @@ def test_programs_fill_the_processors(heads: int, row_tiles: int) -> None:
 def test_short_views_are_not_split_into_crumbs(most: int) -> None:
     assert 1 <= splits(1, 1, most) <= -(-most // 128)
     assert splits(1_000, 4, most) == 1
+
+
+def test_the_bench_runs_through(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.main(["--tiny", "--json"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    failed = {row["kernel"] for row in found if row["failure"]}
+    assert failed <= {"attention: flash-attn"}  # not installed
+    errors = [row["error"] for row in found if row["error"] is not None]
+    assert len(errors) >= 5
+    assert max(errors) < 0.03
+    assert {"attention", "int8_linear", "rms_norm", "silu_mul", "chunk_scores"} <= {
+        row["kernel"] for row in found
+    }
+
+
+def test_the_bench_ends_in_time_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.main(["--tiny", "--seconds", "0"])
+    assert "the rest was not measured" in capsys.readouterr().out

@@ -7,6 +7,18 @@ from replay to replay is read from a device tensor. Numbers are 16 or 32 bit wid
 from __future__ import annotations
 
 from triforce_chat.engine.kernels.decoding import decode_attention, splits
+from triforce_chat.engine.kernels.linear import Int8Weight, int8_linear, quantize
 from triforce_chat.engine.kernels.rows import rms_norm, rotate_and_store, silu_mul
+from triforce_chat.engine.kernels.scoring import chunk_scores
 
-__all__ = ["decode_attention", "rms_norm", "rotate_and_store", "silu_mul", "splits"]
+__all__ = [
+    "Int8Weight",
+    "chunk_scores",
+    "decode_attention",
+    "int8_linear",
+    "quantize",
+    "rms_norm",
+    "rotate_and_store",
+    "silu_mul",
+    "splits",
+]
