@@ -1,15 +1,17 @@
 """Fused blocks and forwards of fixed size say what transformers' own forward says, in every cache and stack.
 
-Without a GPU the kernels are interpreted and a captured forward is computed anew; everything around them is the same.
+Without a GPU a captured forward is computed anew, by plain arithmetic in place of the kernels, which have tests of
+their own; everything around them is the same.
 """
 
 from __future__ import annotations
 
 import copy
 import gc
+from itertools import pairwise
 from typing import Any
 
-import interpreted
+import plain_kernels
 import pytest
 import torch
 from conftest import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, spell
@@ -26,10 +28,14 @@ from triforce_chat.engine.stacks import StackOptions
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    interpreted.patch()
 PROMPT = [int(token) for token in torch.randint(1, 48, (70,), generator=torch.Generator().manual_seed(3))]
 STACKS = ("autoregressive", "triforce", "retrieval", "streaming", "naive", "lookup")
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        plain_kernels.replace(monkeypatch)
 
 
 @pytest.fixture
@@ -125,7 +131,7 @@ def test_captured_forwards_go_with_their_slab(model: Any, monkeypatch: pytest.Mo
 
 def test_sizes_leave_no_room_unused() -> None:
     assert SIZES[0] == 1
-    assert all(after <= 1.5 * before + 1 for before, after in zip(SIZES, SIZES[1:], strict=False))
+    assert all(after <= 1.5 * before + 1 for before, after in pairwise(SIZES))
 
 
 def test_eight_bits_are_nearly_right_and_share_the_rest(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

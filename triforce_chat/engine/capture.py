@@ -32,8 +32,7 @@ class Captured:
         self.position = torch.zeros(1, dtype=torch.long, device=device)  # for RoPE
         self.steps = torch.arange(size, device=device)
         self.forward, self.pool = forward, pool
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.out: Tensor | None = None
+        self.captured: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def __call__(self, ids: Tensor, slot: int, position: int) -> Tensor:
         """Logits [size, V] behind ids [n], n up to ``size``; valid until the next forward."""
@@ -42,13 +41,11 @@ class Captured:
         self.position.fill_(position)
         if self.ids.device.type != "cuda":
             return self.forward(self)
-        if self.graph is None:
-            self._capture()
-        assert self.graph is not None and self.out is not None
-        self.graph.replay()
-        return self.out
+        graph, out = self.captured or self._capture()
+        graph.replay()
+        return out
 
-    def _capture(self) -> None:
+    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         aside = torch.cuda.Stream(self.ids.device)
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # kernels are compiled, libraries allocate: nothing of a graph
@@ -56,8 +53,9 @@ class Captured:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            self.out = self.forward(self)
-        self.graph = graph
+            out = self.forward(self)
+        self.captured = graph, out
+        return self.captured
 
 
 class Captures:

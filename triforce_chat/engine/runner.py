@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families whose blocks are known
 SMALLEST_HEAD = 16  # numbers; a tile of a matrix unit is not narrower
-SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU, for the activations of a prefill and for graphs
+SPARE = (
+    8 << 30
+)  # bytes that 8-bit copies leave free on a GPU, for the activations of a prefill and for graphs
 
 
 class Forward(Protocol):
