@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine import attention, onednn
@@ -131,7 +131,7 @@ def fusible(model: Any) -> bool:
         model.device.type == "cuda"
         and find_spec("triton") is not None
         and type(layer).__name__.removesuffix("DecoderLayer") in FUSED
-        and isinstance(layer.mlp.act_fn, nn.SiLU)
+        and model.config.hidden_act == "silu"
         and dim >= SMALLEST_HEAD
         and dim.bit_count() == 1
     )

@@ -40,15 +40,18 @@ class QueryRing:
         """The positions have other tokens now."""
         self.positions = [-1] * self.size
 
-    def latest(self, layer: int, length: int, most: int) -> Tensor:
-        """Queries of up to ``most`` consecutive positions that end at ``length - 1``: [Hq, m, D], latest first."""
+    def latest(self, layer: int | slice, length: int, most: int) -> Tensor:
+        """Queries of up to ``most`` consecutive positions that end at ``length - 1``: [Hq, m, D], latest first.
+
+        Of several layers [layers, Hq, m, D].
+        """
         slots: list[int] = []
         for position in range(length - 1, max(length - 1 - most, -1), -1):
             slot = position % self.size
             if self.positions[slot] != position:
                 break
             slots.append(slot)
-        return self.data[layer, :, slots]
+        return self.data[layer][..., slots, :]
 
 
 class Follower(Protocol):

@@ -10,14 +10,14 @@ wherever they are kept, and the queries of the tokens that are being verified do
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.selection import Policy, select
+from triforce_chat.engine.cache.selection import Policy, best, mass
 from triforce_chat.engine.cache.slab import Counted, Place, Slab, View
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
@@ -156,7 +156,7 @@ class RetrievalCache(Counted):
         if layer == 0:
             self._begin(k.shape[2])
         if self.building:
-            self._build(layer, view)
+            self._build(layer, view.keys, view.values, view.length)
         if self.following:
             self.slab.write(layer, self._slot(self.source.length), k, v)
 
@@ -164,8 +164,7 @@ class RetrievalCache(Counted):
         self._begin(n)
         here = self.source.length
         if self.building:
-            for layer in range(slab.shape.layers):
-                self._build(layer, slab.view(layer, here + n))
+            self._build(0, slab.keys, slab.values, here + n)
         if self.following:
             slot = self._slot(here)
             for mine, theirs in ((self.slab.keys, slab.keys), (self.slab.values, slab.values)):
@@ -204,15 +203,21 @@ class RetrievalCache(Counted):
     def _slot(self, position: int) -> int:
         return self.layout.filled + position - self.layout.total
 
-    def _build(self, layer: int, view: View) -> None:
+    def _build(self, first: int, keys: Tensor, values: Tensor, length: int) -> None:
+        """Take what belongs here from layers ``first``, ...: keys and values [layers, Hkv, S, D]."""
         started = time.perf_counter()
-        keys, values = view.keys[0], view.values[0]
-        chosen = self._best(layer, keys, view.length) if self.layout.chunks else None
-        self.layout.take(keys, chosen, self.slab.keys[layer])
-        self.layout.take(values, chosen, self.slab.values[layer])
+        chosen = self._best(first, keys, length) if self.layout.chunks else [None] * len(keys)
+        for i, each in enumerate(chosen):
+            self.layout.take(keys[i], each, self.slab.keys[first + i])
+            self.layout.take(values[i], each, self.slab.values[first + i])
         self.seconds += time.perf_counter() - started
 
-    def _best(self, layer: int, keys: Tensor, length: int) -> Tensor:
-        """The chunks of one layer that the latest queries attend to most: [Hkv, chunks]."""
-        queries = self.source.queries.latest(layer, length, self.budget.queries)
-        return select(self.policy, queries, self.layout.candidates(keys), self.layout.chunks)
+    def _best(self, first: int, keys: Tensor, length: int) -> Sequence[Tensor]:
+        """The chunks of each layer that the latest queries attend to most: each [Hkv, chunks]."""
+        layers = slice(first, first + len(keys))
+        queries = self.source.queries.latest(layers, length, self.budget.queries)
+        worth = [
+            mass(self.policy, of_layer, self.layout.candidates(part))
+            for of_layer, part in zip(queries, keys, strict=True)
+        ]
+        return best(torch.stack(worth), self.layout.chunks).unbind()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+LARGEST_SCORED, SMALLEST_SCORED = 64, 16  # tokens of a chunk, numbers of a head: what the kernel takes
 
 
 class Policy(Protocol):
@@ -56,14 +59,36 @@ class Recent:
 def select(policy: Policy, queries: Tensor, keys: Tensor, count: int) -> Tensor:
     """The ``count`` best chunks of one layer for every KV head, in reading order: [Hkv, count].
 
-    queries: [Hq, m, D]; keys: [Hkv, C, chunk, D]. Each query spreads one unit of attention over the chunks
-    (softmax of the estimated logits), and a KV head adds up what its group's queries gave, so that no loud head
-    decides alone.
+    queries: [Hq, m, D]; keys: [Hkv, C, chunk, D].
     """
-    kv_heads = keys.shape[0]
+    return best(mass(policy, queries, keys), count)
+
+
+def mass(policy: Policy, queries: Tensor, keys: Tensor) -> Tensor:
+    """What the chunks of one layer are worth to each KV head: [Hkv, C]; shapes as in ``select``.
+
+    Each query spreads one unit of attention over the chunks (softmax of the estimated logits), and a KV head adds
+    up what its group's queries gave, so that no loud head decides alone.
+    """
+    kv_heads, _, chunk, dim = keys.shape
     grouped = queries.unflatten(0, (kv_heads, -1)).flatten(1, 2)  # [Hkv, G*m, D]
     if grouped.shape[1] == 0:
-        grouped = queries.new_zeros(kv_heads, 1, queries.shape[-1])
-    logits = policy.bound(grouped * queries.shape[-1] ** -0.5, policy.summarize(keys))
-    mass = torch.softmax(logits.float(), -1).sum(1)  # [Hkv, C]
-    return mass.topk(count, -1).indices.sort(-1).values
+        grouped = queries.new_zeros(kv_heads, 1, dim)
+    if isinstance(policy, MeanKey) and scorable(keys.device, chunk, dim):
+        from triforce_chat.engine.kernels import chunk_scores
+
+        logits = chunk_scores(grouped, keys.flatten(1, 2), chunk)
+    else:
+        logits = policy.bound(grouped * dim**-0.5, policy.summarize(keys))
+    return torch.softmax(logits.float(), -1).sum(1)
+
+
+def best(worth: Tensor, count: int) -> Tensor:
+    """The ``count`` chunks that are worth most, in reading order: [..., C] -> [..., count]."""
+    return worth.topk(count, -1).indices.sort(-1).values
+
+
+def scorable(device: torch.device, chunk: int, dim: int) -> bool:
+    """Whether the kernel for the logits of mean keys runs there and takes such chunks."""
+    fits = chunk.bit_count() == dim.bit_count() == 1 and chunk <= LARGEST_SCORED and dim >= SMALLEST_SCORED
+    return fits and device.type == "cuda" and find_spec("triton") is not None
