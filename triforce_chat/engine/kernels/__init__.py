@@ -2,6 +2,7 @@
 
 Each call can be captured in a CUDA graph: shapes follow from the arguments' shapes, and a length that changes
 from replay to replay is read from a device tensor. Numbers are 16 or 32 bit wide, arithmetic is fp32.
+Importing this needs triton, which torch brings along on Linux where it is built for CUDA.
 """
 
 from __future__ import annotations
