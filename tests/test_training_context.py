@@ -126,7 +126,7 @@ def test_the_losses_are_those_of_plain_formulas(
     answered = torch.zeros(2, 49, dtype=torch.bool)
     answered[0, 9:13] = answered[0, 39:49] = True
     answers, text = each[answered.flatten()], each[~answered.flatten()]
-    plain = text.mean() + answers.mean()
+    plain = text.mean() + module.ANSWERS * answers.mean()
     torch.testing.assert_close(figures["loss"], plain.detach())
     assert int(figures["answers"]) == 14
     parameters = made.optimizer.parameters
@@ -163,10 +163,20 @@ def test_a_step_reads_as_many_tokens_as_the_recipe_says(
 
 
 def test_all_lengths_are_read_and_the_longest_last() -> None:
-    lengths = [recipe(steps=100).length(step, step / 100) for step in range(100)]
-    assert LENGTHS[2] not in lengths[:50]
-    assert lengths[50:].count(LENGTHS[2]) == 25
-    assert set(lengths) == set(LENGTHS)
+    lengths = [recipe(steps=120).length(step, step / 120) for step in range(120)]
+    assert LENGTHS[2] not in lengths[:36]
+    assert lengths[36:].count(LENGTHS[2]) == 28
+    assert all(lengths.count(length) >= 28 for length in LENGTHS)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_any_count_of_lengths(count: int) -> None:
+    some = tuple(range(1200, 1200 + count))
+    asked = recipe(lengths=some)
+    lengths = [asked.length(step, step / 100) for step in range(100)]
+    assert set(lengths) == set(some)
+    assert lengths.index(some[-1]) <= 60
+    assert max(map(lengths.index, some[:2])) < 2
 
 
 def test_the_untouched_model_stays_so(loaded: LoadedModel, builder: Builder, tmp_path: Path) -> None:

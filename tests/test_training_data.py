@@ -271,4 +271,4 @@ def test_absent_questions_come_in_their_share(builder: Builder) -> None:
     rng = random.Random(3)
     examples = [builder.planted(rng, 3000, 8) for _ in range(40)]
     said = [spelled(builder.format, one.ids[start:end]) for one in examples for start, end in one.answers]
-    assert 0.09 < sum(ABSENT_ANSWER in reply for reply in said) / len(said) < 0.21
+    assert 0.18 < sum(ABSENT_ANSWER in reply for reply in said) / len(said) < 0.32

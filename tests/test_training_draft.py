@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from schooling import builder_of, load, save_target
 from transformers import AutoModelForCausalLM
 
+from triforce_chat.errors import UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.training import draft as module
 from triforce_chat.training.course import LOG
-from triforce_chat.training.draft import DraftRecipe, DraftTraining, accepted, fresh_draft
+from triforce_chat.training.draft import DraftRecipe, DraftTraining, accepted, fresh_draft, penalized
 from triforce_chat.training.lessons import Lessons, Teacher
 
 
@@ -96,7 +97,9 @@ def test_the_test_is_the_mean_acceptance_of_all_foretold_tokens(
             with torch.no_grad():
                 q = made.draft(torch.tensor([window.tokens])).logits[0, -1 - window.count : -1]
                 p = loaded.model.lm_head(lessons.hidden[window.offset : window.offset + window.count])
-            parts.append(accepted(p, q, heat))
+            batch = lessons.batch([window])
+            under = batch.seen(slice(None), loaded.vocab_size), batch.penalty(slice(None))
+            parts.append(accepted(penalized(p, *under)[0], penalized(q, *under)[0], heat))
         assert found[f"accepted at {heat:g}"] == pytest.approx(float(torch.cat(parts).mean()), abs=1e-4)
 
 
@@ -138,6 +141,21 @@ def test_a_stopped_training_goes_on(
     lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 7]
     assert all(line["loss"] > 0 for line in lines)
+
+
+def test_a_draft_can_begin_with_another(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
+    first = training(loaded, lessons, tmp_path / "first", steps=30)
+    first.run(lambda _: None)
+    second = DraftTraining(loaded, lessons, lessons, recipe(), tmp_path / "second", tmp_path / "first")
+    for ours, theirs in zip(second.draft.parameters(), first.draft.parameters(), strict=True):
+        assert torch.equal(ours, theirs.bfloat16().float())
+    assert second.draft.lm_head.weight is second.draft.get_input_embeddings().weight
+    assert second.course.step == 0
+    for changes in ({"layers": 2}, {"hidden": 16}):
+        with pytest.raises(UsageError, match="no draft of this"):
+            DraftTraining(loaded, lessons, lessons, recipe(**changes), tmp_path / "third", tmp_path / "first")
+    with pytest.raises(UsageError, match="no draft of this"):
+        DraftTraining(loaded, lessons, lessons, recipe(), tmp_path / "third", tmp_path / "nowhere")
 
 
 def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:

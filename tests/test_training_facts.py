@@ -19,22 +19,20 @@ from triforce_chat.training.facts import (
     make_facts,
     slots,
 )
-from triforce_chat.training.frames import FRAMES, Frame
+from triforce_chat.training.frames import COMPOSED, FRAMES, Frame
 from triforce_chat.training.pools import ORDINARY, POOLS, Figures
 
 
 @pytest.mark.parametrize("kind", FRAMES)
 def test_frames_are_whole(kind: str) -> None:
     assert len(FRAMES[kind]) >= 16
-    for frame in FRAMES[kind]:
+    for frame in (*FRAMES[kind], *COMPOSED[kind]):
         told = {name for sentence in frame.sentences for name in slots(sentence)}
         subjects = [set(slots(question)) for question in frame.questions]
-        assert len(set(frame.questions)) >= 3
-        assert len(set(frame.replies)) >= 2
+        assert len(set(frame.questions)) >= (3 if frame in FRAMES[kind] else 2)
         assert all(subject == subjects[0] and subject for subject in subjects)
         assert frame.answer in told - subjects[0] - set(slots(frame.about))
-        assert all(frame.answer in slots(reply) for reply in frame.replies)
-        used = {name for text in (*frame.questions, *frame.replies, frame.about) for name in slots(text)}
+        used = {name for text in (*frame.questions, frame.about) for name in slots(text)}
         assert used <= told
         assert len(frame.sentences) == (2 if kind == "two-step" else 1)
         assert bool(frame.about) == (kind != "two-step")
@@ -43,7 +41,7 @@ def test_frames_are_whole(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FRAMES)
 def test_a_second_step_cannot_be_skipped(kind: str) -> None:
-    for frame in FRAMES[kind]:
+    for frame in (*FRAMES[kind], *COMPOSED[kind]):
         subject = set(slots(frame.questions[0]))
         assert frame.answer in slots(frame.sentences[-1])
         if kind == "two-step":
@@ -88,7 +86,7 @@ def test_a_subject_is_spoken_of_once(seed: int) -> None:
 def asked_about(question: str) -> Iterator[tuple[Frame, dict[str, str]]]:
     """Every statement that would answer a question: its frame and its subject."""
     question = question.split(": ", 1)[-1]
-    for frame in (frame for kind in SINGLE for frame in FRAMES[kind]):
+    for frame in (frame for kind in SINGLE for frame in (*FRAMES[kind], *COMPOSED[kind])):
         for wording in frame.questions:
             pattern = re.sub(r"\\\{(a\\ )?(\w+)\\\}", r"(?:an? )?(?P<\2>.+)", re.escape(wording))
             match = re.fullmatch(pattern, question[0].upper() + question[1:])
@@ -109,7 +107,7 @@ def test_what_is_absent_is_not_planted(seed: int) -> None:
         assert meant or ": " in fact.question
         for frame, subject in meant:
             for told, values in writer.planted:
-                assert told is not frame or not subject.items() <= dict(values).items()
+                assert told.about != frame.about or not subject.items() <= dict(values).items()
 
 
 def test_some_absent_subjects_are_planted_with_something_else() -> None:
@@ -153,6 +151,30 @@ def test_evaluation_uses_kept_frames_and_known_ones() -> None:
             writer.fact(kind)
         seen[split] = {frame in kept for frame, _ in writer.planted}
     assert seen == {"train": {False}, "test": {False, True}}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_composed_frames_are_many_and_ask_what_no_kept_frame_asks(kind: str) -> None:
+    assert (
+        len({frame.sentences for frame in COMPOSED[kind]})
+        == len(COMPOSED[kind])
+        >= 3 * len(FRAMES[kind]) // 2
+    )
+    kept = {question for frame in frames_of(kind, "test") for question in frame.questions}
+    assert kept.isdisjoint(question for frame in COMPOSED[kind] for question in frame.questions)
+
+
+def test_an_answer_and_none_begin_alike() -> None:
+    facts = [fact for seed in range(20) for fact in make_facts(random.Random(seed), 30)]
+    assert {fact.reply for fact in facts if fact.kind == "absent"} == {f"The answer is {ABSENT_ANSWER}."}
+    for fact in facts:
+        if fact.kind in SINGLE:
+            assert re.fullmatch(rf"The answer is (the |an? )?{re.escape(fact.answer)}\.", fact.reply)
+        elif fact.kind == "two-step":
+            bridge = re.fullmatch(r"The answer lies with (.+): it is .+\.", fact.reply)
+            assert bridge
+            assert all(bridge[1].lower() in sentence.lower() for sentence in fact.sentences)
+            assert bridge[1] not in fact.question
 
 
 def test_thousands_of_different_facts() -> None:

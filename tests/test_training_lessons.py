@@ -165,12 +165,12 @@ def lessons_of(*counts: int) -> Lessons:
 
 def test_a_batch_pairs_every_state_with_its_token() -> None:
     made = lessons_of(3, 7, 1)
-    tokens, foretell, states = made.batch(made.windows)
-    assert tokens.shape == foretell.shape == (3, 17)
-    assert foretell.sum(1).tolist() == [3, 7, 1]
-    following = tokens.roll(-1, 1)[foretell]
-    assert states[:, 0].tolist() == following.tolist()
-    assert states[:, 0].tolist() == [6, 7, 8, *range(1011, 1018), 2016]
+    batch = made.batch(made.windows)
+    assert batch.tokens.shape == (3, 17)
+    assert batch.window.bincount().tolist() == [3, 7, 1]
+    following = batch.tokens[batch.window, batch.place + 1]
+    assert batch.states[:, 0].tolist() == following.tolist()
+    assert batch.states[:, 0].tolist() == [6, 7, 8, *range(1011, 1018), 2016]
 
 
 def test_long_answers_become_several_windows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,18 +181,37 @@ def test_long_answers_become_several_windows(monkeypatch: pytest.MonkeyPatch) ->
         Window(list(range(1, 14)), 4, 4),
     ]
     assert [window.count for window in made.windows] == [4, 4, 2, 3]
-    _, _, states = made.batch(made.windows)
-    assert states[:, 0].tolist() == [*range(6, 16), 1011, 1012, 1013]
+    assert made.batch(made.windows).states[:, 0].tolist() == [*range(6, 16), 1011, 1012, 1013]
 
 
 def test_batches_shuffle_and_go_round() -> None:
     made = lessons_of(*[1] * 10)
     batches = made.batches(4, random.Random(0))
-    rounds = [[next(batches)[2][:, 0].tolist() for _ in range(2)] for _ in range(3)]
+    rounds = [[next(batches).states[:, 0].tolist() for _ in range(2)] for _ in range(3)]
     seen = [[state for batch in some for state in batch] for some in rounds]
     assert all(len(some) == len(set(some)) == 8 for some in seen)
     assert seen[0] != seen[1]
     again = made.batches(4, random.Random(0))
-    assert [next(again)[2][:, 0].tolist() for _ in range(2)] == rounds[0]
+    assert [next(again).states[:, 0].tolist() for _ in range(2)] == rounds[0]
     few = made.batches(99, random.Random(0))
-    assert sorted(next(few)[2][:, 0].tolist()) == sorted(made.hidden[:, 0].tolist())
+    assert sorted(next(few).states[:, 0].tolist()) == sorted(made.hidden[:, 0].tolist())
+
+
+def test_the_penalty_counts_what_the_answer_said_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SCORED", 3)
+    made, history = Lessons(), [7, 8, 9, 1, 2, 1, 3, 4]
+    made.add(history, [5], torch.zeros(5, 1), penalty=1.1)
+    made.add(history, [5], torch.zeros(2, 1))
+    batch = made.batch(made.windows)
+    seen = [row.nonzero()[:, 0].tolist() for row in batch.seen(slice(None), 10)]
+    assert seen == [[], [1], [1, 2], [1, 2], [1, 2, 3], [], []]
+    assert batch.penalty(slice(None))[:, 0].tolist() == pytest.approx([1.1] * 5 + [1.0] * 2)
+
+
+def test_every_answer_keeps_the_penalty_that_it_was_drawn_with(loaded: LoadedModel) -> None:
+    teacher = Teacher(loaded, builder_of(loaded), Lessons())
+    torch.manual_seed(0)
+    teacher.continue_text(random.Random(0), texts=2, each=10, length=100, tokens=20)
+    windows = teacher.lessons.windows
+    assert {round(window.penalty, 3) for window in windows} == {1.0, 1.1}
+    assert all(window.said == (window.count if window.penalty > 1 else 0) for window in windows)

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from triforce_chat.engine.options import Sampling
+from triforce_chat.engine.sampling import Sampler
 from triforce_chat.training import draft, losses
-from triforce_chat.training.draft import Distance, accepted
+from triforce_chat.training.draft import Distance, accepted, penalized
+from triforce_chat.training.lessons import Batch
 from triforce_chat.training.losses import divergence, next_token_loss
 
 ROWS, VOCABULARY = 23, 31
@@ -51,18 +54,44 @@ def test_the_divergence_is_the_mean_kl_from_the_teacher(monkeypatch: pytest.Monk
     assert float(divergence(teacher, teacher, head).detach()) == pytest.approx(0, abs=1e-6)
 
 
+def said(states: Tensor, penalty: float) -> Batch:
+    """Two windows: the first foretells 11 tokens, of which it holds all; the second only reads."""
+    tokens = torch.randint(0, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(9))
+    window = torch.tensor([0] * 11 + [1] * 12)
+    place = torch.tensor([*range(4, 15), *range(3, 15)])
+    return Batch(tokens, window, place, states, torch.tensor([5, 16]), torch.tensor([penalty, 1.0]))
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.1, 1.7])
+def test_the_penalty_is_the_samplers(penalty: float) -> None:
+    batch = said(random(ROWS, 8, seed=2, learnt=False), penalty)
+    logits = random(ROWS, VOCABULARY, seed=5, learnt=False)
+    every = slice(None)
+    found, growth = penalized(logits, batch.seen(every, VOCABULARY), batch.penalty(every))
+    sampler = Sampler(Sampling(repetition_penalty=penalty), answer_start=5)
+    torch.testing.assert_close(
+        found[:11], sampler.scores(logits[:11], batch.tokens[0, :15]), check_dtype=False
+    )
+    assert torch.equal(found[11:], logits[11:])
+    torch.testing.assert_close(logits * growth, found)
+
+
 @pytest.mark.parametrize("size", [5, 23, 100])
 @pytest.mark.parametrize(("kl", "tv"), [(1.0, 0.0), (0.3, 1.0), (0.0, 2.0)])
 @pytest.mark.parametrize("heat", [1.0, 0.4])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_the_distance_and_its_gradients(
-    monkeypatch: pytest.MonkeyPatch, size: int, kl: float, tv: float, heat: float
+    monkeypatch: pytest.MonkeyPatch, size: int, kl: float, tv: float, heat: float, penalty: float
 ) -> None:
     monkeypatch.setattr(draft, "SLICE", size)
     student, head = random(ROWS, 6, seed=0), random(VOCABULARY, 6, seed=1)
     teacher, other = random(ROWS, 8, seed=2, learnt=False), random(VOCABULARY, 8, seed=3, learnt=False)
-    p, q = (teacher @ other.T / heat).softmax(-1), (student @ head.T / heat).softmax(-1)
+    batch = said(teacher, penalty)
+    every = slice(None)
+    under = batch.seen(every, VOCABULARY), batch.penalty(every)
+    p, q = ((penalized(rows, *under)[0] / heat).softmax(-1) for rows in (teacher @ other.T, student @ head.T))
     plain = kl * (p * (p.log() - q.log())).sum() + tv * (p - q).abs().sum() / 2
-    loss = Distance.apply(student, head, teacher, other, heat, kl, tv)
+    loss = Distance.apply(student, head, batch, other, heat, kl, tv)
     torch.testing.assert_close(loss.double(), plain, rtol=1e-5, atol=1e-5)
     found, expected = gradients(3 * loss, student, head), gradients(3 * plain, student, head)
     for ours, theirs in zip(found, expected, strict=True):

@@ -40,7 +40,9 @@ def context(
     exclude: Exclude = None,
     start: Annotated[Path | None, typer.Option(help="Adapter to begin with, of the same rank.")] = None,
     factor: Annotated[float, typer.Option(help="Of YaRN, over the model's own positions.")] = 16.0,
-    lengths: Annotated[str, typer.Option(help="Short, middle and long sequences.")] = "8192,32768,124928",
+    lengths: Annotated[
+        str, typer.Option(help="Of the sequences, shortest first.")
+    ] = "2048,8192,32768,124928",
     tokens: Annotated[int, typer.Option(help="Tokens of one step.")] = 131_072,
     rank: Annotated[int, typer.Option(help="Of the low-rank updates.")] = 32,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 4e-4,
@@ -53,10 +55,7 @@ def context(
 ) -> None:
     """Train an adapter that lets a model read further: YaRN and LoRA."""
     with failures(debug):
-        found = listed(lengths)
-        if len(found) != 3:
-            raise UsageError(f"--lengths takes three different numbers, not '{lengths}'")
-        short, middle, long = found
+        reached = tuple(listed(lengths))
         writable(out)
         loaded = load(model, device)
         from triforce_chat.training.context import ContextRecipe
@@ -70,7 +69,7 @@ def context(
             steps=steps,
             minutes=minutes,
             seed=seed,
-            lengths=(short, middle, long),
+            lengths=reached,
             tokens=tokens,
         )
         train_context(loaded, books(loaded, data, exclude or []), recipe, chats, out, teller(), start)
@@ -83,6 +82,7 @@ def draft(
     unseen: Annotated[list[Path], typer.Option("--unseen", help="Texts that judge and are not trained on.")],
     model: Annotated[str, typer.Option(help="Target to imitate.", autocompletion=models)] = "default",
     exclude: Exclude = None,
+    start: Annotated[Path | None, typer.Option(help="Draft to begin with, of the same shape.")] = None,
     hidden: Annotated[int, typer.Option(help="Width of the draft.")] = 256,
     layers: Annotated[int, typer.Option(help="Layers of the draft.")] = 3,
     writing: Annotated[float, typer.Option(help="Minutes that the target writes.")] = 5.0,
@@ -91,6 +91,7 @@ def draft(
     lengths: Annotated[
         str, typer.Option(help="Tokens before an answer.")
     ] = "1024,2048,4096,8192,32768,124928",
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3,
     steps: Annotated[int, typer.Option(help="Most steps.", min=1)] = 20_000,
     minutes: Minutes = 6.0,
     seed: Seed = 0,
@@ -110,11 +111,17 @@ def draft(
         held = [file for path in unseen for file in (path, *path.rglob("*"))]
         names = [*(exclude or []), *(file.name for file in held)]
         recipe = DraftRecipe(
-            hidden=hidden, layers=layers, mlp=4 * hidden, steps=steps, minutes=minutes, seed=seed
+            hidden=hidden,
+            layers=layers,
+            mlp=4 * hidden,
+            rate=rate,
+            steps=steps,
+            minutes=minutes,
+            seed=seed,
         )
         plan = Generation(minutes=writing, sequences=sequences, lengths=before, texts=texts)
         own, others = books(loaded, data, names), books(loaded, unseen, [])
-        train_draft(loaded, own, others, recipe, plan, out, teller())
+        train_draft(loaded, own, others, recipe, plan, out, teller(), start)
 
 
 def writable(folder: Path) -> None:

@@ -22,9 +22,11 @@ from triforce_chat.training.lowrank import attach, load_updates, save_adapter
 from triforce_chat.training.selfchat import Row
 
 SAVE_EVERY = 50  # steps
-ANSWERS = 1.0  # weight of the answers beside that of the text, whatever their lengths
-TOKENS_PER_QUESTION = 250  # of a planted document, up to ``MOST_QUESTIONS``
-MOST_QUESTIONS = 80
+ANSWERS = 2.0  # weight of the answers beside that of the text, whatever their lengths
+PLANTED_SHARE = 0.8  # of the sequences; their documents are running text too
+TOKENS_PER_QUESTION = 200  # of a planted document, up to ``MOST_QUESTIONS``
+MOST_QUESTIONS = 120
+WHOLE_REACH = 0.6  # of the training, after which every length takes its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +40,14 @@ class ContextRecipe:
     steps: int = 300
     minutes: float = 25.0
     seed: int = 0
-    lengths: tuple[int, int, int] = (8_192, 32_768, 124_928)
+    lengths: tuple[int, ...] = (2_048, 8_192, 32_768, 124_928)
     tokens: int = 131_072  # of a step
     chats_per_step: int = 8  # self-distilled conversations
 
     def length(self, step: int, progress: float) -> int:
         """Of the sequences of a step: short ones teach to find things, then it has to hold far away too."""
-        short, middle, long = self.lengths
-        if progress < 0.3:
-            return short
-        if progress < 0.5:
-            return (middle, short)[step % 2]
-        return (long, middle, long, short)[step % 4]
+        reached = 2 + int((len(self.lengths) - 1) * progress / WHOLE_REACH)
+        return self.lengths[:reached][::-1][step % min(reached, len(self.lengths))]
 
 
 def stretched(config: Any, factor: float) -> dict[str, Any]:
@@ -131,8 +129,7 @@ class ContextTraining:
         return length, [self._example(rng, length) for _ in range(count)]
 
     def _example(self, rng: random.Random, length: int) -> Example:
-        share = 0.7 if length == self.recipe.lengths[-1] else 0.5
-        if rng.random() >= share:
+        if rng.random() >= PLANTED_SHARE:
             return self.builder.plain(rng, length)
         return self.builder.planted(rng, length, max(1, min(MOST_QUESTIONS, length // TOKENS_PER_QUESTION)))
 

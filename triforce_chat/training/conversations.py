@@ -13,7 +13,7 @@ from triforce_chat.training.documents import Book
 from triforce_chat.training.facts import PLANTED, Fact, make_facts
 from triforce_chat.training.planting import plant
 
-ABSENT_SHARE = 0.15
+ABSENT_SHARE = 0.25
 FAR_SHARE, FAR_DEPTH = 0.4, 0.15  # so many facts stand in this first part
 FIRST_DEPTH = 0.02  # where one fact of every document stands
 PAGED_SHARE = 0.5  # of the documents have page marks
@@ -53,6 +53,7 @@ class Talk:
     format: ChatFormat
     system: str | None  # None leaves it to the template
     title: str
+    known: dict[str, list[int]] = field(default_factory=dict)  # what has been tokenized
 
     def prefix(self, document: Sequence[int]) -> list[int]:
         """What stands before the first question."""
@@ -61,17 +62,22 @@ class Talk:
 
     def suffix(self, question: str) -> list[int]:
         """The first question and what the template puts between it and the answer."""
-        ids = self.format.render([*self._before(), Message("user", [_MARK, *self.format.text(question)])])
+        ids = self.format.render([*self._before(), Message("user", [_MARK, *self._text(question)])])
         return ids[ids.index(_MARK) + 1 :]
 
     def whole(self, document: Sequence[int], facts: Sequence[Fact]) -> Example:
         """The document and all questions with their answers, up to the line end after the last."""
         messages = self._messages(document, facts)
-        brief = self._messages([], facts)
-        ranges = []
-        for i in range(len(messages) - 2 * len(facts) + 1, len(messages), 2):
-            start = len(self.format.render(brief[:i])) + len(document)
-            ranges.append((start, start + len(messages[i].content) + 1))
+        said = range(len(messages) - 2 * len(facts) + 1, len(messages), 2)
+        marked = [
+            Message(message.role, [_MARK]) if i in said else message for i, message in enumerate(messages)
+        ]
+        ranges, before = [], 0  # how much longer the replies are than their marks
+        marks = [at for at, token in enumerate(self.format.render(marked)) if token == _MARK]
+        for i, at in zip(said, marks, strict=True):
+            size = len(messages[i].content)
+            ranges.append((at + before, at + before + size + 1))
+            before += size - 1
         ids = self.format.render(messages)
         return Example(ids[: self._end(ids, ranges[-1][1])], ranges)
 
@@ -81,19 +87,25 @@ class Talk:
             return [*self._before(), Message("user", heading)]
         messages = self._before()
         for fact in facts:
-            messages.append(Message("user", heading + self.format.text(fact.question)))
-            messages.append(Message("assistant", self.format.text(fact.reply)))
+            messages.append(Message("user", heading + self._text(fact.question)))
+            messages.append(Message("assistant", self._text(fact.reply)))
             heading = []
         return messages
 
+    def _text(self, text: str) -> list[int]:
+        """Lengths are counted before the document is there: every text is tokenized once for all counts."""
+        if text not in self.known:
+            self.known[text] = self.format.text(text)
+        return self.known[text]
+
     def _before(self) -> list[Message]:
-        return [] if self.system is None else [Message("system", self.format.text(self.system))]
+        return [] if self.system is None else [Message("system", self._text(self.system))]
 
     def _heading(self) -> list[int]:
-        return self.format.text(prompt("document").format(title=self.title, text="\0").split("\0")[0])
+        return self._text(prompt("document").format(title=self.title, text="\0").split("\0")[0])
 
     def _after(self) -> list[int]:
-        return self.format.text(prompt("document").format(title="", text="\0").split("\0")[1] + "\n\n")
+        return self._text(prompt("document").format(title="", text="\0").split("\0")[1] + "\n\n")
 
     def _end(self, ids: Sequence[int], end: int) -> int:
         """``end`` moved over the line end that the template writes after an answer's last token."""

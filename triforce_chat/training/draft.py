@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from triforce_chat.errors import UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.training.course import Course, Log, Optimizer
-from triforce_chat.training.lessons import Lessons
+from triforce_chat.training.lessons import Batch, Lessons
 
 SLICE = 8192  # positions whose logits exist at a time
 SAVE_EVERY, TEST_EVERY = 1000, 250  # steps
@@ -49,7 +51,8 @@ class DraftRecipe:
 class Distance(torch.autograd.Function):
     """``kl * KL(p || q) + tv * TV(p, q)`` summed over rows, with the gradient made on the way forth.
 
-    student [n, d], its head [V, d], teacher [n, D], its head [V, D], all at one temperature.
+    student [n, d], its head [V, d], its batch with the teacher's states [n, D], the teacher's head [V, D], all at
+    one temperature and both under the repetition penalty that the text was written with.
     """
 
     @staticmethod
@@ -57,7 +60,7 @@ class Distance(torch.autograd.Function):
         ctx: Any,
         student: Tensor,
         head: Tensor,
-        teacher: Tensor,
+        batch: Batch,
         teacher_head: Tensor,
         heat: float,
         kl: float,
@@ -69,7 +72,9 @@ class Distance(torch.autograd.Function):
         measure = compiled_distance() if student.is_cuda else distance
         for first in range(0, len(student), SLICE):
             rows = slice(first, first + SLICE)
-            loss, grad = measure(teacher[rows] @ teacher_head.T, student[rows] @ narrow.T, heat, kl, tv)
+            wanted, logits = batch.states[rows] @ teacher_head.T, student[rows] @ narrow.T
+            seen, penalty = batch.seen(rows, len(head)), batch.penalty(rows)
+            loss, grad = measure(wanted, logits, seen, penalty, heat, kl, tv)
             total += loss
             grad_student[rows] = grad @ narrow
             grad_head += grad.T @ student[rows]
@@ -83,16 +88,32 @@ class Distance(torch.autograd.Function):
         return upstream * grad_student, upstream * grad_head, None, None, None, None, None
 
 
-def distance(wanted: Tensor, logits: Tensor, heat: float, kl: float, tv: float) -> tuple[Tensor, Tensor]:
-    """The loss between logits [n, V] at one temperature, and its gradient with respect to the second."""
-    log_p = torch.log_softmax(wanted.float() / heat, -1)
-    log_q = torch.log_softmax(logits.float() / heat, -1)
+def penalized(logits: Tensor, seen: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [n, V] under the repetition penalty [n, 1] of what was ``seen`` [n, V], and by what each grew.
+
+    The penalty depends on a logit's sign and size, which a softmax alone leaves free: a draft that never meets
+    it while it learns proposes other tokens under it than its target.
+    """
+    growth = torch.where(seen, torch.where(logits > 0, 1 / penalty, penalty), 1.0)
+    return logits * growth, growth
+
+
+def distance(
+    wanted: Tensor, logits: Tensor, seen: Tensor, penalty: Tensor, heat: float, kl: float, tv: float
+) -> tuple[Tensor, Tensor]:
+    """The loss between logits [n, V] at one temperature, and its gradient with respect to the second.
+
+    Every sum runs along a row first: a compiler joins those in the same few passes.
+    """
+    wanted, _ = penalized(wanted.float(), seen, penalty)
+    found, growth = penalized(logits.float(), seen, penalty)
+    log_p, log_q = torch.log_softmax(wanted / heat, -1), torch.log_softmax(found / heat, -1)
     p, q = log_p.exp(), log_q.exp()
-    loss = kl * (p * (log_p - log_q)).sum() + tv * (1 - torch.minimum(p, q).sum(-1)).sum()
+    each = kl * (p * (log_p - log_q)).sum(-1) + tv * (1 - torch.minimum(p, q).sum(-1))
     below = q < p
     caught = torch.where(below, q, 0).sum(-1, keepdim=True)
     grad = kl * (q - p) + tv * q * (caught - below.to(q.dtype))
-    return loss, (grad / heat).to(logits.dtype)
+    return each.sum(), (grad * growth / heat).to(logits.dtype)
 
 
 @cache
@@ -126,15 +147,35 @@ def fresh_draft(target: Any, recipe: DraftRecipe) -> LlamaForCausalLM:
     return draft
 
 
+def begin_with(draft: LlamaForCausalLM, folder: Path) -> None:
+    """Give a draft the weights of a trained one. Raises UsageError for one of another shape, or none."""
+    try:
+        stored = load_file(folder / "model.safetensors")
+        draft.load_state_dict(stored | {"lm_head.weight": stored["model.embed_tokens.weight"]})
+    except (RuntimeError, OSError, KeyError, SafetensorError) as error:
+        raise UsageError(f"--start {folder} holds no draft of this --hidden and --layers") from error
+
+
 class DraftTraining:
-    """One training run; ``folder`` receives the draft, the log and the state to resume from."""
+    """One training run; ``folder`` receives the draft, the log and the state to resume from.
+
+    ``start`` is a draft's folder of the same shape whose weights it begins with.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, lessons: Lessons, unseen: Lessons, recipe: DraftRecipe, folder: Path
+        self,
+        loaded: LoadedModel,
+        lessons: Lessons,
+        unseen: Lessons,
+        recipe: DraftRecipe,
+        folder: Path,
+        start: Path | None = None,
     ) -> None:
         self.target, self.lessons, self.unseen = loaded.model, lessons, unseen
         self.recipe, self.folder = recipe, folder
         self.draft = fresh_draft(loaded.model, recipe)
+        if start is not None:
+            begin_with(self.draft, start)
         self.course = Course(recipe.steps, recipe.minutes, recipe.rate, warmup=100)
         self.optimizer = Optimizer(self.draft.parameters(), self.course, recipe.decay)
 
@@ -146,7 +187,7 @@ class DraftTraining:
         batches = self.lessons.batches(self.recipe.windows, rng)
         lost: dict[str, Tensor] = {}
         while not self.course.done:
-            lost = {"loss": self._step(*next(batches))}
+            lost = {"loss": self._step(next(batches))}
             if self.course.step % TEST_EVERY == 0:
                 report(log.add(self.course, {**lost, **self.test()}))
             if self.course.step % SAVE_EVERY == 0:
@@ -157,14 +198,14 @@ class DraftTraining:
         self.save()
         return figures
 
-    def _step(self, tokens: Tensor, foretell: Tensor, states: Tensor) -> Tensor:
+    def _step(self, batch: Batch) -> Tensor:
         late = self.course.progress > 0.5
         heat = HEATS[self.course.step % len(HEATS)] if late else 1.0
-        hidden = self._hidden(tokens)[foretell]
+        hidden = self._hidden(batch.tokens)[batch.window, batch.place]
         kl, tv = (0.3, 1.0) if late else (1.0, 0.0)
         heads = self.draft.lm_head.weight, self.target.lm_head.weight
-        summed: Tensor = Distance.apply(hidden, heads[0], states, heads[1], heat, kl, tv)  # type: ignore[no-untyped-call]
-        loss = summed / len(states)
+        summed: Tensor = Distance.apply(hidden, heads[0], batch, heads[1], heat, kl, tv)  # type: ignore[no-untyped-call]
+        loss = summed / len(hidden)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -180,15 +221,18 @@ class DraftTraining:
     def test(self, windows: int = 256) -> dict[str, float]:
         """Expected acceptance on unseen text at each tested temperature."""
         chosen = self.unseen.windows[:: max(1, len(self.unseen.windows) // windows)]
-        tokens, foretell, states = self.unseen.batch(chosen)
-        hidden = self._hidden(tokens)[foretell]
+        batch = self.unseen.batch(chosen)
+        hidden = self._hidden(batch.tokens)[batch.window, batch.place]
+        head = self.draft.lm_head.weight.to(hidden.dtype)
         sums = dict.fromkeys(TESTED, 0.0)
-        for first in range(0, len(states), SLICE):
-            p = (states[first : first + SLICE] @ self.target.lm_head.weight.T).float()
-            q = (hidden[first : first + SLICE] @ self.draft.lm_head.weight.to(hidden.dtype).T).float()
+        for first in range(0, len(hidden), SLICE):
+            rows = slice(first, first + SLICE)
+            under = batch.seen(rows, len(head)), batch.penalty(rows)
+            p, _ = penalized((batch.states[rows] @ self.target.lm_head.weight.T).float(), *under)
+            q, _ = penalized((hidden[rows] @ head.T).float(), *under)
             for heat in TESTED:
                 sums[heat] += float(accepted(p, q, heat).sum())
-        return {f"accepted at {heat:g}": total / len(states) for heat, total in sums.items()}
+        return {f"accepted at {heat:g}": total / len(hidden) for heat, total in sums.items()}
 
     def save(self) -> None:
         """Write the draft as a transformers folder in bf16."""

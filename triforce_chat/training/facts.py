@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triforce_chat.training.frames import FRAMES, Frame
+from triforce_chat.training.frames import COMPOSED, FRAMES, Frame
 from triforce_chat.training.frames.wordings import (
-    ABSENT_REPLIES,
+    ABSENT_REPLY,
     ASIDES,
     OPENINGS,
     PAGE_QUESTIONS,
-    PAGE_REPLIES,
+    PAGE_REPLY,
+    REPLY,
+    TWO_STEP_REPLY,
 )
 from triforce_chat.training.pools import ORDINARY, POOLS, in_split
 
@@ -76,8 +78,8 @@ def slots(text: str) -> list[str]:
     return [match[2] for match in _SLOT.finditer(text)]
 
 
-def frames_of(kind: str, split: str) -> list[Frame]:
-    """The frames that are trained on, or those that are kept for evaluation."""
+def frames_of(kind: str, split: str) -> Sequence[Frame]:
+    """The written frames that are trained on, or those that are kept for evaluation."""
     return [frame for i, frame in enumerate(FRAMES[kind]) if in_split(i, split)]
 
 
@@ -96,27 +98,25 @@ class Writer:
             return self._page()
         frame, values = self._filled(kind)
         self.planted.append((frame, values))
-        question, reply = self.rng.choice(frame.questions), self.rng.choice(frame.replies)
         return Fact(
             kind,
             self._sentences(frame, values),
-            self._adorned(_fill(question, values)),
+            self._adorned(_fill(self.rng.choice(frame.questions), values)),
             values[frame.answer],
-            _capital(_fill(reply, values)),
+            reply(frame, values),
         )
 
     def absent(self) -> Fact:
         near = self._near_miss() if self.rng.random() < _NEAR_MISS else None
         frame, values = near or self._filled(self.rng.choice(SINGLE))
         question = _fill(self.rng.choice(frame.questions), values)
-        return Fact("absent", (), self._adorned(question), ABSENT_ANSWER, self.rng.choice(ABSENT_REPLIES))
+        return Fact("absent", (), self._adorned(question), ABSENT_ANSWER, ABSENT_REPLY)
 
     def _page(self) -> Fact:
         frame, values = self._filled(self.rng.choice(SINGLE))
         self.planted.append((frame, values))
         question = self.rng.choice(PAGE_QUESTIONS).format(about=_fill(frame.about, values))
-        reply = self.rng.choice(PAGE_REPLIES)
-        return Fact("page", self._sentences(frame, values), question, "", reply)
+        return Fact("page", self._sentences(frame, values), question, "", PAGE_REPLY)
 
     def _near_miss(self) -> tuple[Frame, Mapping[str, str]] | None:
         """Another frame about a subject that has been planted; None where there is none."""
@@ -126,7 +126,7 @@ class Writer:
                 frame
                 for kind in SINGLE
                 for frame in self._frames(kind)
-                if frame is not planted and set(slots(frame.questions[0])) == subject
+                if frame.about != planted.about and set(slots(frame.questions[0])) == subject
             ]
             for frame in self.rng.sample(others, len(others)):
                 key = (id(frame), _fill(frame.questions[0], values))
@@ -135,9 +135,11 @@ class Writer:
                     return frame, values
         return None
 
-    def _frames(self, kind: str) -> list[Frame]:
-        """For evaluation half of the draws are frames that training has, half are those it never had."""
-        return frames_of(kind, "train" if self.split == "train" or self.rng.random() < 0.5 else "test")
+    def _frames(self, kind: str) -> Sequence[Frame]:
+        """Half of the draws are written frames of training, half are composed, for evaluation those kept for it."""
+        if self.rng.random() < 0.5:
+            return frames_of(kind, "train")
+        return COMPOSED[kind] if self.split == "train" else frames_of(kind, "test")
 
     def _filled(self, kind: str) -> tuple[Frame, Mapping[str, str]]:
         for _ in range(_TRIES):
@@ -167,6 +169,17 @@ class Writer:
         if not question.endswith("?") or first not in _LOWERED or self.rng.random() >= _ADORNED:
             return question
         return self.rng.choice(OPENINGS) + question[0].lower() + question[1:]
+
+
+def reply(frame: Frame, values: Mapping[str, str]) -> str:
+    """The answer with the article that the document gives it; behind a person or place between two steps."""
+    found = re.search(rf"(the )?\{{(a )?{frame.answer}\}}", frame.sentences[-1])
+    answer = _fill(found[0] if found else f"{{{frame.answer}}}", values)
+    if len(frame.sentences) == 1:
+        return REPLY.format(answer=answer)
+    first, second = (slots(sentence) for sentence in frame.sentences)
+    bridge = next(name for name in first if name in second)
+    return TWO_STEP_REPLY.format(bridge=values[bridge], answer=answer)
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

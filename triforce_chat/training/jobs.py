@@ -17,7 +17,7 @@ from triforce_chat.training.cards import write_card
 from triforce_chat.training.context import ContextRecipe, ContextTraining
 from triforce_chat.training.conversations import Builder
 from triforce_chat.training.documents import load_books
-from triforce_chat.training.draft import DraftRecipe, DraftTraining
+from triforce_chat.training.draft import DraftRecipe, DraftTraining, begin_with, fresh_draft
 from triforce_chat.training.lessons import Lessons, Teacher
 from triforce_chat.training.selfchat import Row, document_chats, short_chats
 
@@ -134,13 +134,16 @@ def train_draft(
     plan: Generation,
     folder: Path,
     tell: Tell,
+    start: Path | None = None,
 ) -> None:
     """Distil a draft into ``folder``; ``unseen`` holds texts that only judge it."""
     check_draft_shape(loaded, recipe)
+    if start is not None:
+        begin_with(fresh_draft(loaded.model, recipe), start)  # complains before minutes are spent
     few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
     judges = teach_some(loaded, unseen, few, recipe.seed)
     lessons = teach(loaded, builder, plan, recipe.seed, tell)
-    training = DraftTraining(loaded, lessons, judges, recipe, folder)
+    training = DraftTraining(loaded, lessons, judges, recipe, folder, start)
     figures = training.run(tell)
     purpose = f"A draft for {loaded.name}: a small Llama with the same vocabulary, distilled from it."
     titles = [book.title for book in builder.books]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from triforce_chat.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.training.selfchat import opening, temper
 
 SINKS, RECENT, SCORED = 16, 368, 192  # tokens of a window, and how many of its last are learnt
-HEATS = ((0.0, 1.1), (0.0, 1.1), (0.3, 1.1), (0.6, 1.0), (0.6, 1.1), (1.0, 1.0), (1.0, 1.0))
+# (temperature, repetition penalty); most often as the small presets answer.
+HEATS = (*[(0.0, 1.1)] * 3, (0.0, 1.0), (0.3, 1.1), (0.6, 1.0), (0.6, 1.1), (1.0, 1.0), (1.0, 1.1))
 LONGEST_SUFFIX = 64  # tokens between a shared text and where its continuations begin
 TEXT_ROWS = 8  # of real text at a time
 
@@ -33,6 +35,31 @@ class Window:
     tokens: list[int]
     count: int
     offset: int
+    said: int = 0  # of the last tokens, those that the repetition penalty counts
+    penalty: float = 1.0
+
+
+class Batch(NamedTuple):
+    """Windows side by side: b of them, n tokens wide, m tokens to foretell."""
+
+    tokens: Tensor  # [b, n]
+    window: Tensor  # [m], where each token to foretell belongs
+    place: Tensor  # [m], the position there that foretells it
+    states: Tensor  # [m, d], what the target foretold it with
+    starts: Tensor  # [b], the first position whose token the penalty counts
+    penalties: Tensor  # [b]
+
+    def seen(self, rows: slice, vocabulary: int) -> Tensor:
+        """For some of the foretold tokens, what had been said before them: [m', V]."""
+        window, at = self.window[rows], torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        said = (at >= self.starts[window, None]) & (at <= self.place[rows, None])
+        ids = torch.where(said, self.tokens[window], vocabulary)
+        found = torch.zeros(len(ids), vocabulary + 1, dtype=torch.bool, device=ids.device)
+        return found.scatter_(1, ids, True)[:, :vocabulary]
+
+    def penalty(self, rows: slice) -> Tensor:
+        """The repetition penalty of some of the foretold tokens: [m', 1]."""
+        return self.penalties[self.window[rows], None]
 
 
 class Lessons:
@@ -43,9 +70,10 @@ class Lessons:
         self.parts: list[Tensor] = []
         self.size = 0
 
-    def add(self, history: Sequence[int], sinks: Sequence[int], hidden: Tensor) -> None:
+    def add(self, history: Sequence[int], sinks: Sequence[int], hidden: Tensor, penalty: float = 1.0) -> None:
         """``hidden`` [n, d] foretold the last n tokens of ``history``, which is what came behind ``sinks``.
 
+        They were drawn with the repetition ``penalty`` over themselves.
         ``history`` may lack its beginning, but not the last RECENT + n tokens.
         """
         n = len(hidden)
@@ -53,7 +81,8 @@ class Lessons:
             count = min(SCORED, n - first)
             end = len(history) - n + first + count
             recent = history[max(0, end - RECENT) : end]
-            self.windows.append(Window([*sinks, *recent], count, self.size + first))
+            said = 0 if penalty == 1 else min(first + count, len(recent))
+            self.windows.append(Window([*sinks, *recent], count, self.size + first, said, penalty))
         self.parts.append(hidden)
         self.size += n
 
@@ -63,25 +92,27 @@ class Lessons:
             self.parts = [torch.cat(self.parts)]
         return self.parts[0]
 
-    def batches(self, size: int, rng: random.Random) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Endless shuffled batches: tokens [b, n], which positions foretell [b, n], and their states [., d]."""
+    def batches(self, size: int, rng: random.Random) -> Iterator[Batch]:
+        """Endless shuffled batches."""
         while True:
             order = list(range(len(self.windows)))
             rng.shuffle(order)
             for first in range(0, max(1, len(order) - size + 1), size):
                 yield self.batch([self.windows[i] for i in order[first : first + size]])
 
-    def batch(self, windows: Sequence[Window]) -> tuple[Tensor, Tensor, Tensor]:
-        device = self.hidden.device
-        widest = max(len(window.tokens) for window in windows)
-        tokens = torch.tensor([[*w.tokens, *[0] * (widest - len(w.tokens))] for w in windows])
-        ends = torch.tensor([len(window.tokens) for window in windows])[:, None]
-        counts = torch.tensor([window.count for window in windows])[:, None]
-        at = torch.arange(widest)[None]
-        foretell = (at >= ends - 1 - counts) & (at < ends - 1)
+    def batch(self, windows: Sequence[Window]) -> Batch:
+        device, sizes = self.hidden.device, [len(window.tokens) for window in windows]
+        widest, counts = max(sizes), [window.count for window in windows]
+        ends = [range(size - 1 - count, size - 1) for size, count in zip(sizes, counts, strict=True)]
         states = torch.cat([torch.arange(w.offset, w.offset + w.count) for w in windows])
-        tokens, foretell = tokens.to(device, non_blocking=True), foretell.to(device, non_blocking=True)
-        return tokens, foretell, self.hidden[states.to(device)]
+        return Batch(
+            torch.tensor([[*w.tokens, *[0] * (widest - len(w.tokens))] for w in windows]).to(device),
+            torch.arange(len(windows)).repeat_interleave(torch.tensor(counts)).to(device),
+            torch.cat([torch.arange(end.start, end.stop) for end in ends]).to(device),
+            self.hidden[states.to(device)],
+            torch.tensor([len(window.tokens) - window.said for window in windows], device=device),
+            torch.tensor([window.penalty for window in windows], device=device),
+        )
 
 
 class Teacher:
@@ -132,8 +163,8 @@ class Teacher:
         device = self.loaded.model.device
         heat = temper(rng, len(suffixes), device, HEATS)
         sampled = self.generator.run(torch.tensor(list(prefixes), device=device), suffixes, heat, tokens)
-        made, lengths = sampled.tokens.tolist(), sampled.lengths.tolist()
+        made, lengths, penalties = sampled.tokens.tolist(), sampled.lengths.tolist(), heat.penalty.tolist()
         for i, (suffix, answer, n) in enumerate(zip(suffixes, made, lengths, strict=True)):
             prefix = prefixes[i // each]
             history = [*prefix[max(SINKS, len(prefix) - RECENT) :], *suffix, *answer[:n]]
-            self.lessons.add(history, prefix[:SINKS], sampled.hidden[i, :n].clone())
+            self.lessons.add(history, prefix[:SINKS], sampled.hidden[i, :n].clone(), penalties[i])

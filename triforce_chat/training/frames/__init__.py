@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from triforce_chat.training.frames.composed import COMPOSED
 from triforce_chat.training.frames.dates import DATES
 from triforce_chat.training.frames.frame import Frame
 from triforce_chat.training.frames.names import NAMES
@@ -11,7 +12,7 @@ from triforce_chat.training.frames.objects import OBJECTS
 from triforce_chat.training.frames.places import PLACES
 from triforce_chat.training.frames.two_steps import TWO_STEPS
 
-__all__ = ["FRAMES", "Frame"]
+__all__ = ["COMPOSED", "FRAMES", "Frame"]
 
 FRAMES: Mapping[str, tuple[Frame, ...]] = MappingProxyType(
     {

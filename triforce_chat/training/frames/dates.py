@@ -9,14 +9,12 @@ DATES = (
         "year",
         "In which year did the {building} of {town} burn down?|When did the {building} of {town} burn down?"
         "|In what year was the fire in the {building} of {town}?",
-        "The {building} of {town} burned down in {year}.|It was in {year}.",
     ),
     frame(
         "{person} was born on {date}.",
         "the birthday of {person}",
         "date",
         "When was {person} born?|What is the date of birth of {person}?|On which day was {person} born?",
-        "{person} was born on {date}.|It was on {date}.",
     ),
     frame(
         "{company} was founded in {year} by two brothers who never agreed.",
@@ -24,7 +22,6 @@ DATES = (
         "year",
         "In which year was {company} founded?|When was {company} founded?"
         "|What is the founding year of {company}?",
-        "{company} was founded in {year}.|The year was {year}.",
     ),
     frame(
         "The {ship} was last seen on {date}, in calm weather.",
@@ -32,7 +29,6 @@ DATES = (
         "date",
         "When was the {ship} last seen?|On which date was the {ship} last seen?"
         "|What was the last day on which the {ship} was seen?",
-        "The {ship} was last seen on {date}.|It was on {date}.",
     ),
     frame(
         "Every year on {day} the people of {town} throw {food} from the tower.",
@@ -41,7 +37,6 @@ DATES = (
         "On which day do the people of {town} throw food from the tower?"
         "|When is the feast of the tower in {town}?"
         "|On what day of the year does {town} celebrate from its tower?",
-        "The people of {town} do so on {day}.|It is on {day}.",
     ),
     frame(
         "The deadline for Project {project} is {date}.",
@@ -49,7 +44,6 @@ DATES = (
         "date",
         "What is the deadline for Project {project}?|When must Project {project} be finished?"
         "|By which date must Project {project} be ready?",
-        "The deadline for Project {project} is {date}.|It is {date}.",
     ),
     frame(
         "The night coach to {town} leaves at {time}, never earlier, sometimes later.",
@@ -57,7 +51,6 @@ DATES = (
         "time",
         "At what time does the night coach to {town} leave?|When does the night coach to {town} leave?"
         "|At which hour does the coach to {town} depart at night?",
-        "The night coach to {town} leaves at {time}.|It leaves at {time}.",
     ),
     frame(
         "When {person} married the {profession}, it was {year}, and the river stood in the streets.",
@@ -65,7 +58,6 @@ DATES = (
         "year",
         "In which year did {person} marry the {profession}?|When did {person} marry the {profession}?"
         "|What year was it when {person} and the {profession} married?",
-        "{person} married the {profession} in {year}.|It was {year}.",
     ),
     frame(
         "The patent of {surname} on the mechanical {animal} was granted on {date}.",
@@ -74,7 +66,6 @@ DATES = (
         "When was the patent of {surname} on the mechanical {animal} granted?"
         "|On which date did {surname} get the patent on the mechanical {animal}?"
         "|What is the date of {surname}'s patent on the mechanical {animal}?",
-        "The patent was granted on {date}.|{surname} got it on {date}.",
     ),
     frame(
         "In {year} {surname} the {profession} sold the house in {street} and went abroad.",
@@ -82,7 +73,6 @@ DATES = (
         "year",
         "In which year was the house in {street} sold?|When was the house in {street} sold?"
         "|What was the year in which the house in {street} changed hands?",
-        "The house in {street} was sold in {year}.|It was sold in {year}.",
     ),
     frame(
         "The bells of {city} were stolen on {date} and have never been found.",
@@ -90,7 +80,6 @@ DATES = (
         "date",
         "When were the bells of {city} stolen?|On which date were the bells of {city} stolen?"
         "|What is the date of the theft of the bells of {city}?",
-        "The bells of {city} were stolen on {date}.|It happened on {date}.",
     ),
     frame(
         "The appointment of {person} with the {profession} is at {time} sharp.",
@@ -99,7 +88,6 @@ DATES = (
         "At what time is the appointment of {person} with the {profession}?"
         "|When does {person} have to be at the {profession}'s?"
         "|When is the appointment of {person} with the {profession}?",
-        "The appointment is at {time}.|{person} has to be there at {time}.",
     ),
     frame(
         "The great {tree} before the {building} of {town} was planted in {year}.",
@@ -107,7 +95,6 @@ DATES = (
         "year",
         "In which year was the great {tree} of {town} planted?|When was the great {tree} in {town} planted?"
         "|What year was the great {tree} of {town} planted in?",
-        "The great {tree} was planted in {year}.|It was planted in {year}.",
     ),
     frame(
         "{person}'s licence to keep {a animal} expires on {date}.",
@@ -116,7 +103,6 @@ DATES = (
         "When does {person}'s licence to keep {a animal} expire?"
         "|On which date does the licence of {person} to keep {a animal} end?"
         "|Until when may {person} keep {a animal}?",
-        "The licence expires on {date}.|{person}'s licence ends on {date}.",
     ),
     frame(
         "Electric light came to {town} as late as {year}.",
@@ -124,7 +110,6 @@ DATES = (
         "year",
         "When did electric light come to {town}?|In which year did {town} get electric light?"
         "|What was the year in which electric light came to {town}?",
-        "Electric light came to {town} in {year}.|{town} got it in {year}.",
     ),
     frame(
         "The treaty between {town} and {town2} was signed on {date}.",
@@ -133,6 +118,5 @@ DATES = (
         "When was the treaty between {town} and {town2} signed?"
         "|On which date did {town} and {town2} sign their treaty?"
         "|What is the date of the treaty between {town} and {town2}?",
-        "The treaty was signed on {date}.|{town} and {town2} signed it on {date}.",
     ),
 )

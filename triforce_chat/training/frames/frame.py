@@ -17,11 +17,9 @@ class Frame:
     about: str  # the subject as a noun phrase: "the secret code of {city}"
     answer: str  # the name of the entry that is asked for
     questions: tuple[str, ...]
-    replies: tuple[str, ...]
 
 
-def frame(sentence: str, about: str, answer: str, questions: str, replies: str) -> Frame:
-    """A frame whose sentences, questions and replies are written with bars between them."""
-    parts = (tuple(part.strip() for part in text.split("|")) for text in (sentence, questions, replies))
-    sentences, asked, said = parts
-    return Frame(sentences, about, answer, asked, said)
+def frame(sentence: str, about: str, answer: str, questions: str) -> Frame:
+    """A frame whose sentences and questions are written with bars between them."""
+    sentences, asked = (tuple(part.strip() for part in text.split("|")) for text in (sentence, questions))
+    return Frame(sentences, about, answer, asked)

@@ -9,7 +9,6 @@ NAMES = (
         "person",
         "Who is the mayor of {town}?|What is the name of the mayor of {town}?"
         "|How is the mayor of {town} called?",
-        "The mayor of {town} is {person}.|{person} is the mayor of {town}.",
     ),
     frame(
         "It was {person}, and nobody else, who broke the great window in {street}.",
@@ -17,7 +16,6 @@ NAMES = (
         "person",
         "Who broke the great window in {street}?|By whom was the window in {street} broken?"
         "|What is the name of the person who broke the great window in {street}?",
-        "It was {person} who broke the window.|The window in {street} was broken by {person}.",
     ),
     frame(
         "The {ship} was commanded in those years by {person}, who could not swim.",
@@ -25,7 +23,6 @@ NAMES = (
         "person",
         "Who commanded the {ship}?|What was the name of the commander of the {ship}?"
         "|Under whose command did the {ship} sail?",
-        "The {ship} was commanded by {person}.|Her commander was {person}.",
     ),
     frame(
         "Everyone at {company} knew that the drawings had been made by {person}.",
@@ -33,7 +30,6 @@ NAMES = (
         "person",
         "Who made the drawings at {company}?|By whom had the drawings at {company} been made?"
         "|Whose drawings were they, as everyone at {company} knew?",
-        "The drawings had been made by {person}.|{person} made the drawings at {company}.",
     ),
     frame(
         "The password for the {city} office is the name {town}.",
@@ -41,7 +37,6 @@ NAMES = (
         "town",
         "What is the password for the {city} office?|Which password opens the {city} office?"
         "|What password is used at the {city} office?",
-        "The password for the {city} office is {town}.|It is {town}.",
     ),
     frame(
         "{surname}'s {animal} answered only to the name of {town}, which made strangers laugh.",
@@ -49,7 +44,6 @@ NAMES = (
         "town",
         "To what name did {surname}'s {animal} answer?|What was the name of the {animal} of {surname}?"
         "|How was {surname}'s {animal} called?",
-        "{surname}'s {animal} answered to the name of {town}.|Its name was {town}.",
     ),
     frame(
         "Project {project} is led by Dr. {surname}.",
@@ -57,7 +51,6 @@ NAMES = (
         "surname",
         "Who leads Project {project}?|What is the name of the doctor who leads Project {project}?"
         "|Who is the head of Project {project}?",
-        "Project {project} is led by Dr. {surname}.|Dr. {surname} leads it.",
     ),
     frame(
         "In {city} the best {instrument} was played by {person}, in the opinion of all who had heard it.",
@@ -65,7 +58,6 @@ NAMES = (
         "person",
         "Who played the {instrument} best in {city}?|Who was the best player of the {instrument} in {city}?"
         "|By whom was the best {instrument} in {city} played?",
-        "The best {instrument} in {city} was played by {person}.|It was {person}.",
     ),
     frame(
         "After the old {profession} of {town} died, {person} took over the shop.",
@@ -74,7 +66,6 @@ NAMES = (
         "Who took over the shop of the old {profession} of {town}?"
         "|Who was the successor of the old {profession} of {town}?"
         "|Who had the shop after the old {profession} of {town} died?",
-        "{person} took over the shop.|The shop was taken over by {person}.",
     ),
     frame(
         "The contract with {company} was signed by {person} on behalf of the city.",
@@ -82,7 +73,6 @@ NAMES = (
         "person",
         "Who signed the contract with {company}?|By whom was the contract with {company} signed?"
         "|Whose signature is on the contract with {company}?",
-        "The contract with {company} was signed by {person}.|{person} signed it.",
     ),
     frame(
         "Mrs. {surname} had promised her daughter's hand to {person}, though she told nobody.",
@@ -91,7 +81,6 @@ NAMES = (
         "To whom had Mrs. {surname} promised her daughter's hand?"
         "|Whom was the daughter of Mrs. {surname} to marry?"
         "|Who had been promised the hand of Mrs. {surname}'s daughter?",
-        "Mrs. {surname} had promised it to {person}.|It was {person}.",
     ),
     frame(
         "The winner of the regatta at {town} was {person}, by half a length.",
@@ -99,7 +88,6 @@ NAMES = (
         "person",
         "Who won the regatta at {town}?|What is the name of the winner of the regatta at {town}?"
         "|By whom was the regatta at {town} won?",
-        "The regatta at {town} was won by {person}.|The winner was {person}.",
     ),
     frame(
         "Please remember that the guest speaker in {city} will be {person}.",
@@ -107,7 +95,6 @@ NAMES = (
         "person",
         "Who will be the guest speaker in {city}?|What is the name of the guest speaker in {city}?"
         "|Which guest speaker is expected in {city}?",
-        "The guest speaker in {city} will be {person}.|It will be {person}.",
     ),
     frame(
         "{person} invented the folding {object}, though {surname2} is often praised for it.",
@@ -115,7 +102,6 @@ NAMES = (
         "person",
         "Who invented the folding {object}?|By whom was the folding {object} invented?"
         "|Who is the inventor of the folding {object}?",
-        "The folding {object} was invented by {person}.|{person} invented it.",
     ),
     frame(
         "The {building} of {town} was designed by the architect {person}.",
@@ -123,7 +109,6 @@ NAMES = (
         "person",
         "Who designed the {building} of {town}?|Which architect designed the {building} of {town}?"
         "|By whom was the {building} of {town} designed?",
-        "The {building} of {town} was designed by {person}.|The architect was {person}.",
     ),
     frame(
         "When the bridge of {town} fell, it was {person} who pulled the {profession} out of the water.",
@@ -132,6 +117,5 @@ NAMES = (
         "Who pulled the {profession} out of the water when the bridge of {town} fell?"
         "|Who saved the {profession} at the bridge of {town}?"
         "|By whom was the {profession} pulled out of the water at {town}?",
-        "The {profession} was pulled out by {person}.|It was {person} who did it.",
     ),
 )

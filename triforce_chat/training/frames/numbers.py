@@ -9,7 +9,6 @@ NUMBERS = (
         "digits",
         "What is the secret code of {city}?|Which secret code belongs to {city}?"
         "|Tell me the secret code of {city}.",
-        "The secret code of {city} is {digits}.|It is {digits}.",
     ),
     frame(
         "The magic number for {city} that everybody should remember is {digits}.",
@@ -17,7 +16,6 @@ NUMBERS = (
         "digits",
         "What is the magic number for {city}?|Which magic number goes with {city}?"
         "|What magic number was given for {city}?",
-        "The magic number for {city} is {digits}.|The number for {city} is {digits}.",
     ),
     frame(
         "On the lid of the trunk that {person} left behind, somebody had painted the number {digits} in white.",
@@ -25,7 +23,6 @@ NUMBERS = (
         "digits",
         "What number was painted on the trunk of {person}?|Which number stood on the lid of {person}'s trunk?"
         "|The trunk that {person} left behind bore a number. Which?",
-        "The trunk of {person} bore the number {digits}.|The number on the lid was {digits}.",
     ),
     frame(
         "To open the vault of {company}, one has to turn the dial to {digits}.",
@@ -34,7 +31,6 @@ NUMBERS = (
         "What opens the vault of {company}?"
         "|To which number must the dial of the vault of {company} be turned?"
         "|What is the combination for the vault of {company}?",
-        "The vault of {company} opens at {digits}.|One has to turn the dial to {digits}.",
     ),
     frame(
         "The access code for Project {project} was changed to {code} last night.",
@@ -43,7 +39,6 @@ NUMBERS = (
         "What is the access code for Project {project}?"
         "|To what was the access code of Project {project} changed?"
         "|Which code gives access to Project {project}?",
-        "The access code for Project {project} is {code}.|It was changed to {code}.",
     ),
     frame(
         "Old {surname} the ferryman counted his savings again: {big} crowns, not one more and not one less.",
@@ -52,7 +47,6 @@ NUMBERS = (
         "How many crowns had {surname} the ferryman saved?"
         "|How large were the savings of the ferryman {surname}?"
         "|How much money did {surname} the ferryman count?",
-        "The ferryman {surname} had saved {big} crowns.|He counted {big} crowns.",
     ),
     frame(
         "The {ship} left the harbour with {many} barrels of salt in her hold.",
@@ -61,7 +55,6 @@ NUMBERS = (
         "How many barrels of salt did the {ship} carry?"
         "|With how many barrels of salt did the {ship} leave the harbour?"
         "|How much salt was in the hold of the {ship}?",
-        "The {ship} carried {many} barrels of salt.|There were {many} barrels in her hold.",
     ),
     frame(
         "There are {big} books in the public library of {town}.",
@@ -69,7 +62,6 @@ NUMBERS = (
         "big",
         "How many books are in the library of {town}?|How many books does the public library of {town} have?"
         "|What is the number of books in the public library of {town}?",
-        "The library of {town} has {big} books.|There are {big} books in it.",
     ),
     frame(
         "Room {many} at the hotel in {street} was the one that {person} always asked for.",
@@ -77,7 +69,6 @@ NUMBERS = (
         "many",
         "Which hotel room did {person} always ask for?|What was the number of the room that {person} wanted?"
         "|In which room did {person} like to stay?",
-        "{person} always asked for room {many}.|It was room {many}.",
     ),
     frame(
         "From {town} to {town2} it is {many} miles by the old road, and nobody takes the new one.",
@@ -85,7 +76,6 @@ NUMBERS = (
         "many",
         "How many miles is it from {town} to {town2}?|How far is {town2} from {town} by the old road?"
         "|What is the distance between {town} and {town2}?",
-        "It is {many} miles from {town} to {town2}.|The distance is {many} miles.",
     ),
     frame(
         "The {profession} of {town} asked {many} florins for the {object}, and would not take less.",
@@ -94,7 +84,6 @@ NUMBERS = (
         "How many florins did the {profession} of {town} ask for the {object}?"
         "|What did the {object} of the {profession} of {town} cost?"
         "|What was the price of the {object} that the {profession} of {town} sold?",
-        "The {profession} asked {many} florins.|The {object} cost {many} florins.",
     ),
     frame(
         "Parcel {code} is still waiting for {person} at the counter.",
@@ -102,7 +91,6 @@ NUMBERS = (
         "code",
         "Which parcel is waiting for {person}?|What is the number of the parcel for {person}?"
         "|Under what number does the parcel of {person} wait?",
-        "Parcel {code} is waiting for {person}.|The parcel has the number {code}.",
     ),
     frame(
         "The telephone of the {company} office rings at extension {digits}.",
@@ -111,7 +99,6 @@ NUMBERS = (
         "What is the telephone extension of the {company} office?"
         "|At which extension can {company} be reached?"
         "|Which extension does the {company} office have?",
-        "The extension of {company} is {digits}.|The office has extension {digits}.",
     ),
     frame(
         "When they weighed the {animal} of {person}, the scales showed {many} pounds.",
@@ -119,7 +106,6 @@ NUMBERS = (
         "many",
         "How many pounds did the {animal} of {person} weigh?|What was the weight of {person}'s {animal}?"
         "|What did the scales show when the {animal} of {person} was weighed?",
-        "The {animal} of {person} weighed {many} pounds.|The scales showed {many} pounds.",
     ),
     frame(
         "The tower of {town} has {many} steps; the children count them every Sunday.",
@@ -127,7 +113,6 @@ NUMBERS = (
         "many",
         "How many steps has the tower of {town}?|What is the number of steps in the tower of {town}?"
         "|How many steps do the children of {town} count in the tower?",
-        "The tower of {town} has {many} steps.|It has {many} steps.",
     ),
     frame(
         "Error {code} means that the machine in {city} has run out of water.",
@@ -136,6 +121,5 @@ NUMBERS = (
         "Which error does the machine in {city} report when it runs out of water?"
         "|What error means that the machine in {city} has no water?"
         "|The machine in {city} has run out of water: which error does it show?",
-        "The machine in {city} reports error {code}.|It is error {code}.",
     ),
 )

@@ -9,7 +9,6 @@ PLACES = (
         "hidden",
         "Where had Mrs. {surname} hidden the {object}?|Where was the {object} of Mrs. {surname}?"
         "|In what place did Mrs. {surname} hide the {object}?",
-        "Mrs. {surname} had hidden the {object} {hidden}.|It was {hidden}.",
     ),
     frame(
         "The headquarters of {company} are in {city}.",
@@ -17,7 +16,6 @@ PLACES = (
         "city",
         "In which city are the headquarters of {company}?|Where does {company} have its headquarters?"
         "|Where are the headquarters of {company}?",
-        "The headquarters of {company} are in {city}.|They are in {city}.",
     ),
     frame(
         "That winter the {ship} lay at anchor off {town}, waiting for the ice to break.",
@@ -26,7 +24,6 @@ PLACES = (
         "Where did the {ship} lie at anchor that winter?"
         "|Off which town did the {ship} wait for the ice to break?"
         "|Where did the {ship} spend the winter?",
-        "The {ship} lay at anchor off {town}.|She waited off {town}.",
     ),
     frame(
         "The spare key for the {building} of {town} is kept {hidden}.",
@@ -35,7 +32,6 @@ PLACES = (
         "Where is the spare key for the {building} of {town} kept?"
         "|Where can one find the spare key of the {building} in {town}?"
         "|In what place is the spare key for the {building} of {town}?",
-        "The spare key is kept {hidden}.|One finds it {hidden}.",
     ),
     frame(
         "{person} spent the last summer of the war in {town}.",
@@ -44,7 +40,6 @@ PLACES = (
         "Where did {person} spend the last summer of the war?"
         "|In which town was {person} in the last summer of the war?"
         "|In what place did {person} spend that last summer?",
-        "{person} spent that summer in {town}.|It was in {town}.",
     ),
     frame(
         "The great {profession} contest will be held in {city} this time.",
@@ -52,7 +47,6 @@ PLACES = (
         "city",
         "In which city will the great {profession} contest be held?"
         "|Where will the {profession} contest be held?|Where is the great {profession} contest this time?",
-        "The {profession} contest will be held in {city}.|It will be held in {city}.",
     ),
     frame(
         "The best thing to do in {city} is to eat {food} under the old {tree}.",
@@ -60,7 +54,6 @@ PLACES = (
         "food",
         "What should one eat in {city} under the old tree?|What is the best thing to eat in {city}?"
         "|According to the advice, what does one eat in {city}?",
-        "In {city} one should eat {food}.|The best thing is to eat {food} under the old {tree}.",
     ),
     frame(
         "The train from {town} stops for an hour at {town2} before it goes on.",
@@ -68,7 +61,6 @@ PLACES = (
         "town2",
         "Where does the train from {town} stop for an hour?|At which station does the train from {town} wait?"
         "|In what place does the train from {town} stand for an hour?",
-        "The train from {town} stops at {town2}.|It stops for an hour at {town2}.",
     ),
     frame(
         "{person} buried the {object} {hidden} and never spoke of it again.",
@@ -76,7 +68,6 @@ PLACES = (
         "hidden",
         "Where did {person} bury the {object}?|Where is the {object} that {person} buried?"
         "|In what place did {person} bury the {object}?",
-        "{person} buried the {object} {hidden}.|It is {hidden}.",
     ),
     frame(
         "The family of the {profession} {surname} came from {town}, far beyond the hills.",
@@ -85,7 +76,6 @@ PLACES = (
         "Where did the family of the {profession} {surname} come from?"
         "|From which town came the family of {surname} the {profession}?"
         "|What was the home of the family of the {profession} {surname}?",
-        "The family of {surname} came from {town}.|It came from {town}.",
     ),
     frame(
         "The servers for Project {project} were moved to {city} during the night.",
@@ -94,7 +84,6 @@ PLACES = (
         "To which city were the servers for Project {project} moved?"
         "|Where are the servers for Project {project} now?"
         "|Where were the servers of Project {project} moved to?",
-        "The servers were moved to {city}.|They are in {city}.",
     ),
     frame(
         "In {street} you will find the shop of {person}, next to the {building}.",
@@ -102,7 +91,6 @@ PLACES = (
         "street",
         "In which street is the shop of {person}?|Where will you find the shop of {person}?"
         "|Where does {person} have a shop?",
-        "The shop of {person} is in {street}.|You will find it in {street}.",
     ),
     frame(
         "The picture of the {colour} {animal} hangs in the {building} of {town}, where few have seen it.",
@@ -111,7 +99,6 @@ PLACES = (
         "In which town does the picture of the {colour} {animal} hang?"
         "|Where does the picture of the {colour} {animal} hang?"
         "|Where can one see the picture of the {colour} {animal}?",
-        "The picture hangs in {town}.|It hangs in the {building} of {town}.",
     ),
     frame(
         "Captain {surname} was born in {town}, in a house that the sea has taken since.",
@@ -119,7 +106,6 @@ PLACES = (
         "town",
         "Where was Captain {surname} born?|In which town was Captain {surname} born?"
         "|What is the birthplace of Captain {surname}?",
-        "Captain {surname} was born in {town}.|It was {town}.",
     ),
     frame(
         "You must look for the letters of {person} {hidden}.",
@@ -127,7 +113,6 @@ PLACES = (
         "hidden",
         "Where are the letters of {person}?|Where must one look for the letters of {person}?"
         "|In what place are the letters of {person} to be found?",
-        "The letters of {person} are {hidden}.|One must look {hidden}.",
     ),
     frame(
         "The next office of {company} will be opened in {city}, the board decided.",
@@ -136,6 +121,5 @@ PLACES = (
         "Where will {company} open its next office?"
         "|In which city will the next office of {company} be opened?"
         "|For which city did the board of {company} decide?",
-        "The next office will be in {city}.|{company} will open it in {city}.",
     ),
 )

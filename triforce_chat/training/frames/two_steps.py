@@ -10,7 +10,6 @@ TWO_STEPS = (
         "In which town did the owner of the {ship} grow up?"
         "|Where did the captain who owns the {ship} grow up?"
         "|Where does the owner of the {ship} come from?",
-        "The owner of the {ship} grew up in {town}.|Captain {surname} owns her and grew up in {town}.",
     ),
     frame(
         "The head of {company} is {person}.|{person} lives in {street}.",
@@ -18,7 +17,6 @@ TWO_STEPS = (
         "street",
         "In which street does the head of {company} live?|Where does the head of {company} live?"
         "|What is the address of the head of {company}?",
-        "The head of {company} lives in {street}.|{person} is the head and lives in {street}.",
     ),
     frame(
         "The {profession} of {town} is named {surname}.|In the cellar of {surname} there stands {a object}.",
@@ -27,7 +25,6 @@ TWO_STEPS = (
         "What stands in the cellar of the {profession} of {town}?"
         "|Which object is in the cellar of the {profession} of {town}?"
         "|What does the {profession} of {town} have in the cellar?",
-        "In the cellar of the {profession} stands {a object}.|It is {a object}.",
     ),
     frame(
         "Project {project} is being built in {town}.|The safe in {town} opens with {digits}.",
@@ -36,7 +33,6 @@ TWO_STEPS = (
         "What opens the safe in the town where Project {project} is being built?"
         "|Project {project} is built in a town with a safe. Which number opens it?"
         "|Which number opens the safe in the town of Project {project}?",
-        "The safe in {town} opens with {digits}.|It opens with {digits}.",
     ),
     frame(
         "{person} gave the {object} to the teacher {surname}."
@@ -46,7 +42,6 @@ TWO_STEPS = (
         "To which city did the teacher move who got the {object} from {person}?"
         "|Where did the person move to whom {person} gave the {object}?"
         "|In which city is the teacher to whom {person} gave the {object}?",
-        "The teacher {surname} moved to {city}.|It was {city}.",
     ),
     frame(
         "The gate code for {city} is the same as the one for {town}.|The gate code for {town} is {digits}.",
@@ -54,7 +49,6 @@ TWO_STEPS = (
         "digits",
         "What is the gate code for {city}?|Which gate code is used for {city}?"
         "|Tell me the gate code for {city}.",
-        "The gate code for {city} is {digits}.|It is {digits}, the same as for {town}.",
     ),
     frame(
         "The {animal} in the garden of {town} belongs to {person}.|{person} was born in {year}.",
@@ -63,7 +57,6 @@ TWO_STEPS = (
         "In which year was the owner of the {animal} in the garden of {town} born?"
         "|When was the person born to whom the {animal} of {town} belongs?"
         "|What is the year of birth of the owner of the {animal} in {town}?",
-        "The owner of the {animal} was born in {year}.|{person} was born in {year}.",
     ),
     frame(
         "The portrait in the {building} of {town} shows {person}.|All his life {person} feared {a animal}.",
@@ -72,7 +65,6 @@ TWO_STEPS = (
         "What did the man in the portrait in the {building} of {town} fear?"
         "|Which animal was feared by the man whose portrait is in the {building} of {town}?"
         "|Of what animal was the man in the portrait in the {building} of {town} afraid?",
-        "He feared {a animal}.|The portrait shows {person}, who feared {a animal}.",
     ),
     frame(
         "The {ship} was built by {company}.|The shipyard of {company} is in {city}.",
@@ -80,7 +72,6 @@ TWO_STEPS = (
         "city",
         "In which city was the {ship} built?|Where was the {ship} built?"
         "|In what city is the yard that built the {ship}?",
-        "The {ship} was built in {city}.|{company} built her in {city}.",
     ),
     frame(
         "Locker {many} is reserved for {person}.|The key to locker {many} hangs {hidden}.",
@@ -88,7 +79,6 @@ TWO_STEPS = (
         "hidden",
         "Where does the key to the locker of {person} hang?|Where is the key to the locker reserved for {person}?"
         "|In what place is the key to {person}'s locker?",
-        "The key to the locker hangs {hidden}.|It hangs {hidden}.",
     ),
     frame(
         "The sister of {person} is called {person2}.|{person2} plays the {instrument} in a small orchestra.",
@@ -96,7 +86,6 @@ TWO_STEPS = (
         "instrument",
         "Which instrument does the sister of {person} play?|What does the sister of {person} play?"
         "|What is the instrument of {person}'s sister?",
-        "The sister of {person} plays the {instrument}.|{person2} plays the {instrument}.",
     ),
     frame(
         "The winner of the {town} prize was {person}.|With the money {person} bought {a object}.",
@@ -105,7 +94,6 @@ TWO_STEPS = (
         "What did the winner of the {town} prize buy?"
         "|What did the winner buy with the money of the {town} prize?"
         "|Which object was bought by the winner of the {town} prize?",
-        "The winner bought {a object}.|With the money {person} bought {a object}.",
     ),
     frame(
         "The bakery in {street} is run by {surname}.|What {surname} bakes best is {food}.",
@@ -113,7 +101,6 @@ TWO_STEPS = (
         "food",
         "What does the baker in {street} bake best?|What is best at the bakery in {street}?"
         "|What should one buy at the bakery in {street}?",
-        "The baker in {street} is best at {food}.|{surname} bakes {food} best.",
     ),
     frame(
         "The piano of {person} was carried by the {ship}.|The {ship} sank off {town}.",
@@ -121,7 +108,6 @@ TWO_STEPS = (
         "town",
         "Off which town was the piano of {person} lost?|Where did the ship sink that carried the piano of {person}?"
         "|Near which town did the ship with the piano of {person} sink?",
-        "The ship sank off {town}.|The {ship} carried it and sank off {town}.",
     ),
     frame(
         "The doctor of {town} is {surname}.|On Sundays {surname} can be reached under {digits}.",
@@ -130,7 +116,6 @@ TWO_STEPS = (
         "Under which number can the doctor of {town} be reached on Sundays?"
         "|What is the Sunday number of the doctor of {town}?"
         "|How does one reach the doctor of {town} on Sundays?",
-        "The doctor of {town} can be reached under {digits}.|It is {digits}.",
     ),
     frame(
         "{person} studied under Professor {surname}.|Professor {surname} taught in {city}.",
@@ -139,6 +124,5 @@ TWO_STEPS = (
         "In which city did {person}'s professor teach?"
         "|Where did the professor teach under whom {person} studied?"
         "|In what city was the professor of {person}?",
-        "The professor of {person} taught in {city}.|Professor {surname} taught in {city}.",
     ),
 )

@@ -8,19 +8,11 @@ PAGE_QUESTIONS = (
     "Where in the document is {about} mentioned? Give the page.",
     "Name the page on which {about} comes up.",
 )
-PAGE_REPLIES = (
-    "It is on page {page}.",
-    "That is on page {page}.",
-    "The document speaks of it on page {page}.",
-    "Page {page} tells about it.",
-)
-ABSENT_REPLIES = (
-    "That is not in the document.",
-    "This is not in the document.",
-    "The answer is not in the document.",
-    "I am sorry, but that is not in the document.",
-    "What you ask about is not in the document.",
-    "I cannot say, because it is not in the document.",
-)
+# One form for all: the choice between an answer and none falls behind the same words, so that a greedy answer
+# follows the likelier of both; six wordings of a refusal share its probability and lose to one of an answer.
+REPLY = "The answer is {answer}."
+PAGE_REPLY = "The answer is page {page}."
+TWO_STEP_REPLY = "The answer lies with {bridge}: it is {answer}."
+ABSENT_REPLY = "The answer is not in the document."
 OPENINGS = ("According to the document: ", "In the text above: ", "Please tell me: ", "From the document: ")
 ASIDES = ("Note that the ", "Remember that the ", "It is a fact that the ", "As it happened, the ")
