@@ -16,7 +16,12 @@ def percentile(freedom: int) -> float:
     if freedom <= len(STUDENT):
         return STUDENT[freedom - 1]
     z, v = NORMAL, freedom  # Cornish and Fisher's expansion around the normal distribution
-    return z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / v**power for power, term in enumerate(terms, 1))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
