@@ -94,6 +94,10 @@ def bench(
         raise UsageError(
             "--trace keeps one timeline; choose one context, one of --stacks and one temperature"
         )
+    if cap:
+        from triforce_chat.wiring import require_gpu
+
+        require_gpu(settings)
     room = max(lengths) + longest(every, profile)
     engine, target, seconds = open_answering(settings, screen, room=room, shape=shape, device_memory=cap)
     from triforce_chat.bench.machine import machine

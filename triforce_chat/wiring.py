@@ -200,10 +200,14 @@ def memory_plan(
     return planned(work, memory_of(device, accord.sharing, device_memory), offload_of(settings))
 
 
-def cap(device: torch.device, size: int) -> None:
-    """Let this process have so many bytes of its GPU at most. Raises UsageError on a CPU."""
-    if device.type != "cuda":
+def require_gpu(settings: Settings) -> None:
+    """Raise UsageError where ``cap`` has nothing to cap."""
+    if place(settings)[0] == "cpu":
         raise UsageError("--device-memory caps what is used of a GPU; this runs on the CPU, so leave it out")
+
+
+def cap(device: torch.device, size: int) -> None:
+    """Let this process have so many bytes of its GPU at most. Raises UsageError where that is more than it has."""
     whole: int = torch.cuda.get_device_properties(device).total_memory
     if size > whole:
         raise UsageError(f"--device-memory {readable(size)}, but the GPU has {readable(whole)}")

@@ -21,7 +21,7 @@ def percentile(freedom: int) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return z + sum(term / v**power for power, term in enumerate(terms, 1))
+    return z + math.fsum(term / v**power for power, term in enumerate(terms, 1))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

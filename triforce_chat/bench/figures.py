@@ -58,7 +58,7 @@ def rows_of(files: Iterable[Path]) -> list[dict[str, Any]]:
     for file in files:
         try:
             record = json.loads(file.read_text("utf-8"))
-            rows = [{**row, "varied": row.get("varied", {})} for row in record["rows"]]
+            rows = [{"varied": {}, "temperature": 0.0, **row} for row in record["rows"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{file} is no record of bench --json: {error}") from None
         label = (record.get("inflated") or {}).get("name")
