@@ -350,6 +350,8 @@ def test_the_command(tmp_path: Path, loaded: LoadedModel) -> None:
     assert {row["prompts"] for row in rows} == {2}
     assert errors("bench", json.loads(done.stdout)) == []
     assert json.loads(done.stdout)["warmup"] == rows[0]["warmup"] == 32
+    later = CliRunner().invoke(app, [*command, *flags, "--skip-prompts", "99"])
+    assert later.exit_code == 4
     shown = CliRunner().invoke(app, [*command, *flags, "--vary", "gamma=2"])
     assert "retrieval gamma=2" in shown.stdout
     wrong = CliRunner().invoke(app, [*command, "--vary", "speed=1"])

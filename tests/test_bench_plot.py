@@ -10,7 +10,7 @@ import pytest
 
 from triforce_chat.bench import plot
 from triforce_chat.bench.figures import Point, panels_of, rows_of
-from triforce_chat.bench.plot import main
+from triforce_chat.bench.plot import line_of, main
 from triforce_chat.errors import UsageError
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -65,6 +65,19 @@ def test_records_of_two_shapes(tmp_path: Path) -> None:
     ]
     [panel] = panels_of(rows_of(files))
     assert list(panel.series) == ["auto 7b", "auto 8b"]
+
+
+def test_parts_of_a_bench_are_one_row(tmp_path: Path) -> None:
+    parts = [
+        {**row("auto", 2.5), "prompts": 2, "speedups": [2.0, 3.0]},
+        {**row("auto", 4.0), "prompts": 1, "speedups": [4.0]},
+        {**row("auto", 9.0, 2000), "prompts": 1, "speedups": [9.0]},
+    ]
+    files = [record(tmp_path / f"{n}.json", part) for n, part in enumerate(parts)]
+    one, other = rows_of(files)
+    assert (one["speedup"], one["prompts"], other["speedup"]) == (3.0, 3, 9.0)
+    assert one["speedup_interval"] == pytest.approx((3 - 4.3027 / 3**0.5, 3 + 4.3027 / 3**0.5))
+    assert line_of(one) == "auto 1,000 tokens T=0: 3.00x (0.52 to 5.48 with 95 %, 3 prompts)"
 
 
 def test_what_was_not_held_against_plain_decoding_is_left_out(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ def bench(
     prompts: Annotated[
         int, typer.Option(min=1, help="Prompts, each from another place of the documents.")
     ] = 1,
+    skip_prompts: Annotated[
+        int, typer.Option(min=0, help="Leave out so many of the first: a bench in several parts.")
+    ] = 0,
     temperatures: Annotated[str | None, typer.Option(help="Several, as in 0,0.6,1.")] = None,
     vary: Annotated[
         list[str] | None,
@@ -105,7 +108,7 @@ def bench(
     from triforce_chat.bench.stock import Stock
 
     run = Bench(engine, target, repeats, warmup, past_end, partial(told, options, screen, target))
-    asked = [prompts_of(target, texts, length, prompts) for length in lengths]
+    asked = [prompts_of(target, texts, length, skip_prompts + prompts)[skip_prompts:] for length in lengths]
     record: dict[str, Any] = {
         "machine": machine(),
         "command": " ".join(["triforce-chat", *sys.argv[1:]]),

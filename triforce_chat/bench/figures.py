@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from triforce_chat.bench.confidence import interval
 from triforce_chat.errors import UsageError
 
 CONTEXT, TEMPERATURE = "context", "temperature"
@@ -63,7 +65,28 @@ def rows_of(files: Iterable[Path]) -> list[dict[str, Any]]:
             raise UsageError(f"{file} is no record of bench --json: {error}") from None
         label = (record.get("inflated") or {}).get("name")
         found += [{**row, "shape": label} for row in rows if row.get("speedup") is not None]
-    return found
+    return pooled(found)
+
+
+def pooled(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that differ in their prompts alone become one: a bench that was run in several parts."""
+    alike: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        same = [row[name] for name in ("contender", CONTEXT, TEMPERATURE, "varied", "shape")]
+        alike[json.dumps(same, sort_keys=True)].append(row)
+    return [parts[0] if len(parts) == 1 else joined(parts) for parts in alike.values()]
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One row out of several over other prompts."""
+    ratios = [ratio for part in parts for ratio in part.get("speedups") or [part["speedup"]]]
+    return {
+        **parts[0],
+        "prompts": sum(part.get("prompts", 1) for part in parts),
+        "speedups": ratios,
+        "speedup": fmean(ratios),
+        "speedup_interval": interval(ratios),
+    }
 
 
 def panels_of(rows: Sequence[dict[str, Any]]) -> list[Panel]:

@@ -1,4 +1,7 @@
-"""``python -m triforce_chat.bench.plot FILE.json... --out FILE.svg``: speed-ups of bench records as curves."""
+"""``python -m triforce_chat.bench.plot FILE.json... --out FILE.svg``: speed-ups of bench records as curves.
+
+Rows that differ in their prompts alone are taken together; what is plotted is printed as well.
+"""
 
 from __future__ import annotations
 
@@ -107,11 +110,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--title", default="")
     given = parser.parse_args(arguments)
     try:
-        draw(panels_of(rows_of(given.files)), given.out, given.title)
+        rows = rows_of(given.files)
+        draw(panels_of(rows), given.out, given.title)
     except TriforceError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    for row in rows:
+        print(line_of(row))
     return 0
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """What one row says, parts of a bench taken together."""
+    settings = " ".join(f"{name}={value}" for name, value in row["varied"].items())
+    likely = row.get("speedup_interval")
+    bounds = f" ({likely[0]:.2f} to {likely[1]:.2f} with 95 %, {row['prompts']} prompts)" if likely else ""
+    where = f"{row['context']:,} tokens T={row['temperature']:g}"
+    return " ".join(filter(None, (row["contender"], settings, where))) + f": {row['speedup']:.2f}x{bounds}"
 
 
 if __name__ == "__main__":
