@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import save_model
 
 from triforce_chat import wiring
@@ -14,6 +16,7 @@ from triforce_chat.engine.cache.host import HostStore
 from triforce_chat.engine.cache.slab import Slab
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.errors import UsageError
 from triforce_chat.planning.plan import Memory as Sizes
 from triforce_chat.planning.plan import MemoryPlan
 
@@ -53,6 +56,45 @@ def needs(model: Path, resident: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
 def answers(engine: Engine) -> list[int]:
     return tokens_of(engine, Request([5 + n % 90 for n in range(300)], 60))
+
+
+@pytest.mark.parametrize("resident", [0, 2])
+def test_a_capped_gpu_has_the_room_of_a_smaller_one(
+    model: Path, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = needs(model, resident, monkeypatch)
+    capped: list[tuple[str, int]] = []
+    monkeypatch.setattr(wiring, "memory_of", lambda _device, _ranks, own: Sizes(own, HUGE))
+    monkeypatch.setattr(wiring, "cap", lambda device, own: capped.append((device.type, own)))
+    engine, loaded = wiring.load_engine(settings_of(model), room=CONTEXT, device_memory=size)
+    assert capped == [("cpu", size)]
+    assert isinstance(engine.full.slab, HostStore)
+    assert (engine.full.slab.resident, loaded.offloaded) == (resident, True)
+    assert wiring.load_engine(settings_of(model), room=CONTEXT)[1].offloaded is False
+
+
+def test_a_restacked_engine_drafts_as_long_as_streaming_asks_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "memory_of", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
+    settings = settings_of(model, stack="auto")
+    engine, loaded = wiring.load_engine(settings)
+    assert engine.options == wiring.stack_on(settings, loaded)
+    assert engine.options.gamma == wiring.STREAMED_GAMMA
+
+
+def test_the_cap_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions: list[float] = []
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 10**9)
+    )
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, _device: fractions.append(share)
+    )
+    wiring.cap(torch.device("cuda"), 24 * 10**9)
+    assert fractions == [pytest.approx(0.3)]
+    with pytest.raises(UsageError, match=r"--device-memory 90.0 GB, but the GPU has 80.0 GB"):
+        wiring.cap(torch.device("cuda"), 90 * 10**9)
 
 
 @pytest.mark.parametrize("resident", range(LAYERS - 2))

@@ -14,6 +14,7 @@ import typer
 
 from triforce_chat import (
     __version__,
+    cli_bench,
     cli_cache,
     cli_config,
     cli_doctor,
@@ -28,7 +29,6 @@ from triforce_chat.command_line import (
     Options,
     command,
     given,
-    listed,
     open_answering,
     print_json,
     print_record,
@@ -226,66 +226,7 @@ def stacks_to_test(options: Options, engine: Answering) -> list[str]:
     return [name for name in STACKS if engine.draft or name != "naive"]
 
 
-@command(app)
-def bench(
-    documents: Documents,
-    options: Options,
-    contexts: Annotated[str, typer.Option(help="Context lengths in tokens.")] = "1024,4096",
-    stacks: Annotated[str, typer.Option(help="Stacks to compare.")] = "autoregressive,auto,triforce,lookup",
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs; the median counts.")] = 3,
-    prompts: Annotated[
-        int, typer.Option(min=1, help="Prompts, each from another place of the documents.")
-    ] = 1,
-    temperatures: Annotated[str | None, typer.Option(help="Several, as in 0,0.6,1.")] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUES", help="Every value in turn, as in budget=512,1024; may be given again."
-        ),
-    ] = None,
-    stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False,
-    inflate: Annotated[
-        str | None,
-        typer.Option(metavar="SHAPE", help="Same model, in the dimensions of llama-2-7b and others."),
-    ] = None,
-) -> None:
-    """Measure ms/token, prefill and memory at several context lengths."""
-    from triforce_chat.bench.shapes import find_shape
-
-    shape = find_shape(inflate) if inflate else None
-    screen = screen_of(options)
-    texts = read_all(documents, options, screen)
-    lengths = listed(contexts)
-    from triforce_chat.bench.measure import cases
-
-    heats = listed(temperatures, float, least=0) if temperatures else []
-    every = cases(options.settings, stacks.split(","), heats, vary or [])
-    engine, target, _ = open_answering(options.settings, screen, room=max(lengths) + tokens, shape=shape)
-    from triforce_chat.bench.machine import machine
-    from triforce_chat.bench.measure import Bench, prompts_of
-    from triforce_chat.bench.stock import Stock
-    from triforce_chat.bench.table import table
-
-    run = Bench(engine, target, tokens, repeats)
-    asked = [prompts_of(target, texts, length, prompts) for length in lengths]
-    rows = [row for same_length in asked for row in run.rows(same_length, every)]
-    if stock:
-        untouched = Stock(options.settings, shape)
-        rows += [run.stock(untouched, same_length[0]) for same_length in asked]
-    if options.json:
-        record = {
-            "machine": machine(),
-            "command": " ".join(["triforce-chat", *sys.argv[1:]]),
-            "settings": dataclasses.asdict(options.settings),
-            "inflated": dataclasses.asdict(shape) if shape else None,
-        }
-        print_record({**record, "rows": [dataclasses.asdict(row) for row in rows]})
-    else:
-        screen.out.width = max(screen.out.width, 110)
-        screen.out.print(table(sorted(rows, key=lambda row: row.context)))
-
-
+command(app)(cli_bench.bench)
 command(app)(cli_plan.plan)
 app.command()(cli_config.paths)
 app.command()(cli_doctor.doctor)
@@ -294,8 +235,8 @@ app.command()(cli_doctor.doctor)
 @app.command("schema")
 def print_schema(
     kind: Annotated[
-        Literal["events", "answer", "plan"],
-        typer.Argument(help="Lines of --jsonl, the object of --json, or that of plan --json."),
+        Literal["events", "answer", "plan", "bench"],
+        typer.Argument(help="Lines of --jsonl, the object of --json, or that of plan or bench."),
     ] = "events",
 ) -> None:
     """Print the JSON Schema of what --jsonl or --json prints."""

@@ -270,24 +270,25 @@ def open_engine(
     remembering: bool = False,
     cache_size: float | None = None,
     warn: Callable[[str], None] | None = None,
+    device_memory: int | None = None,
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model with progress on the screen: (engine, model, seconds).
 
     ``remembering`` gives the engine the user's library of what was read before, of at most ``cache_size`` GB.
     What was chosen for the user is said in one line each, unless the screen is bare; ``warn`` hears of what
-    makes the answers doubtful.
+    makes the answers doubtful. ``device_memory`` is all of its GPU, in bytes, that this process shall ever have.
     """
     in_one_process(settings)
 
     def load(report: Report, note: Note) -> tuple[Engine, LoadedModel]:
         from triforce_chat.wiring import load_engine  # imports torch, which takes seconds of its own
 
-        memory: dict[str, Any] = {}
+        memory: dict[str, Any] = {"device_memory": device_memory}
         if remembering:
             from triforce_chat.library.memory import Library
 
             limit = None if cache_size is None else cache_size * GIGABYTE
-            memory = {"remember": partial(Library.of, limit=limit, tell=note)}
+            memory["remember"] = partial(Library.of, limit=limit, tell=note)
         return load_engine(settings, report, room, note, shape, warn=warn or note, **memory)
 
     return _opened(load, settings, screen)
@@ -301,10 +302,11 @@ def open_answering(
     remembering: bool = False,
     cache_size: float | None = None,
     warn: Note | None = None,
+    device_memory: int | None = None,
 ) -> tuple[Answering, LoadedModel, float]:
     """The same on as many processes as the settings say; several of them keep nothing on the disk."""
     if settings.tp == 1:
-        return open_engine(settings, screen, room, shape, remembering, cache_size, warn)
+        return open_engine(settings, screen, room, shape, remembering, cache_size, warn, device_memory)
 
     def load(report: Report, note: Note) -> tuple[Answering, LoadedModel]:
         from triforce_chat.parallel.place import place_of
@@ -316,7 +318,7 @@ def open_answering(
 
         if remembering:
             note("with --tp nothing that is read is kept on the disk")
-        return Lead(place, team, store).load(settings, report, room, note, shape, warn or note)
+        return Lead(place, team, store).load(settings, report, room, note, shape, warn or note, device_memory)
 
     return _opened(load, settings, screen)
 

@@ -35,6 +35,7 @@ from triforce_chat.models.sharding import split
 from triforce_chat.planning.draw import draft_described, memory_of, work_of
 from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
 from triforce_chat.planning.words import moved_line, plan_line, shortage
+from triforce_chat.units import readable
 
 GAMMA = 8  # of a fixed stack
 MOST_GAMMA = 16  # what the planner may choose from
@@ -66,6 +67,7 @@ def load_engine(
     remember: Remember = forget,
     warn: Note = unsaid,
     accord: Accord = ALONE,
+    device_memory: int | None = None,
 ) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
 
@@ -73,14 +75,17 @@ def load_engine(
     ``shape`` makes the target that big without changing what it says; the draft stays what it was for it.
     ``remember`` makes the memory that outlives the engine. ``warn`` hears what a user must know of the answers.
     With an ``accord`` the ranks call this together and share the target; each has the whole draft.
+    ``device_memory`` is all of its GPU, in bytes, that this process shall ever have.
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
     device, dtype = place(settings)
+    if device_memory:
+        cap(torch.device(device), device_memory)
     attention.register()
     model = described(resolve(settings.model, report=report))
     wanted = model.reach(settings.context)  # complains before anything else is fetched
     drafting = draft_name(settings, model)
-    plan = memory_plan(settings, model, drafting, room or wanted, shape, accord)
+    plan = memory_plan(settings, model, drafting, room or wanted, shape, accord, device_memory)
     if room is None:
         plan = fitting(plan, settings, note)
     context = accord.least(plan.work.context)
@@ -95,6 +100,7 @@ def load_engine(
         target = in_parts(inflated(target, shape), accord.size)
         note(f"{target.name}: as slow as that, and no better than before")
     memory = remember(target)  # before the runner packs the weights
+    target = dataclasses.replace(target, offloaded=plan.offloaded)
     runner = Runner(target.model)
     drafter = Runner(draft.model, target.vocab_size) if draft else None
     try:
@@ -104,7 +110,7 @@ def load_engine(
             target.eos_ids,
             decoder(target.tokenizer),
             drafter,
-            stack_of(dataclasses.replace(settings, offload=plan.offloaded), target.context),
+            stack_on(settings, target),
             memory,
             store_of(plan, settings, note),
             accord,
@@ -182,6 +188,7 @@ def memory_plan(
     context: int,
     shape: BigShape | None = None,
     accord: Accord = ALONE,
+    device_memory: int | None = None,
 ) -> MemoryPlan:
     """What so many tokens of context take beside everything else, and where the KV goes."""
     name, dtype = place(settings)
@@ -190,7 +197,21 @@ def memory_plan(
         model = dataclasses.replace(model, fields={**model.fields, **shape.fields})
     stack = stack_of(settings, model.context)
     work = work_of(model, draft_described(draft), context, stack, device, dtype, accord.size)
-    return planned(work, memory_of(device, accord.sharing), offload_of(settings))
+    return planned(work, memory_of(device, accord.sharing, device_memory), offload_of(settings))
+
+
+def require_gpu(settings: Settings) -> None:
+    """Raise UsageError where ``cap`` has nothing to cap."""
+    if place(settings)[0] == "cpu":
+        raise UsageError("--device-memory caps what is used of a GPU; this runs on the CPU, so leave it out")
+
+
+def cap(device: torch.device, size: int) -> None:
+    """Let this process have so many bytes of its GPU at most. Raises UsageError where that is more than it has."""
+    whole: int = torch.cuda.get_device_properties(device).total_memory
+    if size > whole:
+        raise UsageError(f"--device-memory {readable(size)}, but the GPU has {readable(whole)}")
+    torch.cuda.set_per_process_memory_fraction(size / whole, device)
 
 
 def offload_of(settings: Settings) -> Offload:
@@ -255,6 +276,11 @@ def stack_of(settings: Settings, positions: int) -> StackOptions:
         middle=settings.middle,
         budget=Budget(tokens=budget, chunk=settings.chunk),
     )
+
+
+def stack_on(settings: Settings, loaded: LoadedModel) -> StackOptions:
+    """The same for a model that is loaded, whose keys and values may have gone to host memory by themselves."""
+    return stack_of(dataclasses.replace(settings, offload=loaded.offloaded), loaded.context)
 
 
 def sampling_of(settings: Settings, loaded: LoadedModel) -> Sampling:

@@ -17,6 +17,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FOLDER = "PROBE_FOLDER"
+DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # variables; without them on the CPU
 BIG = ".big"
 BRIEF = (BIG, "adapter", ".gguf", "nine")  # models whose stacks are like those of another
 ROOM, TOKENS, PROMPT = 400, 8, 110
@@ -140,7 +141,14 @@ def order_of(model: str, size: int) -> dict[str, Any]:
     name, big = model.removesuffix(BIG), model.endswith(BIG)
     draft = str(Path(model).parent / "draft")
     return {
-        "settings": Settings(name, draft if Path(draft).is_dir() else "none", device="cpu", tp=size),
+        "settings": Settings(
+            name,
+            draft if Path(draft).is_dir() else "none",
+            device=os.environ.get(DEVICE, "cpu"),
+            dtype="float32",
+            offload=OFFLOAD in os.environ,
+            tp=size,
+        ),
         "room": ROOM,
         "shape": BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=8, mlp=96)
         if big

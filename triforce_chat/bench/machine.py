@@ -25,6 +25,7 @@ def machine() -> dict[str, str | int]:
     }
     if torch.cuda.is_available():
         found["accelerator"] = torch.cuda.get_device_name()
+        found["accelerators"] = torch.cuda.device_count()
     return found
 
 
@@ -35,6 +36,12 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0]}, {len(names)} logical cores" if names else platform.machine()
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a device has done all that it was told: before that, a clock would flatter it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def reset_peak() -> None:

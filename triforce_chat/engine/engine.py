@@ -40,6 +40,7 @@ class Request:
     stop: Sequence[str] = ()
     passages: Sequence[Passage] = ()  # of the prompt
     said: Sequence[int] = ()  # how the answer began, when it goes on where it was stopped
+    past_end: bool = False  # the model's own end is no end: for measuring at one length
 
     @property
     def history(self) -> list[int]:
@@ -289,7 +290,7 @@ class Answer:
         return Text(tuple(self.made[before:]), shown)
 
     def _show(self, token: int) -> str:
-        if token in self.engine.eos_ids:
+        if token in self.engine.eos_ids and not self.request.past_end:
             self.reason = "stop"
             return self.speech.flush()
         text, met = self.speech.push(token)

@@ -47,6 +47,7 @@ class LoadedModel:
     eos_ids: frozenset[int]  # any of them ends an answer
     sampling: Mapping[str, float]  # what its authors recommend; empty when nothing is known
     draft: str | None = None  # name of the model that drafts for it, once that is settled
+    offloaded: bool = False  # its keys and values lie in host memory, or some layers' do
 
 
 def load_model(

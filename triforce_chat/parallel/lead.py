@@ -35,12 +35,13 @@ class Lead:
         note: Callable[[str], None] = unsaid,
         shape: BigShape | None = None,
         warn: Callable[[str], None] = unsaid,
+        device_memory: int | None = None,
     ) -> tuple[Conductor, LoadedModel]:
         """As ``wiring.load_engine``. Raises UsageError, before weights are read, where the ranks cannot share them."""
         with shared_fate(self.team):
             self.share.device(settings)
             check_ranks(settings.model, settings.tp, sizes_of(shape), report)
-            order = Load(settings, room, shape)
+            order = Load(settings, room, shape, device_memory)
             self.team.tell(order)
             engine, loaded = self.share.load(order, report, note, warn)
         return Conductor(engine, self.team), loaded

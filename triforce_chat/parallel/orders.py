@@ -18,6 +18,7 @@ class Load:
     settings: Settings
     room: int | None
     shape: BigShape | None
+    device_memory: int | None = None  # bytes of each GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,16 @@ class Share:
         if self.ranks is None:
             self.ranks = Ranks(self.at, self.store, device)
         settings = dataclasses.replace(order.settings, device=device)
-        return load_engine(settings, report, order.room, note, order.shape, warn=warn, accord=self.ranks)
+        return load_engine(
+            settings,
+            report,
+            order.room,
+            note,
+            order.shape,
+            warn=warn,
+            accord=self.ranks,
+            device_memory=order.device_memory,
+        )
 
     def device(self, settings: Settings) -> str:
         """Where this rank computes. Raises UsageError."""

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["events", "answer", "plan"]
+Kind = Literal["events", "answer", "plan", "bench"]
 
 
 def load_schema(kind: Kind) -> dict[str, Any]:
-    """The schema of the present version: of a line of ``--jsonl``, of the object of ``--json``, or of a plan."""
+    """The present version's schema of a line of ``--jsonl``, the object of ``--json``, a plan or a bench."""
     from triforce_chat.report import SCHEMA
 
     read: dict[str, Any] = json.loads(Path(__file__).with_name(f"{kind}-{SCHEMA}.json").read_text("utf-8"))
