@@ -63,11 +63,11 @@ class Autoregressive:
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         drawn = [Draft.empty(self.model.vocabulary, self.model.device)]
-        for _ in range(n):
-            logits = self.model(self.cache.pending(tokens), self.cache, 1)
-            probs = sampler.probs(logits, tokens)
-            drawn.append(Draft(sampler.draw(probs[0])[None], probs))
-            tokens = torch.cat([tokens, drawn[-1].tokens])
+        history = torch.cat([tokens, tokens.new_zeros(n)])
+        for end in range(len(tokens), len(history)):
+            known = history[:end]
+            drawn.append(sampler.next(self.model(self.cache.pending(known), self.cache, 1), known))
+            history[end : end + 1] = drawn[-1].tokens
         made = Draft.join(drawn)
         return Draft(self.accord.tokens(made.tokens), made.probs)
 
@@ -106,7 +106,11 @@ class Speculative:
         extended = torch.cat([tokens, draft.tokens])
         logits = self.model(self.cache.pending(extended), self.cache, len(draft) + 1)
         probs = sampler.probs(logits, extended)
-        verdict = self.accord.verdict(verify(draft, probs, sampler), probs)
+        made = verify(draft, probs, sampler)
+        while sampler.widened():
+            probs = sampler.probs(logits, extended)
+            made = verify(draft, probs, sampler)
+        verdict = self.accord.verdict(made, probs)
         accepted = len(verdict) - 1
         self.times.add(len(draft) + 1, time.perf_counter() - started)
         self.rollback(len(tokens) + accepted)

@@ -134,6 +134,7 @@ class Planner:
         return stale and self._drafted(arm, most).rate > NOT_FAR_OFF * best
 
     def rollback(self, length: int) -> None:
+        self.lookup.rollback(length)
         for arm in self.arms:
             arm.level.rollback(length)
 
