@@ -36,9 +36,7 @@ from triforce_chat.planning.draw import draft_described, memory_of, work_of
 from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
 from triforce_chat.planning.words import moved_line, plan_line, shortage
 
-GAMMA = 8  # of a fixed stack
-MOST_GAMMA = 16  # what the planner may choose from
-STREAMED_GAMMA = 32  # the same where every verification streams keys and values from host memory
+SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted where nothing may depend on the clock
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
 
 
@@ -104,7 +102,7 @@ def load_engine(
             target.eos_ids,
             decoder(target.tokenizer),
             drafter,
-            stack_of(dataclasses.replace(settings, offload=plan.offloaded), target.context),
+            stack_of(settings, target.context),
             memory,
             store_of(plan, settings, note),
             accord,
@@ -240,17 +238,17 @@ def stack_of(settings: Settings, positions: int) -> StackOptions:
 
     ``positions`` is what the model was made for, which counts unless a context was asked for.
     """
-    # The planner decides by the clock, and another plan draws its random numbers in another order.
-    name = "lookup" if settings.stack == "auto" and settings.seed is not None else settings.stack
     budget = settings.budget or max(
         SMALLEST_BUDGET, min(LARGEST_BUDGET, (settings.context or positions) // 8)
     )
-    most = STREAMED_GAMMA if settings.offload else MOST_GAMMA
-    gamma = settings.gamma or (most if name == "auto" else GAMMA)
+    name, gamma, draft_gamma = settings.stack, settings.gamma, settings.draft_gamma
+    if settings.seed is not None:  # planners decide by the clock, and other plans draw other random numbers
+        name = "lookup" if name == "auto" else name
+        gamma, draft_gamma = gamma or SEEDED_GAMMA, draft_gamma or SEEDED_DRAFT_GAMMA
     return StackOptions(
         name=name,
         gamma=gamma,
-        draft_gamma=settings.draft_gamma,
+        draft_gamma=draft_gamma,
         policy=settings.policy,
         budget=Budget(tokens=budget, chunk=settings.chunk),
     )

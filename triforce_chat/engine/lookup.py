@@ -104,6 +104,13 @@ class NgramLookup:
         pass
 
 
+class NoLookup(NgramLookup):
+    """Knows nothing."""
+
+    def forecast(self, tokens: Tensor, n: int) -> Forecast:  # noqa: ARG002
+        return Forecast(tokens[:0], [])
+
+
 def longest_match(history: NDArray[Any], orders: int) -> tuple[int, int]:
     """Where the last tokens stood before: (index behind the match, its length up to ``orders``), or (0, 0).
 
