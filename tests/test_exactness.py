@@ -69,15 +69,15 @@ def wrong_residual(p: Tensor, q: Tensor) -> Tensor:
     return rest if bool(rest.any()) else p
 
 
-def generous(self: Sampler, p: Tensor, q: Tensor) -> int:
+def generous(self: Sampler, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG001
     """Every drafted token passes."""
-    return int((p > 0).long().cumprod(0).sum()) if len(q) and self else 0
+    return (p > 0).cumprod(0).sum()
 
 
-def mean(self: Sampler, p: Tensor, q: Tensor) -> int:
+def mean(self: Sampler, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG001
     """Passes a token with p instead of p/q: what is kept is too sharp."""
     u = torch.rand(p.shape, generator=self.generator)
-    return int((u < p).long().cumprod(0).sum()) if len(q) else 0
+    return (u < p).cumprod(0).sum()
 
 
 right_draw = Sampler.draw

@@ -78,8 +78,12 @@ class Options:
             autocompletion=among(MIDDLES),
         ),
     ] = "auto"
-    gamma: Annotated[int | None, option("Tokens drafted per verification (auto: at most).", ENGINE)] = None
-    draft_gamma: Annotated[int, option("Tokens drafted per step of the middle level.", ENGINE)] = 4
+    gamma: Annotated[
+        int | None, option("Tokens drafted per verification (auto: at most); planned if not given.", ENGINE)
+    ] = None
+    draft_gamma: Annotated[
+        int | None, option("Tokens drafted per step of the middle level; planned if not given.", ENGINE)
+    ] = None
     context: Annotated[int | None, option("Context to allocate, in tokens.", ENGINE)] = None
     offload: Annotated[
         bool,

@@ -27,8 +27,8 @@ class Settings:
     middle: str = "auto"  # weights of the middle level
     budget: int | None = None  # tokens
     chunk: int = 8  # tokens
-    gamma: int | None = None  # tokens asked of the level below the target
-    draft_gamma: int = 4  # tokens asked of the drafter
+    gamma: int | None = None  # tokens asked of the level below the target; None: planned
+    draft_gamma: int | None = None  # tokens asked of the middle level's drafter; None: planned
     temperature: float | None = None
     top_k: int = 0
     top_p: float | None = None

@@ -26,7 +26,7 @@ from triforce_chat.prompts import prompt
 from triforce_chat.sessions.values import Past
 from triforce_chat.sourcing import Placed, sources
 from triforce_chat.ui.conversation import Turn
-from triforce_chat.wiring import sampling_of, stack_on
+from triforce_chat.wiring import sampling_of, stack_of
 
 QUESTION_ROOM = 64  # tokens kept free for a question when a document is added
 END = -2  # stands behind a document while a prompt is put together
@@ -122,7 +122,7 @@ class Session:
     def set_option(self, name: str, value: str) -> None:
         changed = self.settings.with_text(name, value)
         sampling_of(changed, self.loaded)  # complains about what makes no sense
-        options = stack_on(changed, self.loaded)
+        options = stack_of(changed, self.loaded.context)
         if options != self.engine.options:
             with memory_watched():
                 self.engine.restack(options)

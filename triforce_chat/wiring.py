@@ -37,9 +37,7 @@ from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, Offload, large
 from triforce_chat.planning.words import moved_line, plan_line, shortage
 from triforce_chat.units import readable
 
-GAMMA = 8  # of a fixed stack
-MOST_GAMMA = 16  # what the planner may choose from
-STREAMED_GAMMA = 32  # the same where every verification streams keys and values from host memory
+SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted where nothing may depend on the clock
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
 
 
@@ -110,7 +108,7 @@ def load_engine(
             target.eos_ids,
             decoder(target.tokenizer),
             drafter,
-            stack_on(settings, target),
+            stack_of(settings, target.context),
             memory,
             store_of(plan, settings, note),
             accord,
@@ -261,26 +259,21 @@ def stack_of(settings: Settings, positions: int) -> StackOptions:
 
     ``positions`` is what the model was made for, which counts unless a context was asked for.
     """
-    # The planner decides by the clock, and another plan draws its random numbers in another order.
-    name = "lookup" if settings.stack == "auto" and settings.seed is not None else settings.stack
     budget = settings.budget or max(
         SMALLEST_BUDGET, min(LARGEST_BUDGET, (settings.context or positions) // 8)
     )
-    most = STREAMED_GAMMA if settings.offload else MOST_GAMMA
-    gamma = settings.gamma or (most if name == "auto" else GAMMA)
+    name, gamma, draft_gamma = settings.stack, settings.gamma, settings.draft_gamma
+    if settings.seed is not None:  # planners decide by the clock, and other plans draw other random numbers
+        name = "lookup" if name == "auto" else name
+        gamma, draft_gamma = gamma or SEEDED_GAMMA, draft_gamma or SEEDED_DRAFT_GAMMA
     return StackOptions(
         name=name,
         gamma=gamma,
-        draft_gamma=settings.draft_gamma,
+        draft_gamma=draft_gamma,
         policy=settings.policy,
         middle=settings.middle,
         budget=Budget(tokens=budget, chunk=settings.chunk),
     )
-
-
-def stack_on(settings: Settings, loaded: LoadedModel) -> StackOptions:
-    """The same for a model that is loaded, whose keys and values may have gone to host memory by themselves."""
-    return stack_of(dataclasses.replace(settings, offload=loaded.offloaded), loaded.context)
 
 
 def sampling_of(settings: Settings, loaded: LoadedModel) -> Sampling:

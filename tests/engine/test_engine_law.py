@@ -167,7 +167,7 @@ def middle_draws_from_its_target(draft: Draft, target: Tensor, sampler: Sampler)
     index = draft.tokens[:, None]
     n = len(draft)
     p, q = target[:n].gather(-1, index)[:, 0], draft.probs.gather(-1, index)[:, 0]
-    accepted = sampler.leading(p, q)
+    accepted = int(sampler.leading(p, q)) if n else 0
     last = sampler.draw(target[accepted])
     return Draft(torch.cat([draft.tokens[:accepted], last[None]]), target[: accepted + 1])
 
@@ -247,7 +247,7 @@ class Lattice(Branching):
 
     monkeypatch: pytest.MonkeyPatch
 
-    def leading(self, p: Tensor, q: Tensor) -> int:
+    def leading(self, p: Tensor, q: Tensor) -> Tensor:
         def rand(shape: torch.Size, **_: object) -> Tensor:
             return torch.tensor([self.choose([0.25] * 4) / 4 for _ in range(shape[0])])
 
@@ -276,9 +276,9 @@ def test_acceptance_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lenient(Lattice):
-    def leading(self, p: Tensor, q: Tensor) -> int:
+    def leading(self, p: Tensor, q: Tensor) -> Tensor:
         u = torch.tensor([self.choose([0.25] * 4) / 4 for _ in range(len(p))])
-        return int((u * q <= p).long().cumprod(0).sum())
+        return (u * q <= p).cumprod(0).sum()
 
 
 def test_a_lenient_acceptance_changes_the_law(monkeypatch: pytest.MonkeyPatch) -> None:

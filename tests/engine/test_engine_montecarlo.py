@@ -19,7 +19,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Text, Verified
 from triforce_chat.engine.level import Autoregressive, Speculative
 from triforce_chat.engine.planner import Choice, Planner
-from triforce_chat.engine.sampling import Sampler, Sampling, truncate
+from triforce_chat.engine.sampling import Nucleus, Sampler, Sampling, truncate
 
 ALARM = 1e-4
 V = 8
@@ -54,7 +54,7 @@ def chi_square_p(counts: Sequence[float], expected: Sequence[float], lost: int =
 def conditionals(lab: Lab, prompt: Sequence[int], made: Sequence[int], sampling: Sampling) -> Tensor:
     """What the stock model says of every made token: [len(made), V]."""
     logits = lab.logits([*prompt, *made])[len(prompt) - 1 : -1].double()
-    return truncate(torch.softmax(logits / sampling.temperature, -1), sampling)
+    return truncate(torch.softmax(logits / sampling.temperature, -1), sampling, Nucleus(V))
 
 
 def joint(lab: Lab, prompt: Sequence[int], n: int, sampling: Sampling) -> Tensor:
@@ -183,10 +183,10 @@ P, Q = (0.5, 0.3, 0.2), (0.2, 0.3, 0.5)
 class Repeating(Sampler):
     """Uses the first uniform of each kind again and again, as the defect does."""
 
-    def leading(self, p: Tensor, q: Tensor) -> int:
+    def leading(self, p: Tensor, q: Tensor) -> Tensor:
         if not hasattr(self, "once"):
             self.once = torch.rand(1, generator=self.generator).item()
-        return int((self.once * q < p).long().cumprod(0).sum())
+        return (self.once * q < p).cumprod(0).sum()
 
 
 def verdicts(kind: type[Sampler], answers: int, rounds: int) -> tuple[list[list[bool]], list[list[int]]]:
@@ -244,7 +244,7 @@ def test_single_draws_and_acceptances_have_their_chances() -> None:
     assert seen.keys() == {1, 2, 4}
     assert chi_square_p([seen[1], seen[2], seen[4]], [400, 1200, 2400]) > ALARM
     p, q = torch.tensor([0.4, 0.1, 0.3]), torch.tensor([0.8, 0.1, 0.9])
-    led = Counter(sampler.leading(p, q) for _ in range(4000))
+    led = Counter(int(sampler.leading(p, q)) for _ in range(4000))
     expected = [2000, 0, 2000 * 2 / 3, 2000 / 3]
     assert led[1] == 0
     assert chi_square_p([led[0], led[2], led[3]], [expected[0], *expected[2:]]) > ALARM
@@ -255,6 +255,6 @@ def test_the_walk_through_all_outcomes_is_a_law() -> None:
     p, q = torch.tensor([0.4, 0.1, 0.3]), torch.tensor([0.8, 0.1, 0.9])
     while scripts:
         sampler.begin(scripts.pop())
-        law[sampler.leading(p, q)] += sampler.chance  # type: ignore[assignment]
+        law[int(sampler.leading(p, q))] += sampler.chance  # type: ignore[assignment]
         scripts += [[*prefix, other] for prefix, other in sampler.open]
     assert [round(law[k], 6) for k in range(4)] == [0.5, 0, 0.333333, 0.166667]

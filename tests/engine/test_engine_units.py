@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from conftest import Lab
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from toys import ToyCache
 
 from triforce_chat.engine import attention, onednn
 from triforce_chat.engine.cache.retrieval import Budget, FallingAcceptance, Layout
@@ -17,9 +19,10 @@ from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, sel
 from triforce_chat.engine.cache.slab import Shape, Slab, View
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.events import Finished, LevelTally, Tally, Text, Verified
-from triforce_chat.engine.lookup import ORDERS, Forecast, NgramLookup, longest_match
+from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative
+from triforce_chat.engine.lookup import ORDERS, Forecast, Heard, NgramLookup, longest_match
 from triforce_chat.engine.planner import GAIN, TRY_AFTER, Arm, Planner
-from triforce_chat.engine.sampling import Sampler, Sampling, nucleus_floor, one_hot, truncate
+from triforce_chat.engine.sampling import NUCLEUS_GUESS, Nucleus, Sampler, Sampling, one_hot, truncate, warp
 from triforce_chat.engine.text import Detokenizer, StopStrings, overlap
 from triforce_chat.engine.timing import StepTimes
 from triforce_chat.errors import UsageError
@@ -51,7 +54,7 @@ def test_nucleus_against_a_full_sort(parts: list[int], share: int) -> None:
         mass, floor = mass + value, value
         if mass >= top_p:
             break
-    assert nucleus_floor(p, top_p).item() == floor
+    assert Nucleus(p.shape[-1]).floor(p, top_p).item() == floor
 
 
 @quick
@@ -66,7 +69,9 @@ def test_truncation_against_its_definition(parts: list[int], top_k: int, share: 
         mass = torch.tensor(ranked, dtype=torch.float64).cumsum(0)
         keep &= p[0] >= ranked[int((mass < share / 1024).sum())]
     kept = torch.where(keep, p[0], 0)
-    got = truncate(p, Sampling(temperature=1, top_k=top_k, top_p=share / 1024, min_p=least / 16))[0]
+    got = truncate(p, Sampling(temperature=1, top_k=top_k, top_p=share / 1024, min_p=least / 16), Nucleus())[
+        0
+    ]
     assert torch.allclose(got, kept / kept.sum(), atol=1e-15, rtol=0)
     assert got.argmax() == p[0].argmax()
 
@@ -74,10 +79,40 @@ def test_truncation_against_its_definition(parts: list[int], top_k: int, share: 
 def test_a_nucleus_wider_than_the_first_guess() -> None:
     p = torch.full((2, 5000), 1 / 5000, dtype=torch.float64)
     p[1] = torch.softmax(torch.arange(5000, dtype=torch.float64) / 3, 0)
-    floor = nucleus_floor(p, 0.9)
-    assert floor[0].item() == 1 / 5000
-    kept = p[1] >= floor[1]
-    assert p[1, kept].sum() >= 0.9 > p[1, kept].sum() - p[1, kept].min()
+    nucleus = Nucleus()
+    nucleus.floor(p[1:], 0.9)
+    assert nucleus.whole
+    nucleus.floor(p, 0.9)
+    assert not nucleus.whole
+    kept = warp(p.log(), Sampling(temperature=1, top_p=0.9)) > 0
+    assert kept[0].all()
+    assert p[1, kept[1]].sum() >= 0.9 > p[1, kept[1]].sum() - p[1, kept[1]].min()
+
+
+class Wide:
+    """A model with one law, flat over more tokens than are sorted at first."""
+
+    vocabulary, device = 4 * NUCLEUS_GUESS, CPU
+
+    def __call__(self, ids: Tensor, cache: ToyCache, rows: int) -> Tensor:
+        cache.fed = ids.tolist()
+        cache.advance(len(ids))
+        return torch.arange(self.vocabulary).expand(rows, -1) / 1e4
+
+
+@pytest.mark.parametrize("drafter", [Silent(Wide()), Autoregressive(Wide(), ToyCache())])
+def test_a_wide_nucleus_costs_drafts_only(drafter: Level) -> None:
+    """A draft may make do with the first candidates; a verification looks at more until they are enough."""
+    sampling = Sampling(temperature=1.0, top_p=0.9, seed=0)
+    level = Speculative("x", Wide(), ToyCache(), drafter, 2, lambda _: None)
+    sampler, tokens = Sampler(sampling), torch.tensor([1])
+    exact = warp(Wide()(tokens, ToyCache(), 1), sampling)
+    drafted = drafter.propose(tokens, 1, sampler).probs
+    assert (drafted > 0).sum() == len(drafted) * NUCLEUS_GUESS
+    level.rollback(0)
+    verdict = level.step(tokens, sampler, 2)
+    assert torch.equal(verdict.probs, exact.expand(len(verdict), -1))
+    assert (exact > 0).sum() > NUCLEUS_GUESS
 
 
 def test_rows_are_warped_one_by_one() -> None:
@@ -141,7 +176,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
 def test_a_draw_at_the_edges_never_takes_a_weightless_index(
     u: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(u, dtype=torch.float64))
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor([u], dtype=torch.float64))
     drawn = Sampler(Sampling(temperature=1)).draw(torch.tensor([0, 0, 0.3, 0.1, 0, 0.6, 0, 0]))
     assert drawn.item() == (2 if u == 0 else 5)
     assert drawn.shape == ()
@@ -228,7 +263,18 @@ def test_longest_match_against_a_naive_search(tokens: list[int]) -> None:
             match += 1
         if match and match >= best[1]:
             best = (end, match)
-    assert longest_match(torch.tensor(tokens, dtype=torch.long), ORDERS) == best
+    assert longest_match(np.array(tokens, np.int32), ORDERS) == best
+
+
+@quick
+@given(st.lists(st.tuples(ids, st.integers(0, 40)), min_size=1, max_size=6))
+def test_what_was_heard_is_the_history(steps: list[tuple[list[int], int]]) -> None:
+    heard, history = Heard(), torch.zeros(0, dtype=torch.long)
+    for more, keep in steps:
+        history = torch.cat([history, torch.tensor(more, dtype=torch.long)])
+        assert heard.listen(history).tolist() == history.tolist()
+        history = history[:keep]
+        heard.forget(keep)
 
 
 def test_lookup_continues_the_latest_match() -> None:

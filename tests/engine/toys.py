@@ -169,7 +169,7 @@ class Branching(Sampler):
         self.chance *= chances[choice]
         return choice
 
-    def leading(self, p: Tensor, q: Tensor) -> int:
+    def leading(self, p: Tensor, q: Tensor) -> Tensor:
         tested = max(0, min(len(p), int(min(self.horizon, 1e9)) - self.at))
         passing, chances = 1.0, []
         for w, v in zip(p.double().tolist()[:tested], q.double().tolist()[:tested], strict=True):
@@ -179,7 +179,11 @@ class Branching(Sampler):
         k = self.choose([*chances, passing])
         k = len(p) if k == tested else k
         self.at += k
-        return k
+        return torch.tensor(k)
+
+    def next(self, logits: Tensor, tokens: Tensor) -> Draft:
+        probs = self.probs(logits, tokens)
+        return Draft(self.draw(probs[0])[None], probs)
 
     def draw(self, weights: Tensor) -> Tensor:
         total = float(weights.double().sum())

@@ -17,7 +17,7 @@ from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Prefilled, Tally
 from triforce_chat.models.load import LoadedModel
-from triforce_chat.wiring import sampling_of, stack_on
+from triforce_chat.wiring import sampling_of, stack_of
 
 STOCK = "transformers"
 PATIENCE = 60.0  # seconds
@@ -91,7 +91,7 @@ class Bench:
 
     def warm(self, ids: Sequence[int], settings: Settings) -> None:
         """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time."""
-        self.engine.restack(stack_on(settings, self.loaded))
+        self.engine.restack(stack_of(settings, self.loaded.context))
         gc.collect()  # the stack before it, with its graphs
         reset_peak()
         if self.warmup:

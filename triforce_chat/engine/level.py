@@ -6,7 +6,6 @@ its own distribution, which makes it a legal drafter for the level above.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,7 +18,6 @@ from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.runner import Forward
 from triforce_chat.engine.sampling import Sampler
-from triforce_chat.engine.timing import StepTimes
 from triforce_chat.engine.verify import verify
 
 
@@ -63,11 +61,11 @@ class Autoregressive:
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         drawn = [Draft.empty(self.model.vocabulary, self.model.device)]
-        for _ in range(n):
-            logits = self.model(self.cache.pending(tokens), self.cache, 1)
-            probs = sampler.probs(logits, tokens)
-            drawn.append(Draft(sampler.draw(probs[0])[None], probs))
-            tokens = torch.cat([tokens, drawn[-1].tokens])
+        history = torch.cat([tokens, tokens.new_zeros(n)])
+        for end in range(len(tokens), len(history)):
+            known = history[:end]
+            drawn.append(sampler.next(self.model(self.cache.pending(known), self.cache, 1), known))
+            history[end : end + 1] = drawn[-1].tokens
         made = Draft.join(drawn)
         return Draft(self.accord.tokens(made.tokens), made.probs)
 
@@ -92,23 +90,24 @@ class Speculative:
         drafter: Level,
         gamma: int,
         emit: Callable[[Event], None],
-        times: StepTimes | None = None,
         accord: Accord = ALONE,
     ) -> None:
         self.name, self.model, self.cache = name, model, cache
         self.drafter, self.gamma, self.emit = drafter, gamma, emit
-        self.times, self.accord = times or StepTimes(), accord
+        self.accord = accord
 
     def step(self, tokens: Tensor, sampler: Sampler, most: int) -> Draft:
         """One round: draft up to ``most`` tokens, verify, commit; returns the k+1 tokens that follow."""
         draft = self.drafter.propose(tokens, min(self.gamma, most), sampler)
-        started = time.perf_counter()
         extended = torch.cat([tokens, draft.tokens])
         logits = self.model(self.cache.pending(extended), self.cache, len(draft) + 1)
         probs = sampler.probs(logits, extended)
-        verdict = self.accord.verdict(verify(draft, probs, sampler), probs)
+        made = verify(draft, probs, sampler)
+        while sampler.widened():
+            probs = sampler.probs(logits, extended)
+            made = verify(draft, probs, sampler)
+        verdict = self.accord.verdict(made, probs)
         accepted = len(verdict) - 1
-        self.times.add(len(draft) + 1, time.perf_counter() - started)
         self.rollback(len(tokens) + accepted)
         self.drafter.judged(len(draft), accepted)
         self.emit(Verified(self.name, len(draft), accepted))

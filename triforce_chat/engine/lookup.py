@@ -6,8 +6,10 @@ draft. How far to trust a place is learnt from how well earlier ones foretold wh
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft
@@ -27,6 +29,31 @@ class Forecast(NamedTuple):
     survival: list[float]  # [n], decreasing
 
 
+Ids = NDArray[np.int32]
+
+
+class Heard:
+    """The history in main memory, where it is searched; only what is new comes over from the device."""
+
+    def __init__(self) -> None:
+        self.room: Ids = np.empty(0, np.int32)
+        self.length = 0
+
+    def listen(self, tokens: Tensor) -> Ids:
+        """The history ``tokens`` [m], of which what was heard, and not forgotten since, is the beginning."""
+        known = min(self.length, len(tokens))
+        if len(tokens) > len(self.room):
+            self.room = np.concatenate([self.room[:known], np.empty(2 * len(tokens) - known, np.int32)])
+        if known < len(tokens):
+            self.room[known : len(tokens)] = tokens[known:].cpu().numpy()
+        self.length = len(tokens)
+        return self.room[: self.length]
+
+    def forget(self, length: int) -> None:
+        """What stands behind the first ``length`` tokens."""
+        self.length = min(self.length, length)
+
+
 class NgramLookup:
     """Looks the last tokens up in the whole history, the document included."""
 
@@ -34,7 +61,8 @@ class NgramLookup:
         self.cutoff = cutoff  # a token that is less likely than this to be reached is not proposed
         self.trust = list(TRUST)
         self.vocabulary = vocabulary
-        self.told: tuple[int, int, Tensor] | None = None  # history length, match, tokens foretold
+        self.heard = Heard()
+        self.told: tuple[int, int, list[int]] | None = None  # history length, match, tokens foretold
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
         told = self.forecast(tokens, n)
@@ -47,44 +75,51 @@ class NgramLookup:
 
     def forecast(self, tokens: Tensor, n: int) -> Forecast:
         """What stood behind the latest longest match, at most n tokens."""
-        self._learn(tokens)
-        end, match = longest_match(tokens, ORDERS)
-        found = tokens[end : end + n] if match else tokens[:0]
-        self.told = (len(tokens), match, found)
+        history = self.heard.listen(tokens)
+        self._learn(history)
+        end, match = longest_match(history, ORDERS)
+        found = slice(end, min(end + n, len(history)) if match else end)
+        self.told = (len(history), match, history[found].tolist())
         survival, chance = [], 1.0
-        for i in range(len(found)):
+        for i in range(found.stop - found.start):
             chance *= self.trust[min(match + i, ORDERS)]
             survival.append(chance)
-        return Forecast(found, survival)
+        return Forecast(tokens[found], survival)
 
-    def _learn(self, tokens: Tensor) -> None:
+    def _learn(self, history: Ids) -> None:
         """Compare the last forecast with what has come since; a token of length-m match teaches trust[m]."""
         if self.told is None:
             return
         length, match, found = self.told
-        came = tokens[length : length + len(found)]
-        for i, hit in enumerate((came == found[: len(came)]).tolist()):
+        for i, (came, said) in enumerate(zip(history[length:].tolist(), found, strict=False)):
             order = min(match + i, ORDERS)
-            self.trust[order] += LEARN * (hit - self.trust[order])
-            if not hit:
+            self.trust[order] += LEARN * ((came == said) - self.trust[order])
+            if came != said:
                 break
 
     def rollback(self, length: int) -> None:
-        pass
+        self.heard.forget(length)
 
     def judged(self, proposed: int, accepted: int) -> None:
         pass
 
 
-def longest_match(tokens: Tensor, orders: int) -> tuple[int, int]:
+class NoLookup(NgramLookup):
+    """Knows nothing."""
+
+    def forecast(self, tokens: Tensor, n: int) -> Forecast:  # noqa: ARG002
+        return Forecast(tokens[:0], [])
+
+
+def longest_match(history: NDArray[Any], orders: int) -> tuple[int, int]:
     """Where the last tokens stood before: (index behind the match, its length up to ``orders``), or (0, 0).
 
-    The longest match wins, of equals the latest. tokens: [m].
+    The longest match wins, of equals the latest. history: [m].
     """
-    ends = (tokens[:-1] == tokens[-1]).nonzero()[:, 0] if len(tokens) else tokens
-    match = 0
+    ends = np.flatnonzero(history[:-1] == history[-1]) if len(history) else history
+    match, best = 0, ends
     while len(ends) and match < orders:
         best, match = ends, match + 1
-        ends = ends[(ends >= match) & (match < len(tokens))]
-        ends = ends[tokens[ends - match] == tokens[-1 - match]] if match < len(tokens) else ends[:0]
+        ends = ends[ends >= match]
+        ends = ends[history[ends - match] == history[-1 - match]] if match < len(history) else ends[:0]
     return (int(best[-1]) + 1, match) if match else (0, 0)

@@ -1,14 +1,16 @@
 """Chooses, round by round, who drafts and how much: the cost model of TriForce over measured times.
 
-Expected tokens of a round over its expected seconds, with step times and acceptance as they were lately.
-Decisions look only at what is already revealed (the history, past verdicts), so the output stays exact.
+Expected tokens of a round over its expected seconds, with times and acceptance as they were lately. A planner
+is itself a drafter, so each level of a hierarchy can have one. Decisions look only at what is already revealed
+(the history, past verdicts, the clock), so the output stays exact.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 from torch import Tensor
 
@@ -17,14 +19,20 @@ from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Level
 from triforce_chat.engine.lookup import Forecast, NgramLookup
 from triforce_chat.engine.sampling import Sampler
-from triforce_chat.engine.timing import StepTimes
+from triforce_chat.engine.survival import Survival
+from triforce_chat.engine.timing import Average, Clock, HostClock, StepTimes
 
-LEARN = 0.1
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # of a verification: few, for each is captured once
 GAIN = 1.03  # speculation must promise this much over plain decoding
-TRY_AFTER = 4  # rounds before an unmeasured drafter gets its first trial
-TRY_AGAIN = 64  # rounds after which a drafter that was not far off is measured again
+HABIT = 1.05  # and another choice this much over the last one
+TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial
+TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepare its sizes
+TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
 NOT_FAR_OFF = 0.7
-TRIAL = 4  # tokens of a trial
+FORGET = 0.9  # weight of the past in costs and gaps
+FIRST = 0.05  # weight of a drafter's first cost
+FORGET_RECORD = 0.98  # weight of the past in the lookup's record
+CANDID = 8.0  # tokens of lookup for which its forecasts are believed as they are
 
 
 @dataclass(slots=True)
@@ -33,58 +41,89 @@ class Arm:
 
     level: Level
     worth_above: int = 0  # shortest history for which it can pay at all
-    seconds: float = 0.0  # per drafted token
-    acceptance: float = 0.8  # a guess until verdicts come
-    measured_at: int | None = None  # round of the last measurement
+    cost: Average = field(default_factory=lambda: Average(FORGET))  # seconds per drafted token
+    beyond: Average = field(default_factory=lambda: Average(FORGET))  # tokens made above those asked for
+    survival: Survival = field(default_factory=Survival)
+    trials: int = 0  # the first ones
+    measured_at: int = 0  # round of the last measurement
+    patience: int = TRY_AGAIN  # rounds until the next trial
 
-    def learn_cost(self, seconds: float, tokens: int, now: int) -> None:
-        each = seconds / tokens
-        self.seconds = each if self.measured_at is None else self.seconds + LEARN * (each - self.seconds)
+    @property
+    def measured(self) -> bool:
+        return self.cost.weight > 0
+
+    def learn_cost(self, seconds: float, asked: int, made: int, now: int) -> None:
+        """What it took to make ``made`` tokens in round ``now``."""
+        self.cost.add(seconds / made, 1.0 if self.measured else FIRST)
+        self.beyond.add(made - asked)
         self.measured_at = now
 
-    def learn_acceptance(self, proposed: int, accepted: int) -> None:
-        for passed in [1.0] * accepted + [0.0] * (accepted < proposed):
-            self.acceptance += LEARN * (passed - self.acceptance)
+    def makes(self, n: int) -> int:
+        """Tokens to expect where n are asked for."""
+        return max(n, round(n + self.beyond.mean))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What one round does: ``n`` tokens from ``arm``, or from the lookup where it is None."""
 
-    rate: float  # expected tokens per second
+    rate: float  # expected tokens per second; 0: not planned
     n: int
     arm: Arm | None = None
 
 
 class Planner:
-    """The drafter of the ``auto`` stack: the best of plain decoding, lookup, and its arms."""
+    """A drafter that is the best of plain decoding, lookup, and its arms.
+
+    ``least`` is 1 where the arms have to draft in any case, and only how much is open.
+    """
 
     def __init__(
-        self, times: StepTimes, lookup: NgramLookup, arms: Sequence[Arm], accord: Accord = ALONE
+        self,
+        times: StepTimes,
+        lookup: NgramLookup,
+        arms: Sequence[Arm],
+        accord: Accord = ALONE,
+        clock: Clock | None = None,
+        least: int = 0,
     ) -> None:
         self.times, self.lookup, self.arms, self.accord = times, lookup, arms, accord
+        self.clock, self.least = clock or HostClock(), least
         self.rounds = 0
-        self.choice = Choice(0.0, 0)
-        self.expected_s = self.expected_tokens = 0.0  # over all rounds but trials
+        self.choice = self.habit = Choice(
+            0.0, 0
+        )  # of this round, and the last one with an arm but for trials
+        self.forecast: list[float] = []
+        self.drafting: tuple[Any, Any] = (0.0, 0.0)  # marks around the draft
+        self.began = 0.0
+        self.ended: float | None = None  # the last round; None: something else came since
+        self.gap = Average(FORGET)  # seconds from one round to the next
+        self.hoped = Average(FORGET_RECORD, 0.0, CANDID)  # tokens of lookup that should have been accepted
+        self.came = Average(FORGET_RECORD, 0.0, CANDID)  # tokens of lookup that were
+        self.expected_s = self.expected_tokens = 0.0
 
     @property
     def predicted_ms(self) -> float | None:
-        """What a token was expected to take, over all rounds that were planned."""
+        """What a token was expected to take, over all rounds, trials included."""
         return 1000 * self.expected_s / self.expected_tokens if self.expected_tokens else None
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
-        self.rounds += 1
+        self._begin()
         forecast = self.lookup.forecast(tokens, n)
+        self.forecast = forecast.survival
         self.choice = self._agreed(self._choose(forecast, len(tokens), n))
-        self._expect(self.choice)
-        arm = self.choice.arm
-        if arm is None:
-            return self.lookup.draft(forecast.tokens[: self.choice.n])
-        started = time.perf_counter()
-        draft = arm.level.propose(tokens, self.choice.n, sampler)
-        if len(draft):  # none where the arm has to be prepared first
-            arm.learn_cost(time.perf_counter() - started, len(draft), self.rounds)
+        arm, n = self.choice.arm, self.choice.n
+        before = self.clock.mark()
+        draft = arm.level.propose(tokens, n, sampler) if arm else self.lookup.draft(forecast.tokens[:n])
+        self.drafting = before, self.clock.mark()
         return draft
+
+    def _begin(self) -> None:
+        self.began = self.clock.now()
+        if self.ended is not None:  # longer than a step is somebody's pause
+            self.gap.add(min(self.began - self.ended, self.times(1)))
+        self.ended = None
+        self.rounds += 1
 
     def _agreed(self, own: Choice) -> Choice:
         """Rank 0's choice: every rank has a clock of its own."""
@@ -92,53 +131,96 @@ class Planner:
         n, place = self.accord.numbers((own.n, places.index(own.arm)))
         return Choice(own.rate, n, places[place])
 
-    def _expect(self, choice: Choice) -> None:
-        """Keep what a round was planned with."""
-        if choice.rate:
-            drafting = choice.n * choice.arm.seconds if choice.arm else 0.0
-            seconds = drafting + self.times(1 + choice.n)
-            self.expected_s += seconds
-            self.expected_tokens += choice.rate * seconds
-
     def _choose(self, forecast: Forecast, length: int, n: int) -> Choice:
-        if n == 0 or not self.times.known:
-            return Choice(0.0, 0)
-        plain = Choice(1 / self.times(1), 0)
+        if n == 0:
+            return Choice(0.0, 0, self.arms[0] if self.least else None)
         able = [arm for arm in self.arms if length >= arm.worth_above]
-        measured = [self._drafted(arm, n) for arm in able if arm.measured_at is not None]
-        best = max([self._looked_up(forecast), *measured], key=lambda choice: choice.rate)
-        due = [arm for arm in able if self._wants_trial(arm, best.rate, n)]
-        if due:
-            return Choice(0.0, min(TRIAL, n), due[0])
-        return best if best.rate > GAIN * plain.rate else plain
+        options = [self._drafted(arm, n) for arm in able if arm.measured]
+        if self.times.known:
+            options += [] if self.least else [self._plain(), self._looked_up(forecast)]
+        best = max(options, key=lambda choice: choice.rate, default=Choice(0.0, 0))
+        trial = self._trial(able, best.rate, n)
+        if trial:
+            return trial
+        if best.arm:
+            self.habit = best
+            best.arm.patience = TRY_AGAIN
+        return best
+
+    def _plain(self) -> Choice:
+        """No draft, which wins wherever nothing promises clearly more."""
+        return Choice((1.0 if self.habit.arm else GAIN) / self._verified(1), 0)
+
+    def _trial(self, able: Sequence[Arm], best: float, most: int) -> Choice | None:
+        """One of the arms that nothing, or nothing any more, is known about."""
+        for arm in able:
+            if arm.trials < len(TRIALS) and (self.least or self.rounds > TRY_AFTER):
+                arm.trials += 1
+                return Choice(0.0, min(TRIALS[arm.trials - 1], most), arm)
+            stale = self.rounds - arm.measured_at > arm.patience
+            if stale and arm.measured and self._drafted(arm, most).rate > NOT_FAR_OFF * best:
+                arm.patience *= 2
+                return Choice(0.0, min(TRIALS[-1], most), arm)
+        return None
+
+    def _verified(self, rows: int) -> float:
+        """Seconds of a round without its draft."""
+        return self.times(rows) + self.gap.mean
 
     def _looked_up(self, forecast: Forecast) -> Choice:
-        best, expected = Choice(0.0, 0), 1.0
-        for n, chance in enumerate(forecast.survival, 1):
-            expected += chance
-            best = max(best, Choice(expected / self.times(1 + n), n), key=lambda choice: choice.rate)
-        return best
+        record = self.came.total / self.hoped.total
+        hopes = [0.0, *accumulate(record * chance for chance in forecast.survival)]
+        return max(
+            (Choice((1 + hopes[n]) / self._verified(1 + n), n) for n in sizes(0, len(forecast.survival))),
+            key=lambda choice: choice.rate,
+        )
 
     def _drafted(self, arm: Arm, most: int) -> Choice:
-        best, expected = Choice(0.0, 0, arm), 1.0
-        for n in range(1, most + 1):
-            expected += arm.acceptance**n
-            rate = expected / (n * arm.seconds + self.times(1 + n))
-            best = max(best, Choice(rate, n, arm), key=lambda choice: choice.rate)
-        return best
+        hopes = [0.0, *accumulate(arm.survival.chances(arm.makes(most)))]
+        options = []
+        for n in sizes(1, most):
+            made = arm.makes(n)
+            rate = (1 + hopes[made]) / (made * arm.cost.mean + self._verified(1 + made))
+            options.append(Choice(rate, n, arm))
+        return max(options, key=self._appeal)
 
-    def _wants_trial(self, arm: Arm, best: float, most: int) -> bool:
-        if arm.measured_at is None:
-            return self.rounds > TRY_AFTER
-        stale = self.rounds - arm.measured_at > TRY_AGAIN
-        return stale and self._drafted(arm, most).rate > NOT_FAR_OFF * best
+    def _appeal(self, choice: Choice) -> float:
+        usual = choice.arm is self.habit.arm and choice.n == self.habit.n
+        return choice.rate * (HABIT if usual else 1.0)
 
     def rollback(self, length: int) -> None:
+        self.ended = None
+        self.lookup.rollback(length)
         for arm in self.arms:
             arm.level.rollback(length)
 
     def judged(self, proposed: int, accepted: int) -> None:
+        drafting = self.clock.between(*self.drafting)
+        self.ended = self.clock.now()
+        verifying = self.ended - self.began - drafting
+        self._expect(proposed, accepted, drafting, verifying)
+        self.times.add(1 + proposed, verifying)
         arm = self.choice.arm
-        if arm is not None:
-            arm.learn_acceptance(proposed, accepted)
-            arm.level.judged(proposed, accepted)
+        if arm is None:
+            self.hoped.add(sum(self.forecast[:proposed]))
+            self.came.add(accepted)
+            return
+        if proposed:  # none where the arm has to be prepared first
+            arm.learn_cost(drafting, self.choice.n, proposed, self.rounds)
+        arm.survival.learn(proposed, accepted)
+        arm.level.judged(proposed, accepted)
+
+    def _expect(self, proposed: int, accepted: int, drafting: float, verifying: float) -> None:
+        """Keep what the round was expected to bring and to take; what it did, where nothing was known."""
+        arm = self.choice.arm
+        known = self.times.known and (arm is None or arm.measured)
+        chances = arm.survival.chances(proposed) if arm else self.forecast[:proposed]
+        record = 1.0 if arm else self.came.total / self.hoped.total
+        self.expected_tokens += 1 + (record * sum(chances) if known else accepted)
+        each = arm.cost.mean if arm else 0.0
+        self.expected_s += (each * proposed + self._verified(1 + proposed)) if known else drafting + verifying
+
+
+def sizes(least: int, most: int) -> list[int]:
+    """Numbers of drafted tokens that make verifications of the usual sizes."""
+    return [rows - 1 for rows in ROWS if least < rows <= most + 1]

@@ -1,13 +1,44 @@
-"""The one place with randomness: the warp from logits to probabilities, acceptance, and drawing."""
+"""The one place with randomness: the warp from logits to probabilities, acceptance, and drawing.
+
+Only ``Sampler.read`` asks the device for what it computed, and ``law`` and ``warp``, which no level calls.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.options import Sampling
 
 NUCLEUS_GUESS = 256  # candidates sorted first; a full sort of 49K logits per row costs more than attention
+WIDER = 8  # times as many candidates after a nucleus that was wider
+
+
+class Nucleus:
+    """Looks for the tokens that top-p keeps among the ``width`` likeliest of each row.
+
+    Whether they are all among them is for the caller to find out, who may be in no hurry to ask the device.
+    """
+
+    def __init__(self, width: int = NUCLEUS_GUESS) -> None:
+        self.width = width
+        self.whole: Tensor | None = None  # [], whether the last ones were; None: for certain
+
+    def floor(self, probs: Tensor, top_p: float) -> Tensor:
+        """The smallest probability inside each row's nucleus: [n, V] -> [n, 1].
+
+        The nucleus is the shortest prefix of the sorted row whose mass reaches ``top_p``.
+        """
+        width = min(self.width, probs.shape[-1])
+        ranked = probs.topk(width, -1).values
+        mass = ranked.cumsum(-1)
+        self.whole = None if width == probs.shape[-1] else (mass[:, -1] >= top_p).all()
+        last = (mass < top_p).sum(-1, keepdim=True).clamp_max(width - 1)
+        return ranked.gather(-1, last)
+
+    def widen(self) -> None:
+        self.width *= WIDER
 
 
 class Sampler:
@@ -19,23 +50,51 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, answer_start: int = 0, said: int = 0) -> None:
         self.sampling = sampling
-        self.answer_start = answer_start
-        self.generator = torch.Generator()
-        if sampling.seed is None:
-            self.generator.seed()
+        self.answer_start, self.said = answer_start, said
+        self.nucleus = Nucleus()
+        self.cut_short = False  # the nuclei under the number that was read last
+        self.generator = self._seeded(torch.device("cpu"))
+
+    def _seeded(self, device: torch.device) -> torch.Generator:
+        generator = torch.Generator(device)
+        if self.sampling.seed is None:
+            generator.seed()
         else:
-            self.generator.manual_seed(sampling.seed + said)
+            generator.manual_seed(self.sampling.seed + self.said)
+        return generator
+
+    def uniforms(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Fresh uniforms in [0, 1), made where ``like`` is: the first ones on a device begin its sequence."""
+        if self.generator.device != like.device:
+            self.generator = self._seeded(like.device)
+        return torch.rand(shape, generator=self.generator, dtype=dtype, device=like.device)
 
     def probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Distributions of the tokens that follow.
 
         logits: [n, V]; the last row follows all of ``tokens`` [m], the first row follows ``tokens[:m-n+1]``.
         Returns [n, V], at least fp32, rows sum to 1; at temperature 0 one-hot at the first maximum.
+        A nucleus wider than its candidates is cut short, which drafts may be; see ``widened``.
         """
         scores = self.scores(logits, tokens)
         if self.sampling.greedy:
             return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
-        return warp(scores, self.sampling)
+        return warped(scores, self.sampling, self.nucleus)
+
+    def law(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """``probs`` with every nucleus whole, which takes asking the device."""
+        if self.sampling.greedy:
+            return self.probs(logits, tokens)
+        return warp(self.scores(logits, tokens), self.sampling)
+
+    def next(self, logits: Tensor, tokens: Tensor) -> Draft:
+        """One token drawn from what logits [1, V] say follows ``tokens`` [m]."""
+        if self.sampling.greedy:
+            scores = self.scores(logits, tokens)
+            choice = scores.argmax(-1)
+            return Draft(choice, one_hot(choice, scores.shape[-1], scores.dtype))
+        probs = self.probs(logits, tokens)
+        return Draft(self.draw(probs[0])[None], probs)
 
     def scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Logits after the repetition penalty, at least fp32; shapes as in ``probs``."""
@@ -43,36 +102,54 @@ class Sampler:
         return logits if self.sampling.repetition_penalty == 1 else self._penalize(logits, tokens)
 
     def _penalize(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Touches the answer's few different tokens only, not the vocabulary."""
-        n = logits.shape[0]
+        """Touches the answer's few tokens only, not the vocabulary."""
+        n, vocabulary = logits.shape
         before = len(tokens) - n + 1
-        answer = tokens[self.answer_start :]
-        ids, which = answer.unique(return_inverse=True)  # [k]
+        answer = tokens[self.answer_start :]  # [k]
         at = torch.arange(len(tokens) - len(answer), len(tokens), device=tokens.device)
-        first = torch.full_like(ids, len(tokens)).scatter_reduce_(0, which, at, "amin")  # where each came up
+        first = torch.full((vocabulary,), len(tokens), device=tokens.device)  # where each token came up
+        first = first.scatter_reduce_(0, answer, at, "amin")[answer]
         seen = first < torch.arange(before, before + n, device=tokens.device)[:, None]  # [n, k]
-        factor, found = self.sampling.repetition_penalty, logits[:, ids]
+        factor, found = self.sampling.repetition_penalty, logits[:, answer]
         damped = torch.where(found > 0, found / factor, found * factor)
-        return logits.index_copy(1, ids, torch.where(seen, damped, found))
+        # A token that was said twice is written twice, with the same value.
+        return logits.scatter(1, answer.expand(n, -1), torch.where(seen, damped, found))
 
-    def leading(self, p: Tensor, q: Tensor) -> int:
-        """How many leading drafted tokens pass ``U < p/q``.
+    def leading(self, p: Tensor, q: Tensor) -> Tensor:
+        """How many leading drafted tokens pass ``U < p/q``; shape [].
 
         p, q: [n], the probabilities of the drafted tokens under the verifying and the drafting distribution.
         One fresh fp32 uniform in [0, 1) per token; the test is strict, so p = 0 never passes.
         """
-        u = torch.rand(p.shape, generator=self.generator, dtype=torch.float32).to(p.device)
-        return int((u * q < p).long().cumprod(0).sum())
+        if self.sampling.greedy:  # p is 0 or 1
+            return (p > 0).cumprod(0).sum()
+        return (self.uniforms(p.shape, p, torch.float32) * q < p).cumprod(0).sum()
 
     def draw(self, weights: Tensor) -> Tensor:
         """One index drawn in proportion to ``weights`` [V] (non-negative, not all zero); shape []."""
+        heaviest = weights.argmax()
         if self.sampling.greedy:  # all weight lies on one token
-            return weights.argmax()
-        cumulative = weights.double().cumsum(0)
-        u = torch.rand((), generator=self.generator, dtype=torch.float64).to(weights.device)
-        # A weightless index never comes first above u; the clamp guards u * total rounding up to total.
-        index = torch.searchsorted(cumulative, u * cumulative[-1], right=True)
-        return torch.minimum(index, weights.nonzero()[-1, 0])
+            return heaviest
+        cumulative = weights.cumsum(0, dtype=torch.float64)
+        level = self.uniforms((1,), weights, torch.float64) * cumulative[-1]
+        index = torch.searchsorted(cumulative, level, right=True).clamp_max(len(weights) - 1)
+        # Only rounding, of the product to the total or of a parallel sum, leads to an index without weight.
+        return torch.where(weights[index] > 0, index, heaviest)[0]
+
+    def read(self, count: Tensor) -> int:
+        """A number [] that the device has computed; waits for it."""
+        if self.nucleus.whole is None:
+            self.cut_short = False
+            return int(count)
+        number, whole = torch.stack([count, self.nucleus.whole.long()]).tolist()
+        self.cut_short = not whole
+        return int(number)
+
+    def widened(self) -> bool:
+        """Whether what was read came of nuclei that were cut short; from now on there are more candidates."""
+        if self.cut_short:
+            self.nucleus.widen()
+        return self.cut_short
 
 
 def one_hot(index: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -83,39 +160,34 @@ def one_hot(index: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) 
 
 def warp(scores: Tensor, sampling: Sampling) -> Tensor:
     """The law of a sampled token (temperature above 0): scores [n, V] -> probs [n, V]."""
+    nucleus = Nucleus()
+    while True:
+        probs = warped(scores, sampling, nucleus)
+        if nucleus.whole is None or bool(nucleus.whole):
+            return probs
+        nucleus.widen()
+
+
+def warped(scores: Tensor, sampling: Sampling, nucleus: Nucleus) -> Tensor:
+    """``warp`` as far as ``nucleus`` reaches."""
     below = scores - scores.amax(-1, keepdim=True)  # the quotient of a tiny temperature must not overflow
-    return truncate(torch.softmax(below / sampling.temperature, -1), sampling)
+    return truncate(torch.softmax(below / sampling.temperature, -1), sampling, nucleus)
 
 
-def truncate(probs: Tensor, sampling: Sampling) -> Tensor:
+def truncate(probs: Tensor, sampling: Sampling, nucleus: Nucleus) -> Tensor:
     """Apply top-k, top-p and min-p to probs [n, V] and renormalize.
 
     Each filter is a threshold on the unfiltered probability, so equal tokens stay or go together and the
     result does not depend on the order of a sort.
     """
-    floor = torch.zeros_like(probs[:, :1])
+    floors = []
     if 0 < sampling.top_k < probs.shape[-1]:
-        floor = torch.maximum(floor, probs.topk(sampling.top_k, -1).values[:, -1:])
+        floors.append(probs.topk(sampling.top_k, -1).values[:, -1:])
     if sampling.top_p < 1:
-        floor = torch.maximum(floor, nucleus_floor(probs, sampling.top_p))
+        floors.append(nucleus.floor(probs, sampling.top_p))
     if sampling.min_p > 0:
-        floor = torch.maximum(floor, sampling.min_p * probs.amax(-1, keepdim=True))
-    kept = torch.where(probs >= floor, probs, 0)
+        floors.append(sampling.min_p * probs.amax(-1, keepdim=True))
+    if not floors:
+        return probs
+    kept = torch.where(probs >= torch.cat(floors, -1).amax(-1, keepdim=True), probs, 0)
     return kept / kept.sum(-1, keepdim=True)
-
-
-def nucleus_floor(probs: Tensor, top_p: float) -> Tensor:
-    """The smallest probability inside each row's nucleus: [n, V] -> [n, 1].
-
-    The nucleus is the shortest prefix of the sorted row whose mass reaches ``top_p``.
-    """
-    vocabulary = probs.shape[-1]
-    width = min(NUCLEUS_GUESS, vocabulary)
-    while True:
-        ranked = probs.topk(width, -1).values
-        mass = ranked.cumsum(-1)
-        if width == vocabulary or bool((mass[:, -1] >= top_p).all()):
-            break
-        width = min(width * 8, vocabulary)
-    last = (mass < top_p).sum(-1, keepdim=True).clamp(max=width - 1)
-    return ranked.gather(-1, last)

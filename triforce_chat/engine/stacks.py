@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.host import HostStore
 from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative
-from triforce_chat.engine.lookup import NgramLookup
+from triforce_chat.engine.lookup import NgramLookup, NoLookup
 from triforce_chat.engine.planner import Arm, Planner
 from triforce_chat.engine.runner import Runner
-from triforce_chat.engine.timing import StepTimes
+from triforce_chat.engine.timing import StepTimes, clock_of
 from triforce_chat.errors import UsageError
 
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey}
+
+
+MOST_GAMMA = 16  # what a planner may choose from
+STREAMED_GAMMA = 32  # the same where every verification streams keys and values from host memory
+MOST_DRAFT_GAMMA = 8  # the same below the middle level
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +32,10 @@ class StackOptions:
     """How a stack is built; sizes in tokens."""
 
     name: str = "auto"
-    gamma: int = 8  # asked of the level below the target, per verification
-    draft_gamma: int = 4  # asked of the drafter, per step of the middle level
+    gamma: int | None = None  # asked of the level below the target, per verification; None: planned
+    draft_gamma: int | None = None  # asked of the drafter, per step of the middle level; None: planned
     policy: str = "mean"
-    middle: str = (
-        "auto"  # weights of the middle level: "full", "int8", or 8 bits where there is room for copies
-    )
+    middle: str = "auto"  # the middle level's weights: "full", "int8", or 8 bits where there is room
     budget: Budget = field(default_factory=Budget)
 
 
@@ -48,7 +52,7 @@ class Builder:
         accord: Accord = ALONE,
     ) -> None:
         self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
-        self.accord = accord
+        self.accord, self.clock = accord, clock_of(target.device)
 
     def build(self) -> Speculative:
         makers = self.makers()
@@ -59,41 +63,59 @@ class Builder:
     def makers(self) -> dict[str, Callable[[], Speculative]]:
         return {
             "auto": self.auto,
-            "triforce": lambda: self.top(self.middle(self.retrieval(), self.drafter())),
+            "triforce": lambda: self.top(self.middle(self.retrieval(), self.below())),
             "retrieval": lambda: self.top(self.middle(self.retrieval(), Silent(self.target))),
-            "streaming": lambda: self.top(self.middle(self.streaming(), self.drafter())),
+            "streaming": lambda: self.top(self.middle(self.streaming(), self.below())),
             "naive": self.naive,
-            "lookup": lambda: self.top(self.lookup()),
-            "autoregressive": lambda: self.top(Silent(self.target)),
+            "lookup": lambda: self.over(self.planned([]) if self.options.gamma is None else self.lookup()),
+            "autoregressive": lambda: self.over(Silent(self.target)),
         }
 
     def auto(self) -> Speculative:
-        times = StepTimes()
         # Below this length the middle level would read nearly as much as the target itself.
-        hierarchy = Arm(self.middle(self.retrieval(), self.drafter()), 2 * self.options.budget.tokens)
-        arms = [hierarchy, *([Arm(self.drafter())] if self.draft else [])]
-        return self.top(Planner(times, self.lookup(), arms, self.accord), times)
+        hierarchy = Arm(self.middle(self.retrieval(), self.below()), 2 * self.options.budget.tokens)
+        return self.over(self.planned([hierarchy, *self.drafts()]))
 
     def naive(self) -> Speculative:
         if self.draft is None:
             raise UsageError("the stack 'naive' needs a draft model: pass --draft")
-        return self.top(self.drafter())
+        return self.top(self.drafter(self.draft))
 
-    def top(self, drafter: Level, times: StepTimes | None = None) -> Speculative:
-        return Speculative(
-            "target", self.target, self.full, drafter, self.options.gamma, self.emit, times, self.accord
+    def top(self, drafter: Level) -> Speculative:
+        """The target over a drafter that always drafts."""
+        if self.options.gamma is not None:
+            return self.over(drafter)
+        return self.over(
+            Planner(StepTimes(), NoLookup(self.target.vocabulary), [Arm(drafter)], self.accord, self.clock, 1)
         )
+
+    def over(self, drafter: Level) -> Speculative:
+        return Speculative("target", self.target, self.full, drafter, self.most, self.emit, self.accord)
+
+    @property
+    def most(self) -> int:
+        """Tokens to ask for at most per verification; longer drafts pay where a verification is dear."""
+        streamed = isinstance(self.full.slab, HostStore)
+        return self.options.gamma or (STREAMED_GAMMA if streamed else MOST_GAMMA)
 
     def middle(self, cache: RetrievalCache, drafter: Level) -> Speculative:
-        return Speculative(
-            "retrieval",
-            self.proposer(),
-            cache,
-            drafter,
-            self.options.draft_gamma,
-            self.emit,
-            accord=self.accord,
-        )
+        gamma = self.options.draft_gamma or MOST_DRAFT_GAMMA
+        return Speculative("retrieval", self.proposer(), cache, drafter, gamma, self.emit, self.accord)
+
+    def below(self) -> Level:
+        """What drafts for the middle level: whatever pays, or as many tokens as were asked for."""
+        if self.options.draft_gamma is None:
+            return self.planned(self.drafts())
+        return self.drafter(self.draft) if self.draft else self.lookup()
+
+    def planned(self, arms: Sequence[Arm]) -> Planner:
+        return Planner(StepTimes(), self.lookup(), arms, self.accord, self.clock)
+
+    def drafts(self) -> list[Arm]:
+        return [Arm(self.drafter(self.draft))] if self.draft else []
+
+    def drafter(self, draft: Runner) -> Autoregressive:
+        return Autoregressive(draft, StreamingCache(draft.shape), self.accord)
 
     def proposer(self) -> Runner:
         """The target as the middle level runs it."""
@@ -106,12 +128,6 @@ class Builder:
 
     def streaming(self) -> RetrievalCache:
         return RetrievalCache(self.full, self.options.budget, Recent(), self.emit)
-
-    def drafter(self) -> Level:
-        """The draft model where there is one, else lookup."""
-        if self.draft is None:
-            return self.lookup()
-        return Autoregressive(self.draft, StreamingCache(self.draft.shape), self.accord)
 
     def lookup(self) -> NgramLookup:
         return NgramLookup(self.target.vocabulary)

@@ -1,43 +1,119 @@
-"""Measured step times, the raw material of the planner's cost model."""
+"""Measured times, the raw material of the planner's cost model."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
 FORGET = 0.9  # weight of the past at each new measurement: contexts grow, machines slow down
-ROW_PRIOR = 0.08  # what one more row costs, as a share of a step, before anything else is known
+FORGET_SHAPE = 0.99  # what a row costs in steps changes with the machine only
+ROW_PRIOR = 0.04  # what one more row costs, as a share of a step of one, before anything else is known
+PRIOR_WEIGHT = 4.0  # in rows squared
+FIRST = 0.05  # weight of the first step of a size, which may have been prepared for it
+
+
+class Clock(Protocol):
+    """Tells the time of the host, and marks moments in the work of a device."""
+
+    def now(self) -> float:
+        """Seconds."""
+        ...
+
+    def mark(self) -> Any:
+        """The moment at which the device will have done what it was told so far."""
+        ...
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds from one mark to another; the device must have passed both."""
+        ...
+
+
+class HostClock:
+    """For a device that is the host itself, where a call is over when it returns."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def mark(self) -> Any:
+        return self.now()
+
+    def between(self, first: Any, last: Any) -> float:
+        elapsed: float = last - first
+        return elapsed
+
+
+class QueueClock(HostClock):
+    """For a device with a queue: events in it take the time, so nobody waits for a mark."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def between(self, first: Any, last: Any) -> float:
+        milliseconds: float = first.elapsed_time(last)
+        return milliseconds / 1000
+
+
+def clock_of(device: torch.device) -> Clock:
+    return QueueClock(device) if device.type == "cuda" else HostClock()
+
+
+@dataclass(slots=True)
+class Average:
+    """A mean that forgets."""
+
+    forget: float
+    weight: float = 0.0
+    total: float = 0.0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self.weight = self.forget * self.weight + weight
+        self.total = self.forget * self.total + weight * value
+
+    @property
+    def mean(self) -> float:
+        """0 before the first value."""
+        return self.total / self.weight if self.weight else 0.0
 
 
 class StepTimes:
-    """Seconds of a forward as a line over its number of rows, fitted online with forgetting."""
+    """Seconds of a step by its number of rows: a level that moves quickly, times a shape that moves slowly.
+
+    The shape is a line, 1 at one row, fitted to what steps took in proportion to the level of their time.
+    """
 
     def __init__(self) -> None:
-        self.weight = self.rows = self.seconds = self.rows2 = self.product = 0.0
+        self.level = Average(FORGET)  # seconds of a step of one row
+        self.rows2 = self.product = 0.0  # sums over steps of (rows - 1) squared, and times the excess
+        self.seen: set[int] = set()
 
     def add(self, rows: int, seconds: float) -> None:
         seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
         if self.known:  # a step that was interrupted by something else says nothing about the machine
             seconds = min(seconds, 3 * self(rows))
-        for name, value in (
-            ("weight", 1.0),
-            ("rows", rows),
-            ("seconds", seconds),
-            ("rows2", rows * rows),
-            ("product", rows * seconds),
-        ):
-            setattr(self, name, FORGET * getattr(self, name) + value)
+        weight = 1.0 if rows in self.seen else FIRST
+        self.seen.add(rows)
+        if self.level.weight >= 1:
+            more, excess = rows - 1, seconds / self.level.mean - 1
+            self.rows2 = FORGET_SHAPE * self.rows2 + weight * more * more
+            self.product = FORGET_SHAPE * self.product + weight * more * excess
+        self.level.add(seconds / self._shape(rows), weight)
 
     @property
     def known(self) -> bool:
-        return self.weight > 0
+        return self.level.weight > 0
 
     def __call__(self, rows: float) -> float:
         """Expected seconds of a step with that many rows; 0 before the first measurement."""
-        if not self.known:
-            return 0.0
-        mean_rows, mean = self.rows / self.weight, self.seconds / self.weight
-        return max(mean + self._slope(mean_rows, mean) * (rows - mean_rows), 0.2 * mean)
+        return self.level.mean * self._shape(rows)
 
-    def _slope(self, mean_rows: float, mean: float) -> float:
-        spread = self.rows2 / self.weight - mean_rows**2
-        covariance = self.product / self.weight - mean_rows * mean
-        prior = ROW_PRIOR * mean / (1 + ROW_PRIOR * mean_rows)
-        return max(0.0, (covariance + prior) / (spread + 1.0))
+    def _shape(self, rows: float) -> float:
+        slope = (self.product + PRIOR_WEIGHT * ROW_PRIOR) / (self.rows2 + PRIOR_WEIGHT)
+        return 1 + max(0.0, slope) * (rows - 1)

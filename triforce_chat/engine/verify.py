@@ -17,18 +17,27 @@ def verify(draft: Draft, target: Tensor, sampler: Sampler) -> Draft:
     together with target's own rows: what comes out is a faithful draft for the level above.
     """
     n = len(draft)
-    index = draft.tokens[:, None]
-    p = target[:n].gather(-1, index)[:, 0]
-    q = draft.probs.gather(-1, index)[:, 0]
-    accepted = sampler.leading(p, q) if n else 0
-    weights = target[accepted]
-    if accepted < n:
-        weights = residual(weights, draft.probs[accepted])
-    last = sampler.draw(weights)
-    return Draft(torch.cat([draft.tokens[:accepted], last[None]]), target[: accepted + 1])
+    accepted = torch.zeros((), dtype=torch.long, device=target.device)
+    if n:
+        index = draft.tokens[:, None]
+        p, q = target[:n].gather(-1, index)[:, 0], draft.probs.gather(-1, index)[:, 0]
+        accepted = sampler.leading(p, q)
+    last = sampler.draw(remainder(draft.probs, target, accepted))
+    kept = sampler.read(accepted)  # by now the device has been told all that there is to do
+    return Draft(torch.cat([draft.tokens[:kept], last[None]]), target[: kept + 1])
+
+
+def remainder(drafted: Tensor, target: Tensor, accepted: Tensor) -> Tensor:
+    """What the token behind ``accepted`` [] ones is drawn from: drafted [n, V], target [n+1, V] -> [V]."""
+    p = target.index_select(0, accepted[None])[0]
+    n = len(drafted)
+    if not n:
+        return p
+    q = drafted.index_select(0, accepted[None].clamp_max(n - 1))[0]
+    return residual(p, q * (accepted < n))  # a bonus token has no rival
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """What p has above q: [V]; p itself where rounding leaves nothing."""
     rest = (p - q).clamp_min(0)
-    return rest if bool(rest.any()) else p
+    return torch.where(rest.amax() > 0, rest, p)
