@@ -124,8 +124,11 @@ def test_the_planner_may_draft_more_where_verifications_stream(
     model: Path, resident: int, gamma: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
-    engine, _ = loaded(settings_of(model, stack="auto"), monkeypatch, sizes)
-    assert engine.options.gamma == gamma
+    settings = settings_of(model, stack="auto")
+    engine, _ = loaded(settings, monkeypatch, sizes)
+    assert engine.top.gamma == gamma
+    engine.restack(wiring.stack_of(settings, CONTEXT))  # as a setting that changes in a chat does
+    assert engine.top.gamma == gamma
 
 
 def test_a_cpu_has_one_memory(model: Path) -> None:
@@ -152,9 +155,10 @@ def test_what_is_not_pinned_is_said(model: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_dearer_verifications_make_longer_drafts() -> None:
     """The planner weighs a verification that streams against drafting that does not."""
-    from triforce_chat.engine.lookup import NgramLookup
+    from triforce_chat.engine.lookup import NoLookup
     from triforce_chat.engine.planner import Arm, Planner
-    from triforce_chat.engine.timing import StepTimes
+    from triforce_chat.engine.stacks import STREAMED_GAMMA
+    from triforce_chat.engine.timing import Average, StepTimes
 
     chosen = []
     for verification in (0.02, 1.2):
@@ -162,8 +166,9 @@ def test_dearer_verifications_make_longer_drafts() -> None:
         for _ in range(50):
             times.add(1, verification)
             times.add(9, verification)
-        arm = Arm(level=Any, seconds=0.01, acceptance=0.95, measured_at=1)  # type: ignore[arg-type]
-        planner = Planner(times, NgramLookup(9), [arm])
-        chosen.append(planner._drafted(arm, wiring.STREAMED_GAMMA).n)
+        arm = Arm(level=Any, cost=Average(1.0, 1.0, 0.01))  # type: ignore[arg-type]
+        arm.survival.overall = Average(1.0, 100, 95)
+        planner = Planner(times, NoLookup(9), [arm])
+        chosen.append(planner._drafted(arm, STREAMED_GAMMA).n)
     assert chosen[0] < 8
     assert chosen[1] > 20

@@ -12,6 +12,7 @@ from triforce_chat.preferences import Key, Layer, keys
 EXAMPLES: dict[str, Any] = {
     "budget": 4096,
     "gamma": 8,
+    "draft_gamma": 2,
     "context": 32768,
     "temperature": 0.7,
     "top_p": 0.9,

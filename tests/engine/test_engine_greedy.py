@@ -71,6 +71,18 @@ def test_policies_and_gammas(lab: Lab, policy: str, gammas: tuple[int, int]) -> 
     assert say(engine, prompt, LONG) == lab.greedy(prompt, LONG)
 
 
+@pytest.mark.parametrize("draft", [True, False], ids=["draft", "no-draft"])
+@pytest.mark.parametrize("stack", ["auto", "triforce", "retrieval", "streaming", "naive", "lookup"])
+def test_planned_numbers(lab: Lab, stack: str, draft: bool) -> None:
+    prompt = lab.text(70, seed=3)
+    engine = lab.engine(stack, draft=draft or stack == "naive", gamma=None, draft_gamma=None)
+    for n in (LONG, 20):
+        expected = lab.greedy(prompt, n)
+        assert say(engine, prompt, n) == expected
+        prompt = [*prompt, *expected, 5]
+    assert engine.predicted_ms is not None
+
+
 @pytest.mark.parametrize("stack", STACKS)
 def test_ten_turns_on_one_engine(lab: Lab, stack: str) -> None:
     """Each turn extends the last; the second and the tenth are compared, and a rewind in between."""

@@ -27,7 +27,7 @@ from toys import (
 from triforce_chat.engine import sampling as sampling_module
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Autoregressive, Silent, Speculative
-from triforce_chat.engine.lookup import NgramLookup
+from triforce_chat.engine.lookup import Forecast, NgramLookup
 from triforce_chat.engine.planner import Arm, Choice, Planner
 from triforce_chat.engine.sampling import Sampler, Sampling
 from triforce_chat.engine.timing import StepTimes
@@ -154,6 +154,25 @@ def test_a_planner_that_changes_its_mind(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(planner, "_choose", decide)
     stack.parts.append(alone)
+    stack.parts.append(planner.lookup)
+    law = law_of(stack, PLAIN, 3)
+    assert variation(law, exact_law(target, PLAIN, 3)) <= EXACT
+
+
+def test_a_middle_that_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much is drafted for the middle depends on pending tokens, which are revealed to it."""
+    target, middle, draft = model(1), model(2), model(3)
+    stack = three_levels(target, middle, draft, (2, 2))
+    level = stack.top.drafter
+    assert isinstance(level, Speculative)
+    planner = Planner(StepTimes(), NgramLookup(3), [Arm(level.drafter)])
+    level.drafter = planner
+
+    def decide(forecast: Forecast, length: int, n: int) -> Choice:
+        last = int(forecast.tokens[0]) if len(forecast.tokens) else length
+        return Choice(0.0, min(n, last % 3), planner.arms[0] if (last + length) % 2 else None)
+
+    monkeypatch.setattr(planner, "_choose", decide)
     stack.parts.append(planner.lookup)
     law = law_of(stack, PLAIN, 3)
     assert variation(law, exact_law(target, PLAIN, 3)) <= EXACT

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toys import ToyCache
 
 from triforce_chat.engine.level import Autoregressive, Speculative
-from triforce_chat.engine.lookup import NgramLookup
+from triforce_chat.engine.lookup import NgramLookup, NoLookup
+from triforce_chat.engine.planner import Arm, Planner
 from triforce_chat.engine.sampling import NUCLEUS_GUESS, Sampler, Sampling
+from triforce_chat.engine.timing import StepTimes, clock_of
 
 READS = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select", "is_nonzero", "equal")
 COPIES = ("tolist", "numpy", "cpu")
@@ -70,10 +72,11 @@ class Copies(TorchFunctionMode):
 class Blind:
     """A model that never looks at its tokens; ``tilt`` sets its law apart from others'."""
 
-    vocabulary, device = 2 * NUCLEUS_GUESS, torch.device("cpu")
+    vocabulary = 2 * NUCLEUS_GUESS
 
-    def __init__(self, tilt: float = 0.0) -> None:
-        self.row = torch.arange(self.vocabulary).remainder(7 + tilt)
+    def __init__(self, tilt: float = 0.0, device: str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.row = torch.arange(self.vocabulary, device=device).remainder(7 + tilt)
 
     def __call__(self, ids: Tensor, cache: ToyCache, rows: int) -> Tensor:
         cache.fed = [0] * len(ids)
@@ -120,6 +123,25 @@ def test_a_round_reads_once(warp: str, tilt: int) -> None:
         tokens = torch.cat([tokens, made.tokens])
 
 
+def test_a_planner_reads_no_more() -> None:
+    """In a planned round over a planned middle: once for each verification, none to choose."""
+    rounds = 0
+
+    def count(_: object) -> None:
+        nonlocal rounds
+        rounds += 1
+
+    below = Planner(StepTimes(), NoLookup(Blind.vocabulary), [Arm(Autoregressive(Blind(), ToyCache()))])
+    middle = Speculative("middle", Blind(1), ToyCache(), below, 8, count)
+    planner = Planner(StepTimes(), NoLookup(Blind.vocabulary), [Arm(middle)])
+    top = Speculative("top", Blind(), ToyCache(), planner, 16, count)
+    tokens, sampler = torch.tensor([3, 4, 3, 5]), Sampler(WARPS["top-p"])
+    with Reads() as reads:
+        for _ in range(20):
+            tokens = torch.cat([tokens, top.step(tokens, sampler, 16).tokens])
+    assert reads.count == rounds > 20
+
+
 def test_lookup_reads_what_is_new_once() -> None:
     lookup, tokens = NgramLookup(9), torch.tensor([1, 2, 3, 1, 2])
     for _ in range(3):
@@ -127,3 +149,32 @@ def test_lookup_reads_what_is_new_once() -> None:
             lookup.propose(tokens, 4, Sampler(Sampling()))
         assert reads.count <= 2  # a copy, and its view as an array
         tokens = torch.cat([tokens, torch.tensor([3, 1])])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warp", WARPS)
+def test_drafting_on_a_gpu_waits_for_nothing(warp: str) -> None:
+    """The driver's own word for it, which knows of waits that no operator is named after."""
+    level, sampler = Autoregressive(Blind(device="cuda"), ToyCache()), Sampler(WARPS[warp], 2)
+    tokens = torch.tensor([3, 4, 3, 5], device="cuda")
+    level.propose(tokens, 2, sampler)  # whatever is set up once
+    level.rollback(0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        made = level.propose(tokens, 5, sampler)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(made) == 5
+
+
+@pytest.mark.gpu
+def test_a_queue_is_timed_without_waiting() -> None:
+    clock, work = clock_of(torch.device("cuda")), torch.ones(4096, 4096, device="cuda")
+    work @ work
+    torch.cuda.synchronize()
+    began, first = clock.now(), clock.mark()
+    for _ in range(50):
+        work @ work
+    last, queued = clock.mark(), clock.now() - began
+    torch.cuda.synchronize()
+    assert queued < clock.between(first, last) <= clock.now() - began

@@ -17,11 +17,9 @@ from triforce_chat.engine import attention, onednn
 from triforce_chat.engine.cache.retrieval import Budget, FallingAcceptance, Layout
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, select
 from triforce_chat.engine.cache.slab import Shape, Slab, View
-from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.events import Finished, LevelTally, Tally, Text, Verified
 from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative
-from triforce_chat.engine.lookup import ORDERS, Forecast, Heard, NgramLookup, longest_match
-from triforce_chat.engine.planner import GAIN, TRY_AFTER, Arm, Planner
+from triforce_chat.engine.lookup import ORDERS, Heard, NgramLookup, longest_match
 from triforce_chat.engine.sampling import NUCLEUS_GUESS, Nucleus, Sampler, Sampling, one_hot, truncate, warp
 from triforce_chat.engine.text import Detokenizer, StopStrings, overlap
 from triforce_chat.engine.timing import StepTimes
@@ -307,7 +305,7 @@ def test_survival_falls_and_unlikely_tokens_are_not_proposed() -> None:
     assert len(lookup.propose(history, 8, Sampler(Sampling()))) == 1
 
 
-# Times, planner, tallies
+# Times, tallies
 
 
 def test_step_times_find_a_line() -> None:
@@ -339,108 +337,6 @@ def test_more_rows_never_cost_less(measured: list[tuple[int, float]]) -> None:
     for rows, seconds in measured:
         times.add(rows, seconds)
     assert all(0 < times(n) <= times(n + 1) for n in range(1, 30))
-
-
-class Counting:
-    """A drafter that only counts."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-        self.cuts: list[int] = []
-        self.verdicts: list[tuple[int, int]] = []
-
-    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
-        self.asked.append(n)
-        return Draft(torch.zeros(n, dtype=torch.long), torch.ones(n, 1))
-
-    def rollback(self, length: int) -> None:
-        self.cuts.append(length)
-
-    def judged(self, proposed: int, accepted: int) -> None:
-        self.verdicts.append((proposed, accepted))
-
-
-def steady(one: float = 0.1, row: float = 0.001) -> StepTimes:
-    times = StepTimes()
-    for i in range(300):
-        times.add(1 + i % 9, one + row * (1 + i % 9))
-    return times
-
-
-def planner_of(*arms: Arm, times: StepTimes | None = None) -> Planner:
-    return Planner(times or steady(), NgramLookup(10), arms)
-
-
-@quick
-@given(st.floats(0.001, 1), st.floats(0, 0.1), st.integers(1, 12))
-def test_hopeless_drafts_are_never_chosen(one: float, row: float, n: int) -> None:
-    lookup, drafter = Forecast(torch.zeros(n, dtype=torch.long), [0.0] * n), Counting()
-    arm = Arm(drafter, seconds=0.0, acceptance=0.0, measured_at=1)
-    planner = planner_of(arm, times=steady(one, row))
-    planner.rounds = 2
-    assert planner._choose(lookup, 100, n).n == 0
-    assert planner._choose(Forecast(torch.zeros(0, dtype=torch.long), []), 100, n).n == 0
-
-
-def test_the_best_modelled_rate_wins() -> None:
-    slow = Arm(Counting(), seconds=0.05, acceptance=0.8, measured_at=1)
-    fast = Arm(Counting(), seconds=0.001, acceptance=0.8, measured_at=1)
-    planner = planner_of(slow, fast)
-    planner.rounds = 2
-    chosen = planner._choose(Forecast(torch.zeros(1, dtype=torch.long), [0.1]), 100, 8)
-    assert chosen.arm is fast
-    times = planner.times
-    rates = [
-        sum(0.8**i for i in range(n + 1)) / (n * arm.seconds + times(1 + n))
-        for arm in (slow, fast)
-        for n in range(1, 9)
-    ]
-    assert chosen.rate == pytest.approx(max(rates))
-    assert chosen.n == 1 + rates.index(max(rates)) % 8
-    sure = planner._choose(
-        Forecast(torch.zeros(8, dtype=torch.long), [0.999**i for i in range(1, 9)]), 100, 8
-    )
-    assert (sure.arm, sure.n) == (None, 8)
-
-
-def test_a_gain_too_small_is_no_gain() -> None:
-    planner = planner_of()
-    plain = planner.times(2) / planner.times(1)  # survival at which one token just pays for its row
-    for extra, n in ((0.5 * (GAIN - 1), 0), (2 * (GAIN - 1), 1)):
-        survival = [plain * (1 + extra) - 1]
-        assert planner._choose(Forecast(torch.zeros(1, dtype=torch.long), survival), 100, 4).n == n
-
-
-def test_arms_get_their_first_trial_and_are_cut_back_together() -> None:
-    low, high = Counting(), Counting()
-    planner = planner_of(Arm(low), Arm(high, worth_above=1000))
-    tokens, sampler = torch.arange(9), Sampler(Sampling())
-    sizes = []
-    for _ in range(TRY_AFTER + 1):
-        sizes.append(len(planner.propose(tokens, 8, sampler)))
-        planner.judged(sizes[-1], 0)
-    assert sizes == [0] * TRY_AFTER + [4]
-    assert (low.asked, high.asked) == ([4], [])
-    assert low.verdicts == [(4, 0)]
-    planner.rollback(5)
-    assert low.cuts == high.cuts == [5]
-
-
-def test_the_planner_waits_for_its_first_measurement() -> None:
-    planner = planner_of(Arm(Counting()), times=StepTimes())
-    for _ in range(20):
-        assert len(planner.propose(torch.tensor([1, 2, 1]), 8, Sampler(Sampling()))) == 0
-
-
-def test_an_arm_learns_per_tested_token() -> None:
-    arm = Arm(Counting(), acceptance=0.5)
-    arm.learn_acceptance(4, 0)  # three were never tested
-    assert arm.acceptance == pytest.approx(0.45)
-    arm.learn_acceptance(2, 2)
-    assert arm.acceptance == pytest.approx(1 - 0.55 * 0.81)
-    arm.learn_cost(1.0, 4, now=3)
-    arm.learn_cost(2.0, 4, now=5)
-    assert (arm.seconds, arm.measured_at) == (pytest.approx(0.275), 5)
 
 
 def test_falling_acceptance() -> None:

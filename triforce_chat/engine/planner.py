@@ -28,11 +28,13 @@ HABIT = 1.05  # and another choice this much over the last one
 TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial
 TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepare its sizes
 TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
-NOT_FAR_OFF = 0.7
+NOT_FAR_OFF = 0.8
+PAUSE = 3.0  # steps; what takes longer between two rounds is none of their costs
 FORGET = 0.9  # weight of the past in costs and gaps
 FIRST = 0.05  # weight of a drafter's first cost
 FORGET_RECORD = 0.98  # weight of the past in the lookup's record
-CANDID = 8.0  # tokens of lookup for which its forecasts are believed as they are
+FORGET_UNUSED = 0.997  # the same at a round without lookup
+CANDID = 6.0  # tokens of lookup for which its forecasts are believed as they are
 
 
 @dataclass(slots=True)
@@ -90,16 +92,13 @@ class Planner:
         self.times, self.lookup, self.arms, self.accord = times, lookup, arms, accord
         self.clock, self.least = clock or HostClock(), least
         self.rounds = 0
-        self.choice = self.habit = Choice(
-            0.0, 0
-        )  # of this round, and the last one with an arm but for trials
+        self.choice = self.habit = Choice(0.0, 0)  # of this round, and what is usual now
         self.forecast: list[float] = []
         self.drafting: tuple[Any, Any] = (0.0, 0.0)  # marks around the draft
         self.began = 0.0
         self.ended: float | None = None  # the last round; None: something else came since
         self.gap = Average(FORGET)  # seconds from one round to the next
-        self.hoped = Average(FORGET_RECORD, 0.0, CANDID)  # tokens of lookup that should have been accepted
-        self.came = Average(FORGET_RECORD, 0.0, CANDID)  # tokens of lookup that were
+        self.hoped = self.came = CANDID  # tokens of lookup that should have been accepted, and that were
         self.expected_s = self.expected_tokens = 0.0
 
     @property
@@ -120,8 +119,8 @@ class Planner:
 
     def _begin(self) -> None:
         self.began = self.clock.now()
-        if self.ended is not None:  # longer than a step is somebody's pause
-            self.gap.add(min(self.began - self.ended, self.times(1)))
+        if self.ended is not None:
+            self.gap.add(min(self.began - self.ended, PAUSE * self.times(1)))
         self.ended = None
         self.rounds += 1
 
@@ -137,19 +136,16 @@ class Planner:
         able = [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n) for arm in able if arm.measured]
         if self.times.known:
-            options += [] if self.least else [self._plain(), self._looked_up(forecast)]
-        best = max(options, key=lambda choice: choice.rate, default=Choice(0.0, 0))
+            options += [] if self.least else [Choice(1 / self._verified(1), 0), self._looked_up(forecast)]
+        best = max(options, key=self._appeal, default=Choice(0.0, 0))
         trial = self._trial(able, best.rate, n)
         if trial:
             return trial
         if best.arm:
-            self.habit = best
             best.arm.patience = TRY_AGAIN
+        if best.arm or best.n == 0:  # a lookup comes and goes
+            self.habit = best
         return best
-
-    def _plain(self) -> Choice:
-        """No draft, which wins wherever nothing promises clearly more."""
-        return Choice((1.0 if self.habit.arm else GAIN) / self._verified(1), 0)
 
     def _trial(self, able: Sequence[Arm], best: float, most: int) -> Choice | None:
         """One of the arms that nothing, or nothing any more, is known about."""
@@ -157,10 +153,11 @@ class Planner:
             if arm.trials < len(TRIALS) and (self.least or self.rounds > TRY_AFTER):
                 arm.trials += 1
                 return Choice(0.0, min(TRIALS[arm.trials - 1], most), arm)
-            stale = self.rounds - arm.measured_at > arm.patience
-            if stale and arm.measured and self._drafted(arm, most).rate > NOT_FAR_OFF * best:
-                arm.patience *= 2
-                return Choice(0.0, min(TRIALS[-1], most), arm)
+            if arm.measured and self.rounds - arm.measured_at > arm.patience:
+                again = self._drafted(arm, most)
+                if again.rate > NOT_FAR_OFF * best:
+                    arm.patience *= 2
+                    return Choice(0.0, again.n, arm)
         return None
 
     def _verified(self, rows: int) -> float:
@@ -168,7 +165,7 @@ class Planner:
         return self.times(rows) + self.gap.mean
 
     def _looked_up(self, forecast: Forecast) -> Choice:
-        record = self.came.total / self.hoped.total
+        record = self._record
         hopes = [0.0, *accumulate(record * chance for chance in forecast.survival)]
         return max(
             (Choice((1 + hopes[n]) / self._verified(1 + n), n) for n in sizes(0, len(forecast.survival))),
@@ -185,7 +182,10 @@ class Planner:
         return max(options, key=self._appeal)
 
     def _appeal(self, choice: Choice) -> float:
-        usual = choice.arm is self.habit.arm and choice.n == self.habit.n
+        """The rate, and more for what needs no change: promises have errors, and the best of many has most."""
+        if choice.n == 0:
+            return choice.rate * GAIN * (HABIT if self.habit.arm else 1.0)
+        usual = choice.arm is not None and choice.arm is self.habit.arm and choice.n == self.habit.n
         return choice.rate * (HABIT if usual else 1.0)
 
     def rollback(self, length: int) -> None:
@@ -201,21 +201,32 @@ class Planner:
         self._expect(proposed, accepted, drafting, verifying)
         self.times.add(1 + proposed, verifying)
         arm = self.choice.arm
+        self._remember(proposed if arm is None else 0, accepted)
         if arm is None:
-            self.hoped.add(sum(self.forecast[:proposed]))
-            self.came.add(accepted)
             return
         if proposed:  # none where the arm has to be prepared first
             arm.learn_cost(drafting, self.choice.n, proposed, self.rounds)
         arm.survival.learn(proposed, accepted)
         arm.level.judged(proposed, accepted)
 
+    def _remember(self, looked_up: int, accepted: int) -> None:
+        """The lookup's record: what of its forecasts came true, forgotten while it is not used."""
+        forget = FORGET_RECORD if looked_up else FORGET_UNUSED
+        hoped, came = (1 - forget) * CANDID, (1 - forget) * CANDID
+        if looked_up:
+            hoped, came = sum(self.forecast[:looked_up]), accepted
+        self.hoped, self.came = forget * self.hoped + hoped, forget * self.came + came
+
+    @property
+    def _record(self) -> float:
+        return self.came / self.hoped
+
     def _expect(self, proposed: int, accepted: int, drafting: float, verifying: float) -> None:
         """Keep what the round was expected to bring and to take; what it did, where nothing was known."""
         arm = self.choice.arm
         known = self.times.known and (arm is None or arm.measured)
         chances = arm.survival.chances(proposed) if arm else self.forecast[:proposed]
-        record = 1.0 if arm else self.came.total / self.hoped.total
+        record = 1.0 if arm else self._record
         self.expected_tokens += 1 + (record * sum(chances) if known else accepted)
         each = arm.cost.mean if arm else 0.0
         self.expected_s += (each * proposed + self._verified(1 + proposed)) if known else drafting + verifying

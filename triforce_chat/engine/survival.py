@@ -8,16 +8,17 @@ from operator import mul
 from triforce_chat.engine.timing import Average
 
 GUESS = 0.8  # acceptance until verdicts come
-DOUBT = 3.0  # tests that the guess counts for, and at each position what was learnt in front of it
-FORGET = 0.97  # weight of the past at each test of a position
-FORGET_ALL = 0.98  # the same over all positions
+HUNCH = 3.0  # tests that the guess counts for
+DOUBT = 6.0  # and at each position what was learnt in front of it
+FORGET = 0.975  # weight of the past at each test of a position
+FORGET_ALL = 0.995  # the same over all positions
 
 
 class Survival:
     """Learnt by position, because a drafter that runs ahead errs more; untested tokens teach nothing."""
 
     def __init__(self) -> None:
-        self.overall = Average(FORGET_ALL, DOUBT, DOUBT * GUESS)
+        self.overall = Average(FORGET_ALL, HUNCH, HUNCH * GUESS)
         self.places: list[Average] = []
 
     def learn(self, proposed: int, accepted: int) -> None:
