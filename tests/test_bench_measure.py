@@ -15,7 +15,7 @@ from tiny_models import save_model
 from typer.testing import CliRunner
 
 from triforce_chat.bench import measure
-from triforce_chat.bench.cases import Case, cases, prompts_of
+from triforce_chat.bench.cases import Case, cases, prompts_of, texts_of
 from triforce_chat.bench.confidence import interval, percentile
 from triforce_chat.bench.measure import Bench
 from triforce_chat.bench.row import Run, acceptance
@@ -100,7 +100,7 @@ def document(letter: str, tokens: int) -> Document:
 
 def test_prompts_begin_in_one_document_after_the_other_and_then_further_inside(loaded: LoadedModel) -> None:
     texts = [document("a", 900), document("b", 900), document("c", 900)]
-    prompts = prompts_of(loaded, texts, 800, 5)
+    prompts = prompts_of(loaded, texts_of(loaded, texts), 800, 5)
     assert [len(prompt) for prompt in prompts] == [800] * 5
     a, b, c = (loaded.tokenizer(letter)["input_ids"][0] for letter in "abc")
     start = prompts[0].index(a)
@@ -112,7 +112,7 @@ def test_prompts_begin_in_one_document_after_the_other_and_then_further_inside(l
 
 def test_documents_that_are_used_up(loaded: LoadedModel) -> None:
     with pytest.raises(DoesNotFit, match="a context of 800"):
-        prompts_of(loaded, [document("a", 900)], 800, 2)
+        prompts_of(loaded, texts_of(loaded, [document("a", 900)]), 800, 2)
 
 
 def ended(ms: float, tokens: int = 10, accepted: int = 3) -> Tally:

@@ -67,6 +67,13 @@ def test_records_of_two_shapes(tmp_path: Path) -> None:
     assert list(panel.series) == ["auto 7b", "auto 8b"]
 
 
+def test_other_machinery_is_another_series(tmp_path: Path) -> None:
+    one = record(tmp_path / "1.json", row("auto", 2.0), row("auto", 3.0, 2000), settings={"tp": 1})
+    two = record(tmp_path / "2.json", row("auto", 4.0), settings={"tp": 2}, offloaded=True)
+    [panel] = panels_of(rows_of([one, two]))
+    assert list(panel.series) == ["auto", "auto --tp 2, KV in host memory"]
+
+
 def test_parts_of_a_bench_are_one_row(tmp_path: Path) -> None:
     parts = [
         {**row("auto", 2.5), "prompts": 2, "speedups": [2.0, 3.0]},

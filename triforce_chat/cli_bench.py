@@ -88,7 +88,7 @@ def bench(
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     lengths = listed(contexts)
-    from triforce_chat.bench.cases import cases, prompts_of
+    from triforce_chat.bench.cases import cases, prompts_of, texts_of
 
     settings = dataclasses.replace(options.settings, max_tokens=tokens)
     heats = listed(temperatures, float, least=0) if temperatures else []
@@ -108,7 +108,8 @@ def bench(
     from triforce_chat.bench.stock import Stock
 
     run = Bench(engine, target, repeats, warmup, past_end, partial(told, options, screen, target))
-    asked = [prompts_of(target, texts, length, skip_prompts + prompts)[skip_prompts:] for length in lengths]
+    ids = texts_of(target, texts)
+    asked = [prompts_of(target, ids, length, skip_prompts + prompts)[skip_prompts:] for length in lengths]
     record: dict[str, Any] = {
         "machine": machine(),
         "command": " ".join(["triforce-chat", *sys.argv[1:]]),

@@ -80,15 +80,20 @@ def _changed(settings: Settings, choice: Choice) -> Settings:
     return changed
 
 
-def prompts_of(
-    loaded: LoadedModel, documents: Sequence[Document], length: int, count: int
-) -> list[list[int]]:
-    """Requests to summarize exactly ``length`` tokens each of the documents.
+def texts_of(loaded: LoadedModel, documents: Sequence[Document]) -> list[list[int]]:
+    """The tokens of each document, which take seconds to find."""
+    form = ChatFormat(loaded.tokenizer)
+    return [form.text(document.text + "\n\n") for document in documents]
 
-    They begin with one document after the other, and once all have been the first, further inside them.
+
+def prompts_of(
+    loaded: LoadedModel, texts: Sequence[Sequence[int]], length: int, count: int
+) -> list[list[int]]:
+    """Requests to summarize exactly ``length`` tokens each of the texts.
+
+    They begin with one text after the other, and once all have been the first, further inside them.
     """
     form = ChatFormat(loaded.tokenizer)
-    texts = [form.text(document.text + "\n\n") for document in documents]
     made = []
     for n in range(count):
         first, round_ = n % len(texts), n // len(texts)

@@ -63,9 +63,21 @@ def rows_of(files: Iterable[Path]) -> list[dict[str, Any]]:
             rows = [{"varied": {}, "temperature": 0.0, **row} for row in record["rows"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{file} is no record of bench --json: {error}") from None
-        label = (record.get("inflated") or {}).get("name")
+        label = label_of(record)
         found += [{**row, "shape": label} for row in rows if row.get("speedup") is not None]
     return pooled(found)
+
+
+def label_of(record: dict[str, Any]) -> str:
+    """What a whole record was measured with, where that is not the rule."""
+    gpus = (record.get("settings") or {}).get("tp", 1)
+    said = [
+        (record.get("inflated") or {}).get("name"),
+        f"--tp {gpus}" if gpus > 1 else None,
+        "KV in host memory" if record.get("offloaded") else None,
+        "capped" if record.get("device_memory") else None,
+    ]
+    return ", ".join(filter(None, said))
 
 
 def pooled(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

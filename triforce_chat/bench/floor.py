@@ -15,8 +15,8 @@ from triforce_chat.engine.cache.streaming import SINKS, WINDOW
 from triforce_chat.engine.runner import Runner
 from triforce_chat.planning.dimensions import Dimensions
 
-SIZE = {"cuda": 1 << 30, "cpu": 1 << 27}  # bytes that are copied to measure
-TIMES = 8
+SIZE = {"cuda": 1 << 28, "cpu": 1 << 27}  # bytes that are copied to measure
+COPIES, TIMES = 8, 3  # at once, so that starting them counts little; and how often
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +69,19 @@ def host_bandwidth(device: torch.device) -> float | None:
     """Bytes per second from pinned host memory; None on a device that has none of its own."""
     if device.type != "cuda":
         return None
-    source = torch.ones(SIZE["cuda"] // 2, dtype=torch.uint8).pin_memory()
+    source = torch.ones(SIZE["cuda"], dtype=torch.uint8).pin_memory()
     target = torch.empty_like(source, device=device)
     return source.nbytes / _seconds(lambda: target.copy_(source, non_blocking=True), device)
 
 
 def _seconds(copy: Callable[[], Any], device: torch.device) -> float:
-    """The median of some copies, after one that counts for nothing."""
+    """Of one copy: the median of some times, after one that counts for nothing."""
     took = []
     for _ in range(TIMES + 1):
         finish(device)
         started = time.perf_counter()
-        copy()
+        for _ in range(COPIES):
+            copy()
         finish(device)
-        took.append(time.perf_counter() - started)
+        took.append((time.perf_counter() - started) / COPIES)
     return statistics.median(took[1:])

@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from triforce_chat.bench.cases import Case
 from triforce_chat.bench.machine import finish, peak_bytes, reset_peak
@@ -14,7 +15,7 @@ from triforce_chat.bench.stock import Stock
 from triforce_chat.config import Settings
 from triforce_chat.engine.answering import Answering
 from triforce_chat.engine.cache.full import QUERY_WINDOW
-from triforce_chat.engine.engine import Request
+from triforce_chat.engine.engine import PLAIN, Request
 from triforce_chat.engine.events import Prefilled, Tally
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.wiring import sampling_of, stack_of
@@ -91,9 +92,10 @@ class Bench:
 
     def warm(self, ids: Sequence[int], settings: Settings) -> None:
         """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time."""
-        self.engine.restack(stack_of(settings, self.loaded.context))
-        gc.collect()  # the stack before it, with its graphs
+        self.engine.restack(stack_of(replace(settings, stack=PLAIN.name), self.loaded.context))
+        gc.collect()  # the stack before it, with its graphs: a small card has no room for two
         reset_peak()
+        self.engine.restack(stack_of(settings, self.loaded.context))
         if self.warmup:
             self.answer(ids, settings, self.warmup)
 

@@ -124,7 +124,9 @@ def line_of(row: dict[str, Any]) -> str:
     """What one row says, parts of a bench taken together."""
     settings = " ".join(f"{name}={value}" for name, value in row["varied"].items())
     likely = row.get("speedup_interval")
-    bounds = f" ({likely[0]:.2f} to {likely[1]:.2f} with 95 %, {row['prompts']} prompts)" if likely else ""
+    bounds = (
+        f" ({likely[0]:.2f} to {likely[1]:.2f} with 95 %, {row.get('prompts', 1)} prompts)" if likely else ""
+    )
     where = f"{row['context']:,} tokens T={row['temperature']:g}"
     return " ".join(filter(None, (row["contender"], settings, where))) + f": {row['speedup']:.2f}x{bounds}"
 
