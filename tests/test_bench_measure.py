@@ -238,10 +238,10 @@ def test_a_long_prefill_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def small_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stack_on(settings: Settings, _: Any) -> StackOptions:
+    def stack_of(settings: Settings, _: Any) -> StackOptions:
         return StackOptions(settings.stack, 4, 2, "mean", SMALL_BUDGET)
 
-    monkeypatch.setattr(measure, "stack_on", stack_on)
+    monkeypatch.setattr(measure, "stack_of", stack_of)
 
 
 @pytest.mark.usefixtures("small_stacks")

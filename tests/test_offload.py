@@ -79,7 +79,7 @@ def test_a_restacked_engine_drafts_as_long_as_streaming_asks_for(
     monkeypatch.setattr(wiring, "memory_of", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
     settings = settings_of(model, stack="auto")
     engine, loaded = wiring.load_engine(settings)
-    assert engine.options == wiring.stack_on(settings, loaded)
+    assert engine.options == wiring.stack_of(settings, loaded.context)
     assert engine.options.gamma == wiring.STREAMED_GAMMA
 
 

@@ -35,8 +35,8 @@ class StackOptions:
     gamma: int | None = None  # asked of the level below the target, per verification; None: planned
     draft_gamma: int | None = None  # asked of the drafter, per step of the middle level; None: planned
     policy: str = "mean"
-    middle: str = "auto"  # the middle level's weights: "full", "int8", or 8 bits where there is room
     budget: Budget = field(default_factory=Budget)
+    middle: str = "auto"  # the middle level's weights: "full", "int8", or 8 bits where there is room
 
 
 class Builder:
