@@ -38,8 +38,16 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale:
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
 
-def int8_linear(x: Tensor, weight: kernels.Int8Weight, add: Tensor | None = None) -> Tensor:
+def int8_linear(
+    x: Tensor,
+    weight: kernels.Int8Weight,
+    add: Tensor | None = None,
+    norm: kernels.Norm | None = None,
+    gated: bool = False,
+) -> Tensor:
+    x = x if norm is None else rms_norm(x, *norm)
     out = x @ weight.data.to(x.dtype).t() * weight.scale
+    out = silu_mul(out) if gated else out
     return out if add is None else add + out
 
 

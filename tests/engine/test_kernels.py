@@ -244,21 +244,55 @@ def test_int8_linear(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> N
     assert close(kernels.int8_linear(x, weight, bias), expected + bias.double())
 
 
+def quantized(outputs: int, inputs: int) -> tuple[kernels.Int8Weight, Tensor]:
+    """A weight whose products are about as large as the input, and the same in float64."""
+    made = kernels.quantize(noise(outputs, inputs, seed=3) / inputs**0.5)
+    return made, made.data.double() * made.scale.double()[:, None]
+
+
+def normal(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "outputs", "inputs"), [(1, 48, 64), (9, 33, 200), (3, 20, 1040)])
+def test_int8_linear_norms_its_input(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight, dense = quantized(outputs, inputs)
+    x = 3 * noise(n, inputs + 4, dtype=dtype)[:, :inputs]
+    norm = kernels.Norm(noise(inputs, dtype=dtype, seed=1), 0.1)
+    add = noise(n, outputs, dtype=dtype, seed=4)
+    expected = normal(x, *norm) @ dense.T
+    assert close(kernels.int8_linear(x, weight, norm=norm), expected)
+    assert close(kernels.int8_linear(x, weight, add, norm), expected + add.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "outputs", "inputs"), [(1, 48, 64), (9, 33, 200)])
+def test_int8_linear_gates_its_output(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight, dense = quantized(2 * outputs, inputs)
+    x, norm = noise(n, inputs, dtype=dtype), kernels.Norm(noise(inputs, dtype=dtype, seed=1), 1e-5)
+    for given, right in ((None, x.double()), (norm, normal(x, *norm))):
+        gate, up = (right @ dense.T).chunk(2, -1)
+        found = kernels.int8_linear(x, weight, norm=given, gated=True)
+        assert close(found, torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("outputs", [16, 1024, 4096, 11008, 12288, 49152])
 @pytest.mark.parametrize("n", [1, 16, 17, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tiles_of_linear_layers_fit_the_chip(n: int, outputs: int, dtype: torch.dtype) -> None:
-    shape = linear.blocking(n, outputs, dtype)
-    tile = shape.inputs * (shape.outputs + dtype.itemsize * linear.padded(n))
+def test_tiles_of_linear_layers_fit_the_chip(n: int, outputs: int, dtype: torch.dtype, gated: bool) -> None:
+    shape = linear.blocking(n, outputs, dtype, gated)
     assert shape.stages >= 3
-    assert (shape.stages - 1) * tile <= 98_304
+    assert (shape.stages - 1) * linear.tile_bytes(n, shape, dtype, gated) <= 115_000  # two on a processor
+    assert shape.inputs >= 16  # of a product
 
 
-@pytest.mark.parametrize("shape", [linear.Blocking(64, 128, 3, 4), linear.Blocking(32, 32, 3, 4)])
+@pytest.mark.parametrize("shape", [linear.Blocking(64, 32, 3, 4), linear.Blocking(32, 16, 3, 2)])
 def test_any_tile_serves_any_weight(shape: linear.Blocking) -> None:
-    x, weight = noise(3, 72), kernels.quantize(noise(70, 72, seed=3))
-    expected = x.double() @ (weight.data.double() * weight.scale.double()[:, None]).T
-    assert close(kernels.int8_linear(x, weight, shape=shape) / 8, expected / 8)
+    x, (weight, dense) = noise(3, 72), quantized(70, 72)
+    expected = x.double() @ dense.T
+    assert close(kernels.int8_linear(x, weight, shape=shape), expected)
 
 
 @pytest.mark.parametrize(("heads", "row_tiles"), [(32, 1), (8, 1), (8, 2), (3, 1), (3, 2), (40, 1), (4, 1)])
