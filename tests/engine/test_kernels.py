@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from triforce_chat.bench import kernel_cases
 from triforce_chat.bench import kernels as bench
 from triforce_chat.engine import kernels
 from triforce_chat.engine.kernels import linear
@@ -325,3 +326,24 @@ def test_the_bench_runs_through(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_bench_ends_in_time_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--tiny", "--seconds", "0"])
     assert "the rest was not measured" in capsys.readouterr().out
+
+
+def test_the_best_tiles_of_a_sweep_are_one_line_for_each_shape() -> None:
+    rows = [
+        bench.Row(f"int8_linear {name}", "48x64", ms, 0.001)
+        for name, ms in (("32x64x6x4", 0.02), ("16x64x6x4", 0.01))
+    ]
+    rows += [
+        bench.Row("int8_linear", "48x64", 0.003, 0.001),
+        bench.Row("int8_linear 64x64x6x4", "48x64", failure="no"),
+    ]
+    assert bench.best(rows) == ["best int8_linear 48x64: 16x64x6x4 10.00, 32x64x6x4 20.00"]
+
+
+def test_a_sweep_tries_every_shape_before_the_next_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cases, "VOCABULARY", 96)
+    made = list(kernel_cases.linear_sweep(kernel_cases.TINY[0][0], (3,)))
+    assert len({case.shape for case in made[:5]}) == 5
+    gates = [case for case in made if "gate" in case.shape]
+    assert {int(case.kernel.split()[1].split("x")[0]) for case in gates} == {16, 32}
+    assert all(torch.isfinite(case.call(case.copies[0])).all() for case in made[:5])

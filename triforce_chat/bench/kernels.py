@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,8 @@ from triforce_chat.bench.kernel_cases import DEVICE, SECTIONS, Case, cases
 
 LAUNCHES = 24  # of one graph, or once round the buffers
 REPLAYS = 5
+SWEPT = re.compile(r"\d+x\d+x\d+x\d+")
+BEST = 5  # tiles of a sweep's summary
 SECONDS = 55.0  # after which no further case begins
 
 
@@ -99,17 +102,30 @@ def rows(tiny: bool, sections: Sequence[str], seconds: float) -> Iterator[Row]:
             yield Row(str(make), "", failure=f"{type(problem).__name__}: {problem}")
 
 
+def best(found: Sequence[Row]) -> list[str]:
+    """One line for each shape of a sweep with its fastest tiles."""
+    tried: dict[str, list[tuple[float, str]]] = {}
+    for row in found:
+        kernel, _, tiles = row.kernel.partition(" ")
+        if row.ms is not None and SWEPT.match(tiles):
+            tried.setdefault(f"best {kernel} {row.shape}", []).append((1e3 * row.ms, tiles))
+    return [
+        f"{shape}: " + ", ".join(f"{tiles} {us:.2f}" for us, tiles in sorted(each)[:BEST])
+        for shape, each in sorted(tried.items())
+    ]
+
+
 def table(found: Sequence[Row]) -> str:
-    """One line for each row; the sweeps' rows of one shape from the fastest on."""
+    """One line for each row, the sweeps' rows of one shape from the fastest on; then what their best tiles are."""
     lines = [f"{'kernel':<40} {'shape':<34} {'us':>9} {'floor':>9} {'share':>6} {'error':>8}"]
-    for row in sorted(found, key=lambda each: (" splits " in each.kernel, each.shape, each.ms or 0.0)):
+    for row in sorted(found, key=lambda each: (bool(SWEPT.search(each.kernel)), each.shape, each.ms or 0.0)):
         line = f"{row.kernel:<40} {row.shape:<34} "
         if row.ms is not None and row.floor_ms is not None:
             line += f"{1e3 * row.ms:9.2f} {1e3 * row.floor_ms:9.2f} {row.floor_ms / row.ms:6.0%}"
         if row.error is not None:
             line += f" {row.error:8.1e}"
         lines.append((line + (row.failure or "")).rstrip())
-    return "\n".join(lines)
+    return "\n".join([*lines, *best(found)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
