@@ -22,8 +22,18 @@ def silu_mul(both: Tensor) -> Tensor:
 
 
 def rotate_and_store(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, at: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    factor: float,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
 ) -> None:
+    angles = (positions[:, None].float() * frequencies).repeat(1, 2)
+    cos, sin = ((turn(angles) * factor).to(q.dtype) for turn in (torch.cos, torch.sin))
     turned_q, turned_k = apply_rotary_pos_emb(q, k, cos, sin)
     slots = slice(int(at), int(at) + len(q))
     q.copy_(turned_q)

@@ -88,15 +88,17 @@ def test_rotate_and_store(n: int, query_heads: int, kv_heads: int, dim: int, dty
 
     buffer = noise(n, (query_heads + 2 * kv_heads) * dim, dtype=dtype)
     q, k, v = buffer.view(n, -1, dim).split([query_heads, kv_heads, kv_heads], 1)
-    angles = noise(n, dim, seed=2)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    positions, frequencies = 130_000 - torch.arange(n, device=DEVICE), noise(dim // 2, seed=2).abs()
+    angles = (positions[:, None].float() * frequencies).double().repeat(1, 2)
+    cos, sin = ((turn(angles) * 1.2).to(dtype) for turn in (torch.cos, torch.sin))
     turned = apply_rotary_pos_emb(
         *(part.double().transpose(0, 1)[None] for part in (q, k)), cos.double()[None], sin.double()[None]
     )
     expected_q, expected_k = (part[0].transpose(0, 1) for part in turned)
     expected_v = v.clone()
     slab = torch.full((2, kv_heads, 12, dim), -7.0, dtype=dtype, device=DEVICE)
-    kernels.rotate_and_store(q, k, v, cos, sin, slab[0], slab[1], torch.tensor([4], device=DEVICE))
+    at = torch.tensor([4], device=DEVICE)
+    kernels.rotate_and_store(q, k, v, positions, frequencies, 1.2, slab[0], slab[1], at)
     assert close(q, expected_q)
     assert close(k, expected_k)
     assert torch.equal(v, expected_v)

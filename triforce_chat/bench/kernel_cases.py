@@ -253,7 +253,8 @@ class Token(NamedTuple):
     weight: Tensor
     both: Tensor
     buffer: Tensor
-    angles: Tensor
+    positions: Tensor
+    frequencies: Tensor
     slab: Tensor
     at: Tensor
 
@@ -268,14 +269,17 @@ def token_cases(model: Model, n: int) -> Iterator[Case]:
             noise(model.hidden),
             noise(n, 2 * model.inner),
             noise(n, width, model.dim),
-            noise(n, model.dim),
+            torch.arange(n, device=DEVICE),
+            torch.rand(model.dim // 2, device=DEVICE),
             noise(2, model.kv_heads, 64, model.dim),
             torch.tensor([3], device=DEVICE),
         )
 
     def rotated(each: Token) -> None:
         q, k, v = each.buffer.split(heads, 1)
-        kernels.rotate_and_store(q, k, v, each.angles, each.angles, each.slab[0], each.slab[1], each.at)
+        kernels.rotate_and_store(
+            q, k, v, each.positions, each.frequencies, 1.0, each.slab[0], each.slab[1], each.at
+        )
 
     copies = [made() for _ in range(2)]
     shape, size = f"{model.name} n={n}", DTYPE.itemsize * n

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from triforce_chat.engine import kernels
+from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.cache.slab import Shape
 
-# q [n, Hq, D], k and v [n, Hkv, D], not rotated yet, cos and sin [n, D] -> [n, Hq, D]
-Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+# the layer's number, q [n, Hq, D], k and v [n, Hkv, D], not rotated yet -> [n, Hq, D]
+Attend = Callable[[int, Tensor, Tensor, Tensor, Angles], Tensor]
 
 
 class Dense:
@@ -110,15 +111,15 @@ class Block:
         made.into, made.out, made.gates, made.down = map(Narrow, (self.into, self.out, self.gates, self.down))
         return made
 
-    def __call__(self, stream: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """stream [n, C], which is overwritten; cos and sin [n, D]."""
+    def __call__(self, stream: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        """stream [n, C], which is overwritten."""
         n = len(stream)
         q, k, v = self.into.normed(stream, self.before).view(n, -1, self.dim).split(self.heads, 1)
         q, k = (
             part if norm is None else kernels.rms_norm(part, *norm)
             for part, norm in zip((q, k), self.head_norms, strict=True)
         )
-        mixed = attend(self.number, q, k, v, cos, sin)
+        mixed = attend(self.number, q, k, v, angles)
         stream = self.out.onto(stream, mixed.reshape(n, -1))
         return self.down.onto(stream, self.gates.gated(stream, self.between))
 
@@ -153,7 +154,7 @@ class Decoder:
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """ids and positions [n] -> the last hidden states [n, C]."""
         stream = self.embed(ids)
-        cos, sin = self.rotary(stream, positions[None])
+        angles = Angles(self.rotary, positions)
         for block in self.blocks:
-            stream = block(stream, cos[0], sin[0], attend)
+            stream = block(stream, angles, attend)
         return kernels.rms_norm(stream, *self.norm)

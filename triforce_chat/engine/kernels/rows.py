@@ -61,11 +61,20 @@ def _norm_row(
 
 
 def rotate_and_store(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, at: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    factor: float,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
 ) -> None:
     """Turn queries and keys to their positions in place, and store keys and values in the cache.
 
-    q [n, Hq, D], k and v [n, Hkv, D], cos and sin [n, D] as transformers' ``apply_rotary_pos_emb`` takes them;
+    q [n, Hq, D], k and v [n, Hkv, D]; ``positions`` [n] are whole numbers, ``frequencies`` [D/2] fp32 and contiguous.
+    As transformers' rotary embeddings: cos and sin of their products in fp32, times ``factor``, rounded to q's dtype.
     keys and values [Hkv, S, D] are written in slots ``at`` .. ``at+n-1``, ``at`` being a tensor with one integer
     on the device. The last dimension of each must be contiguous.
     """
@@ -77,14 +86,13 @@ def rotate_and_store(
         q,
         k,
         v,
-        cos,
-        sin,
+        positions,
+        frequencies,
+        factor,
         keys,
         values,
         at,
         *strides,
-        cos.stride(0),
-        sin.stride(0),
         query_heads,
         kv_heads,
         half=half,
@@ -99,8 +107,9 @@ def _rotate_head(
     q,
     k,
     v,
-    cos,
-    sin,
+    positions,
+    frequencies,
+    factor,
     keys,
     values,
     at,
@@ -114,8 +123,6 @@ def _rotate_head(
     keys_slot,
     values_head,
     values_slot,
-    cos_token,
-    sin_token,
     query_heads,
     kv_heads,
     half: tl.constexpr,
@@ -134,19 +141,18 @@ def _rotate_head(
         tl.store(target, tl.load(source, mask=valid), mask=valid)
         tl.store(target + half, tl.load(source + half, mask=valid), mask=valid)
     else:
-        cos_at, sin_at = cos + token * cos_token + low, sin + token * sin_token + low
-        cos_low = tl.load(cos_at, mask=valid).to(tl.float32)
-        cos_high = tl.load(cos_at + half, mask=valid).to(tl.float32)
-        sin_low = tl.load(sin_at, mask=valid).to(tl.float32)
-        sin_high = tl.load(sin_at + half, mask=valid).to(tl.float32)
+        position = tl.load(positions + token).to(tl.float32)
+        angle = position * tl.load(frequencies + low, mask=valid, other=0.0)
+        cos = (tl.cos(angle) * factor).to(q.dtype.element_ty).to(tl.float32)
+        sin = (tl.sin(angle) * factor).to(q.dtype.element_ty).to(tl.float32)
         if which < query_heads:
             place = q + token * q_token + which * q_head + low
         else:
             place = k + token * k_token + (which - query_heads) * k_head + low
         x = tl.load(place, mask=valid).to(tl.float32)
         y = tl.load(place + half, mask=valid).to(tl.float32)
-        turned_x = (x * cos_low - y * sin_low).to(q.dtype.element_ty)
-        turned_y = (y * cos_high + x * sin_high).to(q.dtype.element_ty)
+        turned_x = (x * cos - y * sin).to(q.dtype.element_ty)
+        turned_y = (y * cos + x * sin).to(q.dtype.element_ty)
         tl.store(place, turned_x, mask=valid)
         tl.store(place + half, turned_y, mask=valid)
         if which >= query_heads:
