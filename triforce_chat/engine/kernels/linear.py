@@ -18,7 +18,8 @@ MEMORY, RESERVED = (
     232_448,
     1_024,
 )  # bytes on the chip of one processor, and what each program takes of them unasked
-TILES, MOST_TILES = 4, 7  # in flight for each program
+MOST_SUMS = {2: 2048, 4: 512}  # of a tile, by bytes of a number: more do not fit the registers
+TILES, MOST_TILES = 3, 7  # in flight for each program
 LINE = 128  # bytes of a cache line
 PIECES = (LINE, 64, 32, 16)  # inputs of one warp's piece of a tile
 AHEAD = 16  # lines of each row that the L2 cache is asked for while the kernel ahead still runs
@@ -50,10 +51,12 @@ class Blocking(NamedTuple):
 def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
     """Tiles of which enough are in flight, in two or three programs that a processor holds at a time.
 
-    Tall ones where there are outputs enough: x is read less often. In fp32, whose products are made without
+    Tall ones where there are outputs enough, or many tokens: x is read less often. In fp32, whose products are made without
     tensor cores, in registers, they are shallow.
     """
-    height = 32 if n > 16 or (outputs >= 32 * 2 * PROCESSORS and not gated) else 16
+    wanted = n > 16 or outputs >= 32 * 2 * PROCESSORS
+    sums = 32 * padded(n) * (2 if gated else 1)
+    height = 32 if wanted and sums <= MOST_SUMS[dtype.itemsize] else 16
     room = MEMORY // min(3, max(2, -(-outputs // (height * PROCESSORS)))) - RESERVED
     pieces = PIECES[-1:] if dtype == torch.float32 else PIECES
 
