@@ -22,8 +22,18 @@ def silu_mul(both: Tensor) -> Tensor:
 
 
 def rotate_and_store(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, at: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    factor: float,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
 ) -> None:
+    angles = (positions[:, None].float() * frequencies).repeat(1, 2)
+    cos, sin = ((turn(angles) * factor).to(q.dtype) for turn in (torch.cos, torch.sin))
     turned_q, turned_k = apply_rotary_pos_emb(q, k, cos, sin)
     slots = slice(int(at), int(at) + len(q))
     q.copy_(turned_q)
@@ -38,8 +48,16 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale:
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
 
-def int8_linear(x: Tensor, weight: kernels.Int8Weight, add: Tensor | None = None) -> Tensor:
+def int8_linear(
+    x: Tensor,
+    weight: kernels.Int8Weight,
+    add: Tensor | None = None,
+    norm: kernels.Norm | None = None,
+    gated: bool = False,
+) -> Tensor:
+    x = x if norm is None else rms_norm(x, *norm)
     out = x @ weight.data.to(x.dtype).t() * weight.scale
+    out = silu_mul(out) if gated else out
     return out if add is None else add + out
 
 

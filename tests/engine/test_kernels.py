@@ -12,9 +12,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from triforce_chat.bench import kernel_cases
 from triforce_chat.bench import kernels as bench
 from triforce_chat.engine import kernels
-from triforce_chat.engine.kernels import linear
+from triforce_chat.engine.kernels import linear, overlap
 from triforce_chat.engine.kernels.decoding import Tiling, splits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -87,15 +88,17 @@ def test_rotate_and_store(n: int, query_heads: int, kv_heads: int, dim: int, dty
 
     buffer = noise(n, (query_heads + 2 * kv_heads) * dim, dtype=dtype)
     q, k, v = buffer.view(n, -1, dim).split([query_heads, kv_heads, kv_heads], 1)
-    angles = noise(n, dim, seed=2)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    positions, frequencies = 130_000 - torch.arange(n, device=DEVICE), noise(dim // 2, seed=2).abs()
+    angles = (positions[:, None].float() * frequencies).double().repeat(1, 2)
+    cos, sin = ((turn(angles) * 1.2).to(dtype) for turn in (torch.cos, torch.sin))
     turned = apply_rotary_pos_emb(
         *(part.double().transpose(0, 1)[None] for part in (q, k)), cos.double()[None], sin.double()[None]
     )
     expected_q, expected_k = (part[0].transpose(0, 1) for part in turned)
     expected_v = v.clone()
     slab = torch.full((2, kv_heads, 12, dim), -7.0, dtype=dtype, device=DEVICE)
-    kernels.rotate_and_store(q, k, v, cos, sin, slab[0], slab[1], torch.tensor([4], device=DEVICE))
+    at = torch.tensor([4], device=DEVICE)
+    kernels.rotate_and_store(q, k, v, positions, frequencies, 1.2, slab[0], slab[1], at)
     assert close(q, expected_q)
     assert close(k, expected_k)
     assert torch.equal(v, expected_v)
@@ -244,21 +247,81 @@ def test_int8_linear(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> N
     assert close(kernels.int8_linear(x, weight, bias), expected + bias.double())
 
 
+@pytest.mark.skipif(DEVICE == "cpu" or torch.cuda.get_device_capability()[0] < 9, reason="needs Hopper")
+def test_kernels_that_begin_early_wait_for_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of products, each reading what the one before writes, in a captured graph."""
+    weight, _ = quantized(2048, 1024)
+    norm = kernels.Norm(noise(1024, dtype=torch.bfloat16), 1e-5)
+    made = []
+    for on in (False, True):
+        monkeypatch.setattr(overlap, "OVERLAPS", on)
+        x = noise(8, 1024, dtype=torch.bfloat16)
+
+        def chain(x: Tensor = x) -> Tensor:
+            for _ in range(40):
+                x = kernels.rms_norm(kernels.int8_linear(x, weight, norm=norm, gated=True), *norm)
+            return x
+
+        chain()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = chain()
+        for _ in range(20):
+            graph.replay()
+            made.append(out.clone())
+    assert all(torch.equal(each, made[0]) for each in made)
+
+
+def quantized(outputs: int, inputs: int) -> tuple[kernels.Int8Weight, Tensor]:
+    """A weight whose products are about as large as the input, and the same in float64."""
+    made = kernels.quantize(noise(outputs, inputs, seed=3) / inputs**0.5)
+    return made, made.data.double() * made.scale.double()[:, None]
+
+
+def normal(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x.double() * (x.double().square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "outputs", "inputs"), [(1, 48, 64), (9, 33, 200), (3, 20, 1040)])
+def test_int8_linear_norms_its_input(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight, dense = quantized(outputs, inputs)
+    x = 3 * noise(n, inputs + 4, dtype=dtype)[:, :inputs]
+    norm = kernels.Norm(noise(inputs, dtype=dtype, seed=1), 0.1)
+    add = noise(n, outputs, dtype=dtype, seed=4)
+    expected = normal(x, *norm) @ dense.T
+    assert close(kernels.int8_linear(x, weight, norm=norm), expected)
+    assert close(kernels.int8_linear(x, weight, add, norm), expected + add.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "outputs", "inputs"), [(1, 48, 64), (9, 33, 200)])
+def test_int8_linear_gates_its_output(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    weight, dense = quantized(2 * outputs, inputs)
+    x, norm = noise(n, inputs, dtype=dtype), kernels.Norm(noise(inputs, dtype=dtype, seed=1), 1e-5)
+    for given, right in ((None, x.double()), (norm, normal(x, *norm))):
+        gate, up = (right @ dense.T).chunk(2, -1)
+        found = kernels.int8_linear(x, weight, norm=given, gated=True)
+        assert close(found, torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("outputs", [16, 1024, 4096, 11008, 12288, 49152])
 @pytest.mark.parametrize("n", [1, 16, 17, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tiles_of_linear_layers_fit_the_chip(n: int, outputs: int, dtype: torch.dtype) -> None:
-    shape = linear.blocking(n, outputs, dtype)
-    tile = shape.inputs * (shape.outputs + dtype.itemsize * linear.padded(n))
+def test_tiles_of_linear_layers_fit_the_chip(n: int, outputs: int, dtype: torch.dtype, gated: bool) -> None:
+    shape = linear.blocking(n, outputs, dtype, gated)
     assert shape.stages >= 3
-    assert (shape.stages - 1) * tile <= 98_304
+    assert (shape.stages - 1) * linear.tile_bytes(n, shape, dtype, gated) <= 115_000  # two on a processor
+    assert shape.inputs >= 16  # of a product
 
 
-@pytest.mark.parametrize("shape", [linear.Blocking(64, 128, 3, 4), linear.Blocking(32, 32, 3, 4)])
+@pytest.mark.parametrize("shape", [linear.Blocking(64, 32, 3, 4), linear.Blocking(32, 16, 3, 2)])
 def test_any_tile_serves_any_weight(shape: linear.Blocking) -> None:
-    x, weight = noise(3, 72), kernels.quantize(noise(70, 72, seed=3))
-    expected = x.double() @ (weight.data.double() * weight.scale.double()[:, None]).T
-    assert close(kernels.int8_linear(x, weight, shape=shape) / 8, expected / 8)
+    x, (weight, dense) = noise(3, 72), quantized(70, 72)
+    expected = x.double() @ dense.T
+    assert close(kernels.int8_linear(x, weight, shape=shape), expected)
 
 
 @pytest.mark.parametrize(("heads", "row_tiles"), [(32, 1), (8, 1), (8, 2), (3, 1), (3, 2), (40, 1), (4, 1)])
@@ -291,3 +354,24 @@ def test_the_bench_runs_through(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_bench_ends_in_time_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--tiny", "--seconds", "0"])
     assert "the rest was not measured" in capsys.readouterr().out
+
+
+def test_the_best_tiles_of_a_sweep_are_one_line_for_each_shape() -> None:
+    rows = [
+        bench.Row(f"int8_linear {name}", "48x64", ms, 0.001)
+        for name, ms in (("32x64x6x4", 0.02), ("16x64x6x4", 0.01))
+    ]
+    rows += [
+        bench.Row("int8_linear", "48x64", 0.003, 0.001),
+        bench.Row("int8_linear 64x64x6x4", "48x64", failure="no"),
+    ]
+    assert bench.best(rows) == ["best int8_linear 48x64: 16x64x6x4 10.00, 32x64x6x4 20.00"]
+
+
+def test_a_sweep_tries_every_shape_before_the_next_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cases, "VOCABULARY", 96)
+    made = list(kernel_cases.linear_sweep(kernel_cases.TINY[0][0], (3,)))
+    assert len({case.shape for case in made[:5]}) == 5
+    gates = [case for case in made if "gate" in case.shape]
+    assert {int(case.kernel.split()[1].split("x")[0]) for case in gates} == {16, 32}
+    assert all(torch.isfinite(case.call(case.copies[0])).all() for case in made[:5])

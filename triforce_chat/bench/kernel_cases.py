@@ -41,16 +41,36 @@ MODELS = (
 )
 LENGTHS = (4_100, 8_300, 124_900)
 TOKENS = (1, 8, 17)
+VOCABULARY = 49_152
 TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3))
 SECTIONS = ("attention", "sweep-attention", "linear", "sweep-linear", "token", "score")
 TILINGS = ((64, 3, 4), (64, 4, 4), (128, 2, 4), (128, 3, 4), (32, 4, 4), (128, 2, 8), (64, 3, 8))
-BLOCKINGS = (
-    Blocking(32, 512, 4, 4),
-    Blocking(64, 256, 5, 4),
-    Blocking(16, 512, 5, 2),
-    Blocking(32, 256, 5, 4),
-    Blocking(64, 256, 4, 8),
-    Blocking(128, 128, 5, 4),
+# The most promising first. Of a gated layer each tile is two of half the height.
+BLOCKINGS = tuple(
+    Blocking(*each)
+    for each in (
+        (32, 64, 6, 4),
+        (16, 128, 7, 4),
+        (32, 128, 4, 4),
+        (32, 128, 4, 8),
+        (16, 128, 5, 4),
+        (64, 64, 6, 4),
+        (32, 64, 8, 4),
+        (16, 128, 4, 8),
+        (64, 64, 4, 4),
+        (32, 128, 6, 2),
+        (16, 64, 8, 4),
+        (64, 128, 6, 4),
+        (32, 128, 3, 8),
+        (32, 128, 5, 4),
+        (16, 128, 10, 2),
+        (64, 64, 4, 8),
+        (16, 128, 4, 4),
+        (32, 64, 6, 8),
+        (64, 128, 3, 4),
+        (16, 128, 7, 2),
+        (32, 128, 5, 8),
+    )
 )
 
 
@@ -151,43 +171,81 @@ class Layer(NamedTuple):
     x: Tensor
     weight: kernels.Int8Weight
     dense: Tensor
+    norm: kernels.Norm | None
+    residual: Tensor | None
 
 
-def linear_cases(model: Model, n: int, sweep: bool) -> Iterator[Case]:
-    """The layers of a model by kernel and by cuBLAS, whose weights are twice as large."""
-    fused = (model.heads + 2 * model.kv_heads) * model.dim
-    layers = {
-        "qkv": (fused, model.hidden),
-        "o": (model.hidden, model.heads * model.dim),
-        "gate+up": (2 * model.inner, model.hidden),
-        "down": (model.hidden, model.inner),
-    }
-    for name, (outputs, inputs) in layers.items():
-        size = outputs * inputs
+class Form(NamedTuple):
+    """A linear layer's size, and what belongs to it: a norm before it, a residual or a gate behind it."""
 
-        def made(outputs: int = outputs, inputs: int = inputs) -> Layer:
-            data = torch.randint(-127, 128, (outputs, inputs), device=DEVICE, dtype=torch.int8)
-            scale = torch.full((outputs,), 0.01, device=DEVICE)
-            return Layer(noise(n, inputs), kernels.Int8Weight(data, scale), (data * 0.01).to(DTYPE))
+    name: str
+    outputs: int  # rows of the weight
+    inputs: int
+    norm: bool = False
+    residual: bool = False
+    gated: bool = False
 
-        copies = rounds(size, made)
-        shape = f"{model.name} {name} {outputs}x{inputs} n={n}"
-        if sweep:
-            for tiles in BLOCKINGS:
-                if n <= 16 or tiles.inputs <= 256:
-                    call = partial(_int8, tiles=tiles)
-                    yield Case(f"int8_linear {'x'.join(map(str, tiles))}", shape, size, copies, call)
-        else:
-            yield Case("int8_linear", shape, size, copies, _int8, _dense)
-            yield Case("int8_linear: cuBLAS 16 bit", shape, 2 * size, copies, _dense)
+    def shape(self, model: Model, n: int) -> str:
+        return f"{model.name} {self.name} {self.outputs}x{self.inputs} n={n}"
+
+    def layers(self, n: int, dense: bool) -> list[Layer]:
+        """As many as no cache holds."""
+
+        def made() -> Layer:
+            data = torch.randint(-127, 128, (self.outputs, self.inputs), device=DEVICE, dtype=torch.int8)
+            scale = torch.full((self.outputs,), 0.01 / self.inputs**0.5, device=DEVICE)
+            return Layer(
+                noise(n, self.inputs),
+                kernels.Int8Weight(data, scale),
+                (data * scale[:, None]).to(DTYPE) if dense else noise(0),
+                kernels.Norm(noise(self.inputs), 1e-5) if self.norm else None,
+                noise(n, self.outputs) if self.residual else None,
+            )
+
+        return rounds(self.outputs * self.inputs, made)
+
+    def fused(self, each: Layer, tiles: Blocking | None = None) -> Tensor:
+        return kernels.int8_linear(each.x, each.weight, each.residual, each.norm, self.gated, tiles)
+
+    def dense(self, each: Layer) -> Tensor:
+        x = each.x if each.norm is None else rms_norm(each.x, (self.inputs,), *each.norm)
+        out = linear(x, each.dense)
+        if self.gated:
+            gate, up = out.chunk(2, -1)
+            return silu(gate) * up
+        return out if each.residual is None else out + each.residual
 
 
-def _int8(each: Layer, tiles: Blocking | None = None) -> Tensor:
-    return kernels.int8_linear(each.x, each.weight, shape=tiles)
+def forms(model: Model) -> tuple[Form, ...]:
+    heads = (model.heads + 2 * model.kv_heads) * model.dim
+    return (
+        Form("norm+qkv", heads, model.hidden, norm=True),
+        Form("o+residual", model.hidden, model.heads * model.dim, residual=True),
+        Form("norm+gate+up", 2 * model.inner, model.hidden, norm=True, gated=True),
+        Form("down+residual", model.hidden, model.inner, residual=True),
+        Form("head", VOCABULARY, model.hidden),
+    )
 
 
-def _dense(each: Layer) -> Tensor:
-    return linear(each.x, each.dense)
+def linear_cases(model: Model, n: int) -> Iterator[Case]:
+    """The layers of a model by kernel and by torch, whose weights are twice as large."""
+    for form in forms(model)[:4]:
+        size, copies, shape = form.outputs * form.inputs, form.layers(n, dense=True), form.shape(model, n)
+        yield Case("int8_linear", shape, size, copies, form.fused, form.dense)
+        yield Case("int8_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
+
+
+def linear_sweep(model: Model, tokens: Sequence[int]) -> Iterator[Case]:
+    """Tiles for every layer, the most promising for all of them before the next."""
+    known = [(form, n, form.layers(n, dense=False)) for form in forms(model) for n in tokens]
+    for tiles in BLOCKINGS:
+        for form, n, copies in known:
+            chosen = tiles._replace(outputs=tiles.outputs // 2) if form.gated else tiles
+            if chosen.outputs < 16 or (form.outputs > 16_384 and tiles.outputs == 16):
+                continue
+            name = f"int8_linear {'x'.join(map(str, chosen))}"
+            size = form.outputs * form.inputs
+            yield Case(name, form.shape(model, n), size, copies, partial(form.fused, tiles=chosen))
 
 
 class Token(NamedTuple):
@@ -195,7 +253,8 @@ class Token(NamedTuple):
     weight: Tensor
     both: Tensor
     buffer: Tensor
-    angles: Tensor
+    positions: Tensor
+    frequencies: Tensor
     slab: Tensor
     at: Tensor
 
@@ -210,14 +269,17 @@ def token_cases(model: Model, n: int) -> Iterator[Case]:
             noise(model.hidden),
             noise(n, 2 * model.inner),
             noise(n, width, model.dim),
-            noise(n, model.dim),
+            torch.arange(n, device=DEVICE),
+            torch.rand(model.dim // 2, device=DEVICE),
             noise(2, model.kv_heads, 64, model.dim),
             torch.tensor([3], device=DEVICE),
         )
 
     def rotated(each: Token) -> None:
         q, k, v = each.buffer.split(heads, 1)
-        kernels.rotate_and_store(q, k, v, each.angles, each.angles, each.slab[0], each.slab[1], each.at)
+        kernels.rotate_and_store(
+            q, k, v, each.positions, each.frequencies, 1.0, each.slab[0], each.slab[1], each.at
+        )
 
     copies = [made() for _ in range(2)]
     shape, size = f"{model.name} n={n}", DTYPE.itemsize * n
@@ -254,7 +316,7 @@ def _plain_cases(
     for model, length, n in product(models, lengths, tokens):
         yield "attention", partial(attention_cases, model, length, n, False)
     for model, n in product(models, tokens):
-        yield "linear", partial(linear_cases, model, n, False)
+        yield "linear", partial(linear_cases, model, n)
         yield "token", partial(token_cases, model, n)
     for model in models:
         yield "score", partial(score_cases, model, lengths[-1], min(16, tokens[-1]))
@@ -264,7 +326,6 @@ def _sweeps() -> Iterator[tuple[str, Callable[[], Iterator[Case]]]]:
     short, *_, long = LENGTHS
     for n, length in product((1, 17), (short, long)):
         yield "sweep-attention", partial(attention_cases, MODELS[0], length, n, True)
-    for n in (1, 17):
-        yield "sweep-linear", partial(linear_cases, MODELS[0], n, True)
+    yield "sweep-linear", partial(linear_sweep, MODELS[0], (8, 4))
     for model, n in ((MODELS[1], 1), (MODELS[1], 17), (MODELS[2], 8)):
         yield "sweep-attention", partial(attention_cases, model, long, n, True)

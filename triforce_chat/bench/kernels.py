@@ -1,14 +1,15 @@
 """Times of the Triton kernels beside what the bytes alone would take, and beside torch's own.
 
-Run as ``python -m triforce_chat.bench.kernels [--json] [--tiny] [--only SECTION ...] [--seconds S]``. Every case is
-captured in a CUDA graph that goes round several copies of its buffers, so that they come from memory and not from
-the L2 cache. Without a CUDA device only ``--tiny`` makes sense: each case runs by Triton's interpreter.
+Run as ``python -m triforce_chat.bench.kernels [--json] [--tiny] [--only SECTION ...] [--overlap] [--seconds S]``.
+Every case is captured in a CUDA graph that goes round several copies of its buffers, so that they come from memory
+and not from the L2 cache. Without a CUDA device only ``--tiny`` makes sense: each case runs by Triton's interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,9 +17,12 @@ from dataclasses import asdict, dataclass
 import torch
 
 from triforce_chat.bench.kernel_cases import DEVICE, SECTIONS, Case, cases
+from triforce_chat.engine.kernels import overlap
 
 LAUNCHES = 24  # of one graph, or once round the buffers
 REPLAYS = 5
+SWEPT = re.compile(r"\d+x\d+x\d+x\d+")
+BEST = 5  # tiles of a sweep's summary
 SECONDS = 55.0  # after which no further case begins
 
 
@@ -99,17 +103,30 @@ def rows(tiny: bool, sections: Sequence[str], seconds: float) -> Iterator[Row]:
             yield Row(str(make), "", failure=f"{type(problem).__name__}: {problem}")
 
 
+def best(found: Sequence[Row]) -> list[str]:
+    """One line for each shape of a sweep with its fastest tiles."""
+    tried: dict[str, list[tuple[float, str]]] = {}
+    for row in found:
+        kernel, _, tiles = row.kernel.partition(" ")
+        if row.ms is not None and SWEPT.match(tiles):
+            tried.setdefault(f"best {kernel} {row.shape}", []).append((1e3 * row.ms, tiles))
+    return [
+        f"{shape}: " + ", ".join(f"{tiles} {us:.2f}" for us, tiles in sorted(each)[:BEST])
+        for shape, each in sorted(tried.items())
+    ]
+
+
 def table(found: Sequence[Row]) -> str:
-    """One line for each row; the sweeps' rows of one shape from the fastest on."""
+    """One line for each row, the sweeps' rows of one shape from the fastest on; then what their best tiles are."""
     lines = [f"{'kernel':<40} {'shape':<34} {'us':>9} {'floor':>9} {'share':>6} {'error':>8}"]
-    for row in sorted(found, key=lambda each: (" splits " in each.kernel, each.shape, each.ms or 0.0)):
+    for row in sorted(found, key=lambda each: (bool(SWEPT.search(each.kernel)), each.shape, each.ms or 0.0)):
         line = f"{row.kernel:<40} {row.shape:<34} "
         if row.ms is not None and row.floor_ms is not None:
             line += f"{1e3 * row.ms:9.2f} {1e3 * row.floor_ms:9.2f} {row.floor_ms / row.ms:6.0%}"
         if row.error is not None:
             line += f" {row.error:8.1e}"
         lines.append((line + (row.failure or "")).rstrip())
-    return "\n".join(lines)
+    return "\n".join([*lines, *best(found)])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -117,8 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="one object for each case instead of a table")
     parser.add_argument("--tiny", action="store_true", help="shapes that the interpreter can run")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="in this order")
+    parser.add_argument("--overlap", action="store_true", help="kernels begin while the one ahead still runs")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="no case begins later")
     chosen = parser.parse_args(arguments)
+    overlap.OVERLAPS = chosen.overlap
     with torch.inference_mode():
         found = list(rows(chosen.tiny, chosen.only, chosen.seconds))
     print("\n".join(json.dumps(asdict(row)) for row in found) if chosen.json else table(found))

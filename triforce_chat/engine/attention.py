@@ -35,16 +35,36 @@ def attend(
     return read(query, view, scale).transpose(1, 2), None
 
 
-def attend_in(
-    cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor
-) -> Tensor:
+class Angles:
+    """How far queries and keys turn at ``positions`` [n], by a rotary module of transformers'."""
+
+    def __init__(self, rotary: Any, positions: Tensor) -> None:
+        self.rotary, self.positions = rotary, positions
+        self.frequencies: Tensor = rotary.inv_freq.float()  # [D/2]
+        self.factor: float = rotary.attention_scaling
+        self._known: tuple[Tensor, Tensor] | None = None
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q [n, Hq, D] and k [n, Hkv, D] at their positions."""
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+        turned: tuple[Tensor, Tensor] = apply_rotary_pos_emb(q, k, *self._tables(q))
+        return turned
+
+    def _tables(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [n, D], computed once for all layers."""
+        if self._known is None:
+            cos, sin = self.rotary(like, self.positions[None])
+            self._known = cos[0], sin[0]
+        return self._known
+
+
+def attend_in(cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
     """The same for one layer by its number, with queries and keys that are not rotated yet.
 
-    q: [n, Hq, D], k and v: [n, Hkv, D], cos and sin: [n, D]. Returns [n, Hq, D].
+    q: [n, Hq, D], k and v: [n, Hkv, D]. Returns [n, Hq, D].
     """
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    q, k = angles.turned(q, k)
     query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
     view = cache.update(layer, query, key, value)
     return read(query, view, q.shape[-1] ** -0.5)[0].transpose(0, 1)

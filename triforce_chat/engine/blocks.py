@@ -1,4 +1,5 @@
-"""A model's decoder blocks in few kernels: what transformers computes in thirty, fused and merged to ten.
+"""A model's decoder blocks in few kernels: what transformers computes in thirty, fused and merged to ten or,
+in 8 bits, to seven.
 
 Of a step of a middle level, the many small kernels of transformers' own forward would take nearly half. The
 projections that read the same input are merged, norms, rotary embeddings and gates are one kernel each, and sums
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from triforce_chat.engine import kernels
+from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.cache.slab import Shape
 
-# q [n, Hq, D], k and v [n, Hkv, D], not rotated yet, cos and sin [n, D] -> [n, Hq, D]
-Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+# the layer's number, q [n, Hq, D], k and v [n, Hkv, D], not rotated yet -> [n, Hq, D]
+Attend = Callable[[int, Tensor, Tensor, Tensor, Angles], Tensor]
 
 
 class Dense:
@@ -31,6 +33,14 @@ class Dense:
     def __call__(self, x: Tensor) -> Tensor:
         """x [n, I] -> [n, O]."""
         return nn.functional.linear(x, self.weight, self.bias)
+
+    def normed(self, x: Tensor, norm: kernels.Norm) -> Tensor:
+        """The product of the normed x [n, I]."""
+        return self(kernels.rms_norm(x, *norm))
+
+    def gated(self, x: Tensor, norm: kernels.Norm) -> Tensor:
+        """Of [gates, others] of the normed x [n, I]: silu of the gates times the others, [n, O/2]."""
+        return kernels.silu_mul(self.normed(x, norm))
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
         """The product of x [n, I] added to ``stream`` [n, O], which is overwritten."""
@@ -48,12 +58,22 @@ class Narrow:
         self.weight, self.bias, self.size = kernels.quantize(dense.weight), dense.bias, dense.size
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = kernels.int8_linear(x, self.weight)
-        return out if self.bias is None else out + self.bias
+        return kernels.int8_linear(x, self.weight, self._bias(len(x)))
+
+    def normed(self, x: Tensor, norm: kernels.Norm) -> Tensor:
+        return kernels.int8_linear(x, self.weight, self._bias(len(x)), norm)
+
+    def gated(self, x: Tensor, norm: kernels.Norm) -> Tensor:
+        if self.bias is not None:
+            return kernels.silu_mul(self.normed(x, norm))
+        return kernels.int8_linear(x, self.weight, norm=norm, gated=True)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
         out = kernels.int8_linear(x, self.weight, stream)
         return out if self.bias is None else out + self.bias
+
+    def _bias(self, n: int) -> Tensor | None:
+        return None if self.bias is None else self.bias.expand(n, -1)
 
 
 Product = Dense | Narrow
@@ -77,8 +97,9 @@ class Block:
         self.number: int = attention.layer_idx
         self.heads = (shape.query_heads, shape.kv_heads, shape.kv_heads)
         self.dim = shape.head_dim
-        self.before, self.between = layer.input_layernorm, layer.post_attention_layernorm
-        self.head_norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self.before, self.between = map(plain, (layer.input_layernorm, layer.post_attention_layernorm))
+        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self.head_norms = [norm and plain(norm) for norm in norms]
         self.into: Product = merged(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out: Product = Dense(attention.o_proj.weight, attention.o_proj.bias)
         self.gates: Product = merged(mlp.gate_proj, mlp.up_proj)
@@ -90,23 +111,22 @@ class Block:
         made.into, made.out, made.gates, made.down = map(Narrow, (self.into, self.out, self.gates, self.down))
         return made
 
-    def __call__(self, stream: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """stream [n, C], which is overwritten; cos and sin [n, D]."""
+    def __call__(self, stream: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        """stream [n, C], which is overwritten."""
         n = len(stream)
-        q, k, v = self.into(normed(stream, self.before)).view(n, -1, self.dim).split(self.heads, 1)
+        q, k, v = self.into.normed(stream, self.before).view(n, -1, self.dim).split(self.heads, 1)
         q, k = (
-            part if norm is None else normed(part, norm)
+            part if norm is None else kernels.rms_norm(part, *norm)
             for part, norm in zip((q, k), self.head_norms, strict=True)
         )
-        mixed = attend(self.number, q, k, v, cos, sin)
+        mixed = attend(self.number, q, k, v, angles)
         stream = self.out.onto(stream, mixed.reshape(n, -1))
-        inner = kernels.silu_mul(self.gates(normed(stream, self.between)))
-        return self.down.onto(stream, inner)
+        return self.down.onto(stream, self.gates.gated(stream, self.between))
 
 
-def normed(x: Tensor, norm: Any) -> Tensor:
-    """x [n, C] or [n, H, D] by a norm of transformers'."""
-    return kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
+def plain(norm: Any) -> kernels.Norm:
+    """A norm of transformers'."""
+    return kernels.Norm(norm.weight, norm.variance_epsilon)
 
 
 class Decoder:
@@ -114,7 +134,7 @@ class Decoder:
 
     def __init__(self, model: Any, shape: Shape) -> None:
         base = model.base_model
-        self.embed, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, base.norm
+        self.embed, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, plain(base.norm)
         self.blocks = [Block(layer, shape) for layer in base.layers]
         self.head: Product = Dense(model.lm_head.weight, model.lm_head.bias)
 
@@ -134,7 +154,7 @@ class Decoder:
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """ids and positions [n] -> the last hidden states [n, C]."""
         stream = self.embed(ids)
-        cos, sin = self.rotary(stream, positions[None])
+        angles = Angles(self.rotary, positions)
         for block in self.blocks:
-            stream = block(stream, cos[0], sin[0], attend)
-        return normed(stream, self.norm)
+            stream = block(stream, angles, attend)
+        return kernels.rms_norm(stream, *self.norm)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine import kernels
+from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.blocks import Decoder
 from triforce_chat.engine.cache.slab import Place, Slab
 
@@ -91,8 +92,9 @@ class Captures:
             positions = given.position + given.steps
             visible = (given.slot + len(given.steps)).int()
 
-            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-                kernels.rotate_and_store(q, k, v, cos, sin, keys[layer], values[layer], given.slot)
+            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
+                turn = angles.positions, angles.frequencies, angles.factor
+                kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], given.slot)
                 if ring is not None:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
                 if flash:

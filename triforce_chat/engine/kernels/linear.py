@@ -9,12 +9,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from triforce_chat.engine.kernels import overlap
 from triforce_chat.engine.kernels.decoding import PROCESSORS
+from triforce_chat.engine.kernels.overlap import follow, prefetch
 
 LARGEST = 127  # of a symmetric 8-bit number
-X_NUMBERS, WEIGHT_NUMBERS = 8192, 16384  # in one tile
-NARROW = 64  # inputs of a tile in fp32, whose products are made without tensor cores, in registers
-ROOM = 98304  # bytes of tiles in flight: two programs fit a processor
+MEMORY, RESERVED = (
+    232_448,
+    1_024,
+)  # bytes on the chip of one processor, and what each program takes of them unasked
+MOST_SUMS = {2: 2048, 4: 512}  # of a tile, by bytes of a number: more do not fit the registers
+TILES, MOST_TILES = 3, 7  # in flight for each program
+LINE = 128  # bytes of a cache line
+PIECES = (LINE, 64, 32, 16)  # inputs of one warp's piece of a tile
+AHEAD = 16  # lines of each row that the L2 cache is asked for while the kernel ahead still runs
 
 
 class Int8Weight(NamedTuple):
@@ -32,59 +40,97 @@ def quantize(weight: Tensor) -> Int8Weight:
 
 
 class Blocking(NamedTuple):
-    """How the kernel is built: outputs and inputs of a tile, stages of its pipeline, warps of a program."""
+    """How the kernel is built: outputs of a tile, inputs of each warp's piece of it, stages, warps of a program."""
 
     outputs: int
     inputs: int
     stages: int
-    warps: int
+    warps: int = 4
 
 
-def blocking(n: int, outputs: int, dtype: torch.dtype) -> Blocking:
-    """Tall tiles where there are outputs enough for every processor, so that x is read less often."""
-    height = next((tall for tall in (64, 32) if outputs >= (tall - 8) * PROCESSORS), 16)
-    depth = min(512, WEIGHT_NUMBERS // height, X_NUMBERS // padded(n))
-    if dtype == torch.float32:
-        depth = NARROW
-    stages = ROOM // (depth * (height + dtype.itemsize * padded(n))) + 1
-    return Blocking(height, depth, min(5, stages), 2 if height == 16 else 4)
+def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
+    """Tiles of which enough are in flight, in two or three programs that a processor holds at a time.
+
+    Tall ones where there are outputs enough, or many tokens: x is read less often. In fp32, whose products are made without
+    tensor cores, in registers, they are shallow.
+    """
+    wanted = n > 16 or outputs >= 32 * 2 * PROCESSORS
+    sums = 32 * padded(n) * (2 if gated else 1)
+    height = 32 if wanted and sums <= MOST_SUMS[dtype.itemsize] else 16
+    room = MEMORY // min(3, max(2, -(-outputs // (height * PROCESSORS)))) - RESERVED
+    pieces = PIECES[-1:] if dtype == torch.float32 else PIECES
+
+    def tiles(inputs: int) -> int:
+        return room // tile_bytes(n, Blocking(height, inputs, 0), dtype, gated)
+
+    inputs = next((each for each in pieces if tiles(each) >= TILES), pieces[-1])
+    return Blocking(height, inputs, min(MOST_TILES, tiles(inputs)) + 1)
+
+
+def tile_bytes(n: int, shape: Blocking, dtype: torch.dtype, gated: bool = False) -> int:
+    """What one stage takes on the chip: weights, x and the norm's weight."""
+    heights = 2 * shape.outputs if gated else shape.outputs
+    each: int = heights + dtype.itemsize * (padded(n) + 1)
+    return shape.warps * shape.inputs * each
 
 
 def padded(n: int) -> int:
-    """Rows of the tile that holds n tokens."""
-    rows: int = max(16, triton.next_power_of_2(n))
-    return rows
+    """Columns of the tile that holds n tokens."""
+    columns: int = max(8, triton.next_power_of_2(n))
+    return columns
+
+
+class Norm(NamedTuple):
+    """A root mean square norm of the input: its weight [I] and what keeps it from dividing by zero."""
+
+    weight: Tensor
+    eps: float
 
 
 def int8_linear(
-    x: Tensor, weight: Int8Weight, add: Tensor | None = None, shape: Blocking | None = None
+    x: Tensor,
+    weight: Int8Weight,
+    add: Tensor | None = None,
+    norm: Norm | None = None,
+    gated: bool = False,
+    shape: Blocking | None = None,
 ) -> Tensor:
-    """x [n, I] times the weight transposed, plus ``add`` [n, O] (a residual or an expanded bias): [n, O].
+    """x [n, I], normed if there is a norm, times the weight transposed, plus ``add`` [n, O]: [n, O].
 
-    The last dimension of each must be contiguous. ``shape`` overrides the tiles.
+    ``add`` is a residual or an expanded bias. ``gated``: the weight's rows are gates [M, I] and as many others
+    below them; the result [n, M] is silu of the gates' products times the others', and nothing is added. The last
+    dimension of each tensor must be contiguous. ``shape`` overrides the tiles.
     """
     n, inputs = x.shape
-    outputs = weight.data.shape[0]
-    shape = shape or blocking(n, outputs, x.dtype)
+    outputs = weight.data.shape[0] // (2 if gated else 1)
+    shape = shape or blocking(n, outputs, x.dtype, gated)
     out = x.new_empty(n, outputs)
     _multiply[(triton.cdiv(outputs, shape.outputs),)](
         x,
         weight.data,
         weight.scale,
+        x if norm is None else norm.weight,
         out if add is None else add,
         out,
         n,
         outputs,
         inputs,
+        0.0 if norm is None else norm.eps,
         x.stride(0),
         weight.data.stride(0),
         0 if add is None else add.stride(0),
         adds=add is not None,
+        norms=norm is not None,
+        gates=gated,
         tokens=padded(n),
         height=shape.outputs,
+        pieces=shape.warps,
         depth=shape.inputs,
+        ahead=AHEAD,
+        line=LINE,
         num_stages=shape.stages,
         num_warps=shape.warps,
+        **overlap.options(),
     )
     return out
 
@@ -94,35 +140,78 @@ def _multiply(
     x,
     data,
     scale,
+    norm,
     add,
     out,
     n,
     outputs,
     inputs,
+    eps,
     x_row,
     data_row,
     add_row,
     adds: tl.constexpr,
+    norms: tl.constexpr,
+    gates: tl.constexpr,
     tokens: tl.constexpr,
     height: tl.constexpr,
+    pieces: tl.constexpr,
     depth: tl.constexpr,
+    overlaps: tl.constexpr,
+    ahead: tl.constexpr,
+    line: tl.constexpr,
 ):
     output = tl.program_id(0) * height + tl.arange(0, height)
-    token, lane = tl.arange(0, tokens), tl.arange(0, depth)
-    w_at = data + tl.minimum(output, outputs - 1).to(tl.int64)[None, :] * data_row + lane[:, None]
-    x_at = x + token[:, None] * x_row + lane[None, :]
-    total = tl.zeros((tokens, height), tl.float32)
-    for start in range(0, inputs, depth):
-        left = lane < inputs - start
-        w = tl.load(w_at + start, mask=left[:, None], other=0)
-        part = tl.load(x_at + start, mask=(token[:, None] < n) & left[None, :], other=0.0)
+    token = tl.arange(0, tokens)
+    row = tl.minimum(output, outputs - 1)
+    valid = (output[:, None] < outputs) & (token[None, :] < n)
+    # What the end needs is asked for before the long way there.
+    factor = tl.load(scale + row)
+    if gates:
+        other_factor = tl.load(scale + outputs + row)
+    if overlaps:
+        lines = tl.minimum(tl.arange(0, ahead) * line, inputs - 1)
+        first_at = data + row.to(tl.int64)[:, None] * data_row + lines[None, :]
+        prefetch(first_at)
+        if gates:
+            prefetch(first_at + outputs.to(tl.int64) * data_row)
+    follow(overlaps)
+    if adds:
+        base = tl.load(add + token[None, :] * add_row + output[:, None], mask=valid, other=0.0).to(tl.float32)
+
+    # Each warp has a piece of the inputs of its own: no two read the same number.
+    lane = tl.arange(0, pieces)[:, None, None] * depth
+    across, down = lane + tl.arange(0, depth)[None, None, :], lane + tl.arange(0, depth)[None, :, None]
+    w_at = data + row.to(tl.int64)[None, :, None] * data_row + across
+    x_at = x + token[None, None, :] * x_row + down
+    total = tl.zeros((pieces, height, tokens), tl.float32)
+    other = tl.zeros((pieces, height, tokens), tl.float32)
+    squares = tl.zeros((pieces, tokens), tl.float32)
+    for start in range(0, inputs, pieces * depth):
+        w = tl.load(w_at + start, mask=across < inputs - start, other=0)
+        part = tl.load(x_at + start, mask=(token[None, None, :] < n) & (down < inputs - start), other=0.0)
+        if norms:
+            wide = part.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            weigh = tl.load(norm + start + down, mask=down < inputs - start, other=0.0)
+            part = (wide * weigh.to(tl.float32)).to(part.dtype)
         # 127 is exact in every dtype; bfloat16 first, for which Triton converts four bytes at a time.
         w = w.to(tl.bfloat16).to(part.dtype)
-        total = tl.dot(part, w, total, input_precision="ieee")
-    total *= tl.load(scale + output, mask=output < outputs, other=0.0)[None, :]
-    valid = (token[:, None] < n) & (output[None, :] < outputs)
+        total = tl.dot(w, part, total, input_precision="ieee")
+        if gates:
+            up = tl.load(
+                w_at + outputs.to(tl.int64) * data_row + start, mask=across < inputs - start, other=0
+            )
+            other = tl.dot(up.to(tl.bfloat16).to(part.dtype), part, other, input_precision="ieee")
+    made = tl.sum(total, 0) * factor[:, None]
+    made_other = tl.sum(other, 0)
+    if norms:
+        steady = 1.0 / tl.sqrt_rn(tl.sum(squares, 0) / inputs + eps)
+        made *= steady[None, :]
+        made_other *= steady[None, :]
+    if gates:
+        made = made * tl.sigmoid(made) * (made_other * other_factor[:, None])
     if adds:
-        at = add + token[:, None] * add_row + output[None, :]
-        total += tl.load(at, mask=valid, other=0.0).to(tl.float32)
-    to = out + token[:, None] * outputs + output[None, :]
-    tl.store(to, total.to(out.dtype.element_ty), mask=valid)
+        made += base
+    to = out + token[None, :] * outputs + output[:, None]
+    tl.store(to, made.to(out.dtype.element_ty), mask=valid)

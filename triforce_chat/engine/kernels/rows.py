@@ -7,6 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from triforce_chat.engine.kernels import overlap
+from triforce_chat.engine.kernels.overlap import follow
+
 ACTIVATIONS = 1024  # numbers of a gated activation that one program makes
 
 
@@ -21,7 +24,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     block = triton.next_power_of_2(width)
     stride = x.stride(1) if x.dim() == 3 else 0
     _norm_row[(x.shape[0] * inner,)](
-        x, weight, out, x.stride(0), stride, inner, width, eps, block=block, num_warps=warps(block)
+        x,
+        weight,
+        out,
+        x.stride(0),
+        stride,
+        inner,
+        width,
+        eps,
+        block=block,
+        num_warps=warps(block),
+        **overlap.options(),
     )
     return out
 
@@ -32,7 +45,10 @@ def warps(block: int) -> int:
 
 
 @triton.jit
-def _norm_row(x, weight, out, outer_stride, inner_stride, inner, width, eps, block: tl.constexpr):
+def _norm_row(
+    x, weight, out, outer_stride, inner_stride, inner, width, eps, block: tl.constexpr, overlaps: tl.constexpr
+):
+    follow(overlaps)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     valid = column < width
@@ -45,11 +61,20 @@ def _norm_row(x, weight, out, outer_stride, inner_stride, inner, width, eps, blo
 
 
 def rotate_and_store(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, at: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    factor: float,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
 ) -> None:
     """Turn queries and keys to their positions in place, and store keys and values in the cache.
 
-    q [n, Hq, D], k and v [n, Hkv, D], cos and sin [n, D] as transformers' ``apply_rotary_pos_emb`` takes them;
+    q [n, Hq, D], k and v [n, Hkv, D]; ``positions`` [n] are whole numbers, ``frequencies`` [D/2] fp32 and contiguous.
+    As transformers' rotary embeddings: cos and sin of their products in fp32, times ``factor``, rounded to q's dtype.
     keys and values [Hkv, S, D] are written in slots ``at`` .. ``at+n-1``, ``at`` being a tensor with one integer
     on the device. The last dimension of each must be contiguous.
     """
@@ -61,19 +86,19 @@ def rotate_and_store(
         q,
         k,
         v,
-        cos,
-        sin,
+        positions,
+        frequencies,
+        factor,
         keys,
         values,
         at,
         *strides,
-        cos.stride(0),
-        sin.stride(0),
         query_heads,
         kv_heads,
         half=half,
         block=triton.next_power_of_2(half),
         num_warps=1,
+        **overlap.options(),
     )
 
 
@@ -82,8 +107,9 @@ def _rotate_head(
     q,
     k,
     v,
-    cos,
-    sin,
+    positions,
+    frequencies,
+    factor,
     keys,
     values,
     at,
@@ -97,13 +123,13 @@ def _rotate_head(
     keys_slot,
     values_head,
     values_slot,
-    cos_token,
-    sin_token,
     query_heads,
     kv_heads,
     half: tl.constexpr,
     block: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    follow(overlaps)
     token, which = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     low = tl.arange(0, block)
     valid = low < half
@@ -115,19 +141,18 @@ def _rotate_head(
         tl.store(target, tl.load(source, mask=valid), mask=valid)
         tl.store(target + half, tl.load(source + half, mask=valid), mask=valid)
     else:
-        cos_at, sin_at = cos + token * cos_token + low, sin + token * sin_token + low
-        cos_low = tl.load(cos_at, mask=valid).to(tl.float32)
-        cos_high = tl.load(cos_at + half, mask=valid).to(tl.float32)
-        sin_low = tl.load(sin_at, mask=valid).to(tl.float32)
-        sin_high = tl.load(sin_at + half, mask=valid).to(tl.float32)
+        position = tl.load(positions + token).to(tl.float32)
+        angle = position * tl.load(frequencies + low, mask=valid, other=0.0)
+        cos = (tl.cos(angle) * factor).to(q.dtype.element_ty).to(tl.float32)
+        sin = (tl.sin(angle) * factor).to(q.dtype.element_ty).to(tl.float32)
         if which < query_heads:
             place = q + token * q_token + which * q_head + low
         else:
             place = k + token * k_token + (which - query_heads) * k_head + low
         x = tl.load(place, mask=valid).to(tl.float32)
         y = tl.load(place + half, mask=valid).to(tl.float32)
-        turned_x = (x * cos_low - y * sin_low).to(q.dtype.element_ty)
-        turned_y = (y * cos_high + x * sin_high).to(q.dtype.element_ty)
+        turned_x = (x * cos - y * sin).to(q.dtype.element_ty)
+        turned_y = (y * cos + x * sin).to(q.dtype.element_ty)
         tl.store(place, turned_x, mask=valid)
         tl.store(place + half, turned_y, mask=valid)
         if which >= query_heads:
@@ -142,12 +167,13 @@ def silu_mul(both: Tensor) -> Tensor:
     n, half = both.shape[0], both.shape[1] // 2
     out = both.new_empty(n, half)
     grid = (n, triton.cdiv(half, ACTIVATIONS))
-    _gate[grid](both, out, both.stride(0), half, block=ACTIVATIONS, num_warps=4)
+    _gate[grid](both, out, both.stride(0), half, block=ACTIVATIONS, num_warps=4, **overlap.options())
     return out
 
 
 @triton.jit
-def _gate(both, out, stride, half, block: tl.constexpr):
+def _gate(both, out, stride, half, block: tl.constexpr, overlaps: tl.constexpr):
+    follow(overlaps)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     valid = column < half
