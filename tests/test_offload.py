@@ -16,6 +16,7 @@ from triforce_chat.engine.cache.host import HostStore
 from triforce_chat.engine.cache.slab import Slab
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.stacks import STREAMED_GAMMA
 from triforce_chat.errors import UsageError
 from triforce_chat.planning.plan import Memory as Sizes
 from triforce_chat.planning.plan import MemoryPlan
@@ -79,8 +80,9 @@ def test_a_restacked_engine_drafts_as_long_as_streaming_asks_for(
     monkeypatch.setattr(wiring, "memory_of", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
     settings = settings_of(model, stack="auto")
     engine, loaded = wiring.load_engine(settings)
-    assert engine.options == wiring.stack_of(settings, loaded.context)
-    assert engine.options.gamma == wiring.STREAMED_GAMMA
+    assert engine.top.gamma == STREAMED_GAMMA
+    engine.restack(wiring.stack_of(settings, loaded.context))
+    assert engine.top.gamma == STREAMED_GAMMA
 
 
 def test_the_cap_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
