@@ -14,10 +14,8 @@ from triforce_chat.engine.kernels.decoding import PROCESSORS
 from triforce_chat.engine.kernels.overlap import follow, prefetch
 
 LARGEST = 127  # of a symmetric 8-bit number
-MEMORY, RESERVED = (
-    232_448,
-    1_024,
-)  # bytes on the chip of one processor, and what each program takes of them unasked
+MEMORY = 232_448  # bytes on the chip of one processor
+RESERVED = 1_024  # of them that each program takes unasked
 MOST_SUMS = {2: 2048, 4: 512}  # of a tile, by bytes of a number: more do not fit the registers
 TILES, MOST_TILES = 3, 7  # in flight for each program
 LINE = 128  # bytes of a cache line
@@ -51,8 +49,8 @@ class Blocking(NamedTuple):
 def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
     """Tiles of which enough are in flight, in two or three programs that a processor holds at a time.
 
-    Tall ones where there are outputs enough, or many tokens: x is read less often. In fp32, whose products are made without
-    tensor cores, in registers, they are shallow.
+    Tall ones where there are outputs enough, or many tokens: x is read less often. In fp32, whose products are
+    made without tensor cores, in registers, they are shallow.
     """
     wanted = n > 16 or outputs >= 32 * 2 * PROCESSORS
     sums = 32 * padded(n) * (2 if gated else 1)
