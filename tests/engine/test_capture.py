@@ -19,7 +19,7 @@ from conftest import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, spell
 from triforce_chat.engine import runner as runner_module
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.capture import SIZES
+from triforce_chat.engine.capture import SIZES, USUAL
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.runner import Runner
@@ -100,14 +100,12 @@ def test_queries_that_were_overwritten_are_known_to_be_lost(
 ) -> None:
     made = runner(model, monkeypatch, True)
     cache = FullCache(made.shape, 200, query_window=64)
-    made.prefill(torch.tensor(PROMPT[:64], device=DEVICE), cache)
-    made(
-        torch.tensor(PROMPT[64:], device=DEVICE), cache, 1
-    )  # 6 tokens: the queries of positions 0 .. 5 give way
-    made(
-        torch.tensor([1] * 7, device=DEVICE), cache, 1
-    )  # 7 tokens in a forward of 8: those of position 13 are lost as well
-    assert cache.queries.latest(0, 77, 64).shape[1] == 77 - 14
+    ids = torch.tensor(PROMPT, device=DEVICE)
+    made.prefill(ids[:64], cache)
+    made(ids[64:], cache, 1)  # the first one of a slab captures all up to USUAL tokens
+    assert cache.queries.latest(0, 70, 64).shape[1] == 70 - USUAL
+    made(ids[:23], cache, 1)  # 23 tokens in a forward of 24
+    assert cache.queries.latest(0, 93, 64).shape[1] == 93 - 30
 
 
 def test_a_cache_that_is_nearly_full_takes_the_other_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +121,9 @@ def test_captured_forwards_go_with_their_slab(model: Any, monkeypatch: pytest.Mo
     made = runner(model, monkeypatch, True)
     cache = StreamingCache(made.shape)
     made(torch.tensor([1, 2, 3], device=DEVICE), cache, 1)
-    assert [list(sizes) for sizes in made.captures.made.values()] == [[3]]
+    assert [list(sizes) for sizes in made.captures.made.values()] == [
+        [size for size in SIZES if size <= USUAL]
+    ]
     del cache
     gc.collect()
     assert not made.captures.made

@@ -19,6 +19,7 @@ from triforce_chat.engine.cache.slab import Place, Slab
 # while a forward takes as long as reading its bytes.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 
+USUAL = 20  # tokens of the largest forward that is captured at once
 FLASH_FROM = 32_768  # slots
 
 
@@ -71,6 +72,18 @@ class Captures:
         """Tokens of the captured forward that takes n tokens; None where there is no such thing."""
         size = next((size for size in SIZES if size >= n), None)
         return size if size and place.slot + size <= place.slab.capacity else None
+
+    def prepare(self, ids: Tensor, place: Place, position: int) -> int:
+        """Capture the usual sizes for a slab that is new; how many slots that touched behind ``place.slot``.
+
+        A planner that chooses by the clock must not meet a capture, which takes ten times as long as a replay.
+        """
+        if place.slab in self.made:
+            return 0
+        usual = [size for size in SIZES if size <= USUAL and place.slot + size <= place.slab.capacity]
+        for size in usual:
+            self(ids[:1], place, position, size)
+        return max(usual, default=0)
 
     def __call__(self, ids: Tensor, place: Place, position: int, size: int) -> Tensor:
         """Logits [n, V] behind ids [n]; their keys and values are in the slab."""

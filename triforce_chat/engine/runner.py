@@ -94,8 +94,9 @@ class Runner:
         place = cache.place() if self.decoder else None
         size = self.captures.size(n, place) if place else None
         if place and size:
+            touched = self.captures.prepare(ids, place, cache.position)
             logits = self.captures(ids, place, cache.position, size)[n - rows :]
-            cache.placed(n, size)
+            cache.placed(n, max(size, touched))
         else:
             logits = self.model.lm_head(self._hidden(ids, cache)[n - rows :])
         cache.advance(n)

@@ -17,7 +17,7 @@ LARGEST = 127  # of a symmetric 8-bit number
 MEMORY = 232_448  # bytes on the chip of one processor
 RESERVED = 1_024  # of them that each program takes unasked
 MOST_SUMS = {2: 2048, 4: 512}  # of a tile, by bytes of a number: more do not fit the registers
-TILES, MOST_TILES = 3, 7  # in flight for each program
+TILES, MOST_TILES = 2, 3  # in flight for each program
 LINE = 128  # bytes of a cache line
 PIECES = (LINE, 64, 32, 16)  # inputs of one warp's piece of a tile
 AHEAD = 16  # lines of each row that the L2 cache is asked for while the kernel ahead still runs
@@ -47,7 +47,7 @@ class Blocking(NamedTuple):
 
 
 def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
-    """Tiles of which enough are in flight, in two or three programs that a processor holds at a time.
+    """Tiles of which enough are in flight, in two programs that a processor holds at a time.
 
     Tall ones where there are outputs enough, or many tokens: x is read less often. In fp32, whose products are
     made without tensor cores, in registers, they are shallow.
@@ -55,7 +55,7 @@ def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> B
     wanted = n > 16 or outputs >= 32 * 2 * PROCESSORS
     sums = 32 * padded(n) * (2 if gated else 1)
     height = 32 if wanted and sums <= MOST_SUMS[dtype.itemsize] else 16
-    room = MEMORY // min(3, max(2, -(-outputs // (height * PROCESSORS)))) - RESERVED
+    room = MEMORY // 2 - RESERVED
     pieces = PIECES[-1:] if dtype == torch.float32 else PIECES
 
     def tiles(inputs: int) -> int:
