@@ -21,7 +21,6 @@ from triforce_chat.config import Settings
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished, Tally, Verified
-from triforce_chat.engine.planner import Choice
 from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.load import LoadedModel, load_model
@@ -183,19 +182,6 @@ def test_the_planner_says_what_it_expects(lab: Lab) -> None:
         seen += [engine.predicted_ms] if isinstance(event, Verified) and engine.predicted_ms else []
     assert len(seen) > 5
     assert lab.engine("triforce").predicted_ms is None
-
-
-def test_what_is_expected_of_a_round(lab: Lab) -> None:
-    planner = lab.engine("auto").top.drafter
-    for _ in range(40):
-        planner.times.add(1, 0.020)
-        planner.times.add(9, 0.020)
-    arm = planner.arms[0]
-    arm.seconds, arm.acceptance, arm.measured_at = 0.002, 0.5, 1
-    planner._expect(planner._drafted(arm, 1))
-    assert planner.predicted_ms == pytest.approx(22 / 1.5, rel=0.02)
-    planner._expect(Choice(0.0, 4, arm))
-    assert planner.predicted_ms == pytest.approx(22 / 1.5, rel=0.02)
 
 
 def test_the_command(tmp_path: Path, loaded: LoadedModel) -> None:

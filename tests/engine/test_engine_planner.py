@@ -469,3 +469,11 @@ def test_an_arm_learns_what_a_token_costs_and_how_many_come() -> None:
     arm.learn_cost(1.0, 4, 6, now=5)
     assert arm.cost.mean == pytest.approx(1 / 6)
     assert (arm.measured_at, arm.makes(4)) == (5, 5)
+
+
+def test_what_is_expected_of_a_round() -> None:
+    planner = planner_of(known(0.002, 0.5), times=steady(0.020, 0.0))
+    planner.choice = planner._choose(told(), 100, 1)
+    for accepted in (0, 1):  # whatever comes of it
+        planner._expect(1, accepted, 9.0, 9.0)
+        assert planner.predicted_ms == pytest.approx(22 / 1.5, rel=0.02)
