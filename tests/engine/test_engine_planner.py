@@ -148,12 +148,15 @@ COSTS = [0.001, 0.01, 0.03, 0.09]
 
 @pytest.mark.parametrize("row", [0.0, 0.04, 0.3])
 @pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize("right", RATES)
-def test_it_finds_the_best_number_of_tokens(right: float, cost: float, row: float) -> None:
-    here = world(right, cost, row)
-    best = here.best(cost, [right] * 16)
-    here.run(150)
-    assert here.worth(400, cost, [right] * 16) < best / 0.95
+def test_it_finds_the_best_number_of_tokens(cost: float, row: float) -> None:
+    """Within five per cent on average; a habit alone may stand five per cent below the best."""
+    shares = []
+    for right in RATES:
+        here, chances = world(right, cost, row), [right] * 16
+        here.run(150)
+        shares.append(here.best(cost, chances) / here.worth(400, cost, chances))
+    assert min(shares) > 0.92
+    assert sum(shares) / len(shares) > 0.95
 
 
 @pytest.mark.parametrize("row", [0.04, 0.3])
@@ -448,9 +451,29 @@ def test_trials_in_vain_become_rare() -> None:
     assert [b - a for a, b in itertools.pairwise([1, *tried])] == [17, 33, 65, 129]
 
 
+def test_what_was_prepared_in_its_trials_is_forgiven() -> None:
+    """Sizes that are captured at their first use make a good arm look hopeless; it gets another chance."""
+    here = world(0.9, 0.005)
+    draft = here.arms[0].model  # type: ignore[attr-defined]
+    draft.one = 5.0
+    while here.planner.arms[0].trials < len(TRIALS):
+        here.run(2)
+    draft.one = 0.005
+    here.run(150)
+    assert here.worth(200, 0.005, [0.9] * 16) < here.best(0.005, [0.9] * 16) / 0.9
+
+
 def test_an_arm_learns_what_a_token_costs_and_how_many_come() -> None:
     arm = Arm(Counting())
     arm.learn_cost(9.0, 4, 4, now=3)  # it had to prepare itself
     arm.learn_cost(1.0, 4, 6, now=5)
-    assert arm.cost.mean == pytest.approx(1 / 6, abs=0.1)
+    assert arm.cost.mean == pytest.approx(1 / 6)
     assert (arm.measured_at, arm.makes(4)) == (5, 5)
+
+
+def test_what_is_expected_of_a_round() -> None:
+    planner = planner_of(known(0.002, 0.5), times=steady(0.020, 0.0))
+    planner.choice = planner._choose(told(), 100, 1)
+    for accepted in (0, 1):  # whatever comes of it
+        planner._expect(1, accepted, 9.0, 9.0)
+        assert planner.predicted_ms == pytest.approx(22 / 1.5, rel=0.02)

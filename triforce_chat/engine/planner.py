@@ -20,7 +20,7 @@ from triforce_chat.engine.level import Level
 from triforce_chat.engine.lookup import Forecast, NgramLookup
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.survival import Survival
-from triforce_chat.engine.timing import Average, Clock, HostClock, StepTimes
+from triforce_chat.engine.timing import FIRST, Average, Clock, HostClock, StepTimes
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # of a verification: few, for each is captured once
 GAIN = 1.03  # speculation must promise this much over plain decoding
@@ -29,9 +29,10 @@ TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial
 TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepare its sizes
 TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
 NOT_FAR_OFF = 0.8
+FAR_OFF = 4  # times as long a wait for the others: what they were tried in may have changed
+PREPARED = 3.0  # times as dear as now: then something was prepared
 PAUSE = 3.0  # steps; what takes longer between two rounds is none of their costs
 FORGET = 0.9  # weight of the past in costs and gaps
-FIRST = 0.05  # weight of a drafter's first cost
 FORGET_RECORD = 0.98  # weight of the past in the lookup's record
 FORGET_UNUSED = 0.997  # the same at a round without lookup
 CANDID = 6.0  # tokens of lookup for which its forecasts are believed as they are
@@ -56,6 +57,8 @@ class Arm:
 
     def learn_cost(self, seconds: float, asked: int, made: int, now: int) -> None:
         """What it took to make ``made`` tokens in round ``now``."""
+        if seconds / made < self.cost.mean / PREPARED:
+            self.cost = Average(FORGET)
         self.cost.add(seconds / made, 1.0 if self.measured else FIRST)
         self.beyond.add(made - asked)
         self.measured_at = now
@@ -153,9 +156,10 @@ class Planner:
             if arm.trials < len(TRIALS) and (self.least or self.rounds > TRY_AFTER):
                 arm.trials += 1
                 return Choice(0.0, min(TRIALS[arm.trials - 1], most), arm)
-            if arm.measured and self.rounds - arm.measured_at > arm.patience:
+            waited = self.rounds - arm.measured_at
+            if arm.measured and waited > arm.patience:
                 again = self._drafted(arm, most)
-                if again.rate > NOT_FAR_OFF * best:
+                if again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience:
                     arm.patience *= 2
                     return Choice(0.0, again.n, arm)
         return None

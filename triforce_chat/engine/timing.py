@@ -12,7 +12,9 @@ FORGET = 0.9  # weight of the past at each new measurement: contexts grow, machi
 FORGET_SHAPE = 0.99  # what a row costs in steps changes with the machine only
 ROW_PRIOR = 0.04  # what one more row costs, as a share of a step of one, before anything else is known
 PRIOR_WEIGHT = 4.0  # in rows squared
-FIRST = 0.05  # weight of the first step of a size, which may have been prepared for it
+FIRST = (
+    1e-6  # weight of the first of a kind, which may have prepared something: it counts until there is another
+)
 
 
 class Clock(Protocol):
