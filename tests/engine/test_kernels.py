@@ -341,8 +341,7 @@ def test_short_views_are_not_split_into_crumbs(most: int) -> None:
 def test_the_bench_runs_through(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--tiny", "--json"])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    failed = {row["kernel"] for row in found if row["failure"]}
-    assert failed <= {"attention: flash-attn"}  # not installed
+    assert not [row for row in found if row["failure"]]
     errors = [row["error"] for row in found if row["error"] is not None]
     assert len(errors) >= 5
     assert max(errors) < 0.03

@@ -2,7 +2,8 @@
 
 Run as ``python -m triforce_chat.bench.kernels [--json] [--tiny] [--only SECTION ...] [--overlap] [--seconds S]``.
 Every case is captured in a CUDA graph that goes round several copies of its buffers, so that they come from memory
-and not from the L2 cache. Without a CUDA device only ``--tiny`` makes sense: each case runs by Triton's interpreter.
+and not from the L2 cache. An installed flash-attn is measured beside. Without a CUDA device only ``--tiny`` makes
+sense: each case runs by Triton's interpreter.
 """
 
 from __future__ import annotations
