@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from triforce_chat.bench import kernel_cases
 from triforce_chat.bench import kernels as bench
 from triforce_chat.engine import kernels
-from triforce_chat.engine.kernels import linear, overlap
+from triforce_chat.engine.kernels import linear
 from triforce_chat.engine.kernels.decoding import Tiling, splits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -245,32 +245,6 @@ def test_int8_linear(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> N
     assert close(kernels.int8_linear(x, weight, residual), expected + residual.double())
     bias = residual[:1].expand(n, -1)
     assert close(kernels.int8_linear(x, weight, bias), expected + bias.double())
-
-
-@pytest.mark.skipif(DEVICE == "cpu" or torch.cuda.get_device_capability()[0] < 9, reason="needs Hopper")
-def test_kernels_that_begin_early_wait_for_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain of products, each reading what the one before writes, in a captured graph."""
-    weight, _ = quantized(2048, 1024)
-    norm = kernels.Norm(noise(1024, dtype=torch.bfloat16), 1e-5)
-    made = []
-    for on in (False, True):
-        monkeypatch.setattr(overlap, "OVERLAPS", on)
-        x = noise(8, 1024, dtype=torch.bfloat16)
-
-        def chain(x: Tensor = x) -> Tensor:
-            for _ in range(40):
-                x = kernels.rms_norm(kernels.int8_linear(x, weight, norm=norm, gated=True), *norm)
-            return x
-
-        chain()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = chain()
-        for _ in range(20):
-            graph.replay()
-            made.append(out.clone())
-    assert all(torch.equal(each, made[0]) for each in made)
 
 
 def quantized(outputs: int, inputs: int) -> tuple[kernels.Int8Weight, Tensor]:
