@@ -23,6 +23,7 @@ from triforce_chat.bench.profile import ROUNDS, profile
 from triforce_chat.bench.timeline import Overlap, common, group_of, own_times, timeline, union
 from triforce_chat.cli import app
 from triforce_chat.config import Settings
+from triforce_chat.engine import runner
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.exactness import tokens_of
@@ -178,6 +179,23 @@ def test_the_bytes_of_a_step(lab: Lab) -> None:
     assert known["retrieval"].kv == SMALL_BUDGET.tokens * token
     assert 0 < known["draft"].kv <= engine.full.length * token
     assert known["target"].streamed == 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_matrices_in_8_bits_are_a_byte_for_each_number(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(runner, "fusible", lambda _: True)
+    lab = Lab.of(head_dim=16, tie_word_embeddings=tied)
+    embedding = lab.stock.get_input_embeddings().weight
+    read = [weight for weight in lab.stock.parameters() if tied or weight is not embedding]
+    widths = {
+        middle: sum(weight.numel() * (size if weight.dim() == 2 else 4) for weight in read)
+        for middle, size in (("full", 4), ("int8", 1))
+    }
+    for middle, width in widths.items():
+        known = steps(lab.engine("triforce", middle=middle))
+        assert known["retrieval"].weights == width
+        assert known["target"].weights == widths["full"]
 
 
 def test_what_streams_from_the_host_bounds_a_step() -> None:

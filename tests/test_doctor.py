@@ -30,7 +30,7 @@ from triforce_chat.sessions.store import Store, users_file
 from triforce_chat.ui.terminal import Screen
 
 NAMES = [
-    *("triforce-chat", "python", "torch", "transformers", "packages", "flash-attn"),
+    *("triforce-chat", "python", "torch", "transformers", "packages", "triton"),
     *("gpu", "memory", "disk", "settings", "model", "adapter", "draft", "documents", "sessions", "terminal"),
 ]
 
@@ -172,7 +172,7 @@ def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(software.dependencies()).status == "ok"
     versions = {"fits": "2.1", "old": "1.0", "nightly": "3.0.dev1"}
     wanted = ["fits>=2", "old<4,>=2", "gone>=7", "nightly>=2", "elsewhere; sys_platform == 'plan9'"]
-    monkeypatch.setattr(metadata, "requires", lambda _name: [*wanted, 'flash-attn>=2.8; extra == "gpu"'])
+    monkeypatch.setattr(metadata, "requires", lambda _name: [*wanted, 'uvicorn>=0.40; extra == "serve"'])
     monkeypatch.setattr(software, "installed", versions.get)
     old, gone, fine = software.dependencies()
     assert seen(old) == ("warning", 0)
@@ -188,39 +188,34 @@ def test_a_source_folder_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("found", "gpu", "error", "status", "told"),
+    ("found", "gpu", "expected", "told"),
     [
-        (None, False, None, "ok", "not installed, and no GPU to use it: torch's own kernels serve"),
-        (None, True, None, "ok", "not installed: torch's own kernels serve"),
-        ("2.8.3", True, None, "ok", "2.8.3"),
-        ("2.8.3", False, None, "ok", "2.8.3, but no GPU to use it"),
-        (
-            "2.8.3",
-            True,
-            ImportError("undefined symbol: x\nmore"),
-            "warning",
-            "2.8.3 cannot be imported: undefined symbol: x",
-        ),
-        ("2.8.3", True, OSError(), "warning", "2.8.3 cannot be imported: OSError"),
+        (None, False, ("ok", 0), "not needed: there is no GPU to use it"),
+        (ImportError("broken"), False, ("ok", 0), "not needed: there is no GPU to use it"),
+        (None, True, ("warning", 0), "not installed: transformers' own forward serves, several times slower"),
+        ("3.7.1", True, ("ok", 0), "3.7.1"),
+        (ImportError("no symbol: x\nmore"), True, ("problem", 5), "cannot be imported: no symbol: x"),
+        (OSError(), True, ("problem", 5), "cannot be imported: OSError"),
     ],
 )
-def test_flash_attention(
+def test_triton(
     monkeypatch: pytest.MonkeyPatch,
-    found: str | None,
+    found: str | Exception | None,
     gpu: bool,
-    error: Exception | None,
-    status: str,
+    expected: tuple[str, int],
     told: str,
 ) -> None:
-    def load(_name: str) -> None:
-        if error:
-            raise error
+    def load(_name: str) -> Any:
+        if isinstance(found, Exception):
+            raise found
+        return SimpleNamespace(__version__=found)
 
-    monkeypatch.setattr(software, "installed", lambda _name: found)
+    monkeypatch.setattr(software, "find_spec", lambda _name: found)
     monkeypatch.setattr(software, "import_module", load)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    finding = only(software.flash_attention())
-    assert (finding.status, finding.told) == (status, told)
+    finding = only(software.triton())
+    assert (seen(finding), finding.told) == (expected, told)
+    assert ("triton" in finding.advice) == (finding.status != "ok")
 
 
 # Hardware

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from triforce_chat.bench import kernel_cases
 from triforce_chat.bench import kernels as bench
 from triforce_chat.engine import kernels
-from triforce_chat.engine.kernels import linear, overlap
+from triforce_chat.engine.kernels import linear
 from triforce_chat.engine.kernels.decoding import Tiling, splits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -247,32 +247,6 @@ def test_int8_linear(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> N
     assert close(kernels.int8_linear(x, weight, bias), expected + bias.double())
 
 
-@pytest.mark.skipif(DEVICE == "cpu" or torch.cuda.get_device_capability()[0] < 9, reason="needs Hopper")
-def test_kernels_that_begin_early_wait_for_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chain of products, each reading what the one before writes, in a captured graph."""
-    weight, _ = quantized(2048, 1024)
-    norm = kernels.Norm(noise(1024, dtype=torch.bfloat16), 1e-5)
-    made = []
-    for on in (False, True):
-        monkeypatch.setattr(overlap, "OVERLAPS", on)
-        x = noise(8, 1024, dtype=torch.bfloat16)
-
-        def chain(x: Tensor = x) -> Tensor:
-            for _ in range(40):
-                x = kernels.rms_norm(kernels.int8_linear(x, weight, norm=norm, gated=True), *norm)
-            return x
-
-        chain()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = chain()
-        for _ in range(20):
-            graph.replay()
-            made.append(out.clone())
-    assert all(torch.equal(each, made[0]) for each in made)
-
-
 def quantized(outputs: int, inputs: int) -> tuple[kernels.Int8Weight, Tensor]:
     """A weight whose products are about as large as the input, and the same in float64."""
     made = kernels.quantize(noise(outputs, inputs, seed=3) / inputs**0.5)
@@ -341,8 +315,7 @@ def test_short_views_are_not_split_into_crumbs(most: int) -> None:
 def test_the_bench_runs_through(capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["--tiny", "--json"])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    failed = {row["kernel"] for row in found if row["failure"]}
-    assert failed <= {"attention: flash-attn"}  # not installed
+    assert not [row for row in found if row["failure"]]
     errors = [row["error"] for row in found if row["error"] is not None]
     assert len(errors) >= 5
     assert max(errors) < 0.03

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from triforce_chat.bench.machine import finish
+from triforce_chat.bench.marks import levels_of
 from triforce_chat.engine.cache.streaming import SINKS, WINDOW
 from triforce_chat.engine.runner import Runner
 from triforce_chat.planning.dimensions import Dimensions
@@ -40,9 +41,12 @@ def steps(engine: Any) -> dict[str, Step]:
     weights, token = weights_of(engine.target, ranks), engine.target.shape.bytes_per_token
     far = len(getattr(engine.full.slab, "far", ())) / engine.target.shape.layers
     kept = min(length, engine.options.budget.tokens)
+    middle = next(
+        (level.model for name, level in levels_of(engine.top) if name == "retrieval"), engine.target
+    )
     found = {
         "target": Step(weights, length * token, int(far * length * token)),
-        "retrieval": Step(weights, kept * token),
+        "retrieval": Step(weights_of(middle, ranks), kept * token),
     }
     if engine.draft:
         window = min(length, SINKS + WINDOW)
@@ -55,7 +59,8 @@ def weights_of(runner: Runner, ranks: int) -> int:
     """Bytes of the matrices that a forward reads on one of the ranks; of an embedding it reads a few rows."""
     own = Dimensions.of(runner.model.config.to_dict())
     looked_up = 0 if own.tied else own.embedding // ranks
-    return (own.parameters(ranks) - looked_up) * runner.shape.dtype.itemsize
+    narrow = runner.narrow_numbers  # a byte each
+    return (own.parameters(ranks) - looked_up - narrow) * runner.shape.dtype.itemsize + narrow
 
 
 def bandwidth(device: torch.device) -> float:

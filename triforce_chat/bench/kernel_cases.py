@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -128,7 +129,8 @@ def attention_cases(model: Model, length: int, n: int, sweep: bool) -> Iterator[
     if not sweep:
         yield Case("attention", shape, moved, copies, run, plain)
         yield Case("attention: sdpa", shape, moved, copies, plain)
-        yield Case("attention: flash-attn", shape, moved, copies, partial(flash_attn, scale=scale))
+        if DEVICE.type == "cuda" and find_spec("flash_attn"):
+            yield Case("attention: flash-attn", shape, moved, copies, partial(flash_attn, scale=scale))
         return
     rows = n * model.heads // model.kv_heads
     base = tiling(rows, model.dim, DTYPE)

@@ -1,8 +1,9 @@
 """Times of the Triton kernels beside what the bytes alone would take, and beside torch's own.
 
-Run as ``python -m triforce_chat.bench.kernels [--json] [--tiny] [--only SECTION ...] [--overlap] [--seconds S]``.
+Run as ``python -m triforce_chat.bench.kernels [--json] [--tiny] [--only SECTION ...] [--seconds S]``.
 Every case is captured in a CUDA graph that goes round several copies of its buffers, so that they come from memory
-and not from the L2 cache. Without a CUDA device only ``--tiny`` makes sense: each case runs by Triton's interpreter.
+and not from the L2 cache. An installed flash-attn is measured beside. Without a CUDA device only ``--tiny`` makes
+sense: each case runs by Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from dataclasses import asdict, dataclass
 import torch
 
 from triforce_chat.bench.kernel_cases import DEVICE, SECTIONS, Case, cases
-from triforce_chat.engine.kernels import overlap
 
 LAUNCHES = 24  # of one graph, or once round the buffers
 REPLAYS = 5
@@ -134,10 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="one object for each case instead of a table")
     parser.add_argument("--tiny", action="store_true", help="shapes that the interpreter can run")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="in this order")
-    parser.add_argument("--overlap", action="store_true", help="kernels begin while the one ahead still runs")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="no case begins later")
     chosen = parser.parse_args(arguments)
-    overlap.OVERLAPS = chosen.overlap
     with torch.inference_mode():
         found = list(rows(chosen.tiny, chosen.only, chosen.seconds))
     print("\n".join(json.dumps(asdict(row)) for row in found) if chosen.json else table(found))

@@ -23,7 +23,7 @@ SOFTWARE: tuple[Check, ...] = (
     software.torch,
     software.transformers,
     software.dependencies,
-    software.flash_attention,
+    software.triton,
 )
 HARDWARE: tuple[Check, ...] = (hardware.gpu, hardware.memory, hardware.disk)
 STORES: tuple[Check, ...] = (

@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib import import_module, metadata
+from importlib.util import find_spec
 
 from triforce_chat import __version__
 from triforce_chat.diagnosis.finding import Finding, ok, problem, warning
@@ -13,6 +14,7 @@ from triforce_chat.errors import ModelError
 
 PACKAGE = "triforce-chat"
 INSTALL = "pip install --upgrade triforce-chat"
+TRITON = "'triton>=3.4'"
 
 
 def python() -> Iterator[Finding]:
@@ -65,22 +67,22 @@ def dependencies() -> Iterator[Finding]:
     yield ok("packages", ", ".join(fitting))
 
 
-def flash_attention() -> Iterator[Finding]:
-    """Optional: where it cannot be used, torch's own kernels serve."""
+def triton() -> Iterator[Finding]:
+    """What a GPU decodes with; without it, transformers' own forward serves."""
     import torch
 
-    name, found = "flash-attn", installed("flash-attn")
-    if found is None:
-        why = "not installed" if torch.cuda.is_available() else "not installed, and no GPU to use it"
-        yield ok(name, f"{why}: torch's own kernels serve")
+    if not torch.cuda.is_available():
+        yield ok("triton", "not needed: there is no GPU to use it")
+        return
+    if find_spec("triton") is None:
+        told = "not installed: transformers' own forward serves, several times slower"
+        yield warning("triton", told, f"pip install {TRITON}")
         return
     try:
-        import_module("flash_attn")
+        yield ok("triton", import_module("triton").__version__)
     except Exception as error:
-        told = f"{found} cannot be imported: {first_line(error)}"
-        yield warning(name, told, "build it for this torch, or uninstall it: torch's own kernels serve")
-        return
-    yield ok(name, found if torch.cuda.is_available() else f"{found}, but no GPU to use it")
+        told = f"cannot be imported: {first_line(error)}"
+        yield problem("triton", told, f"pip install --force-reinstall {TRITON}", ModelError)
 
 
 def installed(name: str) -> str | None:

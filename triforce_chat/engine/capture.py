@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +19,6 @@ from triforce_chat.engine.cache.slab import Place, Slab
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 
 USUAL = 20  # tokens of the largest forward that is captured at once
-FLASH_FROM = 32_768  # slots
 
 
 class Captured:
@@ -99,43 +97,17 @@ class Captures:
             place.slab.values,
         )  # not the slab: it must be free to go
         scale, most = place.slab.shape.head_dim**-0.5, place.slab.capacity
-        flash = flash_attention(place.slab)
 
         def forward(given: Captured) -> Tensor:
             positions = given.position + given.steps
-            visible = (given.slot + len(given.steps)).int()
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
                 turn = angles.positions, angles.frequencies, angles.factor
                 kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], given.slot)
                 if ring is not None:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
-                if flash:
-                    return flash(q, keys[layer], values[layer], visible, scale)
                 return kernels.decode_attention(q, keys[layer], values[layer], given.slot, scale, most)
 
             return self.decoder.head(self.decoder(given.ids, positions, attend))
 
         return forward
-
-
-def flash_attention(slab: Slab) -> Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor] | None:
-    """flash-attn's kernel for a slab so long that it is the faster one, where that is installed.
-
-    It takes q [n, Hq, D], one layer's keys and values [Hkv, S, D], how many of them are visible [1], and the scale.
-    """
-    shape = slab.shape
-    if slab.capacity < FLASH_FROM or shape.dtype not in (torch.float16, torch.bfloat16):
-        return None
-    if shape.device.type != "cuda" or find_spec("flash_attn") is None:
-        return None
-    from flash_attn import flash_attn_with_kvcache
-
-    def read(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float) -> Tensor:
-        stored = (part.transpose(0, 1)[None] for part in (keys, values))
-        out: Tensor = flash_attn_with_kvcache(
-            q[None], *stored, cache_seqlens=visible, softmax_scale=scale, causal=True
-        )
-        return out[0]
-
-    return read

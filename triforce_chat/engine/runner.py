@@ -79,6 +79,13 @@ class Runner:
         return made
 
     @property
+    def narrow_numbers(self) -> int:
+        """How many of the numbers that a step of few tokens reads are 8 bits wide."""
+        if self.decoder is None or self.captures.decoder is self.decoder:
+            return 0
+        return self.decoder.matrix_numbers
+
+    @property
     def room_for_narrow(self) -> bool:
         """Whether memory holds 8-bit copies beside everything that is still to come."""
         if "narrow" in vars(self):

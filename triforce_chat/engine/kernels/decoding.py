@@ -15,9 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels import overlap
-from triforce_chat.engine.kernels.overlap import follow
-
 PROCESSORS = 132  # of a Hopper GPU
 RESIDENT = 2  # programs that one of them holds at a time
 LEAST = 128  # slots for which a program of its own pays
@@ -105,7 +102,6 @@ def decode_attention(
         width=shape.slots,
         num_stages=shape.stages,
         num_warps=shape.warps,
-        **overlap.options(),
     )
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     block = triton.next_power_of_2(parts)
@@ -123,7 +119,6 @@ def decode_attention(
         width=shape.slots,
         block=block,
         num_warps=min(8, max(1, block * dim // 1024)),
-        **overlap.options(),
     )
     return out
 
@@ -149,9 +144,7 @@ def _attend(
     dim: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
-    overlaps: tl.constexpr,
 ):
-    follow(overlaps)
     part, parts, head = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     before = tl.load(at).to(tl.int32)
     tiles = tl.cdiv(before + n, width)
@@ -209,9 +202,7 @@ def _join(
     dim: tl.constexpr,
     width: tl.constexpr,
     block: tl.constexpr,
-    overlaps: tl.constexpr,
 ):
-    follow(overlaps)
     token, query_head = tl.program_id(0), tl.program_id(1)
     tiles = tl.cdiv(tl.load(at).to(tl.int32) + n, width)
     part = tl.arange(0, block)

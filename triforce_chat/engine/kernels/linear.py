@@ -9,9 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels import overlap
 from triforce_chat.engine.kernels.decoding import PROCESSORS
-from triforce_chat.engine.kernels.overlap import follow, prefetch
 
 LARGEST = 127  # of a symmetric 8-bit number
 MEMORY = 232_448  # bytes on the chip of one processor
@@ -20,7 +18,6 @@ MOST_SUMS = {2: 2048, 4: 512}  # of a tile, by bytes of a number: more do not fi
 TILES, MOST_TILES = 2, 3  # in flight for each program
 LINE = 128  # bytes of a cache line
 PIECES = (LINE, 64, 32, 16)  # inputs of one warp's piece of a tile
-AHEAD = 16  # lines of each row that the L2 cache is asked for while the kernel ahead still runs
 
 
 class Int8Weight(NamedTuple):
@@ -124,11 +121,8 @@ def int8_linear(
         height=shape.outputs,
         pieces=shape.warps,
         depth=shape.inputs,
-        ahead=AHEAD,
-        line=LINE,
         num_stages=shape.stages,
         num_warps=shape.warps,
-        **overlap.options(),
     )
     return out
 
@@ -155,9 +149,6 @@ def _multiply(
     height: tl.constexpr,
     pieces: tl.constexpr,
     depth: tl.constexpr,
-    overlaps: tl.constexpr,
-    ahead: tl.constexpr,
-    line: tl.constexpr,
 ):
     output = tl.program_id(0) * height + tl.arange(0, height)
     token = tl.arange(0, tokens)
@@ -167,13 +158,6 @@ def _multiply(
     factor = tl.load(scale + row)
     if gates:
         other_factor = tl.load(scale + outputs + row)
-    if overlaps:
-        lines = tl.minimum(tl.arange(0, ahead) * line, inputs - 1)
-        first_at = data + row.to(tl.int64)[:, None] * data_row + lines[None, :]
-        prefetch(first_at)
-        if gates:
-            prefetch(first_at + outputs.to(tl.int64) * data_row)
-    follow(overlaps)
     if adds:
         base = tl.load(add + token[None, :] * add_row + output[:, None], mask=valid, other=0.0).to(tl.float32)
 

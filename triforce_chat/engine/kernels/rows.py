@@ -7,9 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels import overlap
-from triforce_chat.engine.kernels.overlap import follow
-
 ACTIVATIONS = 1024  # numbers of a gated activation that one program makes
 
 
@@ -34,7 +31,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps,
         block=block,
         num_warps=warps(block),
-        **overlap.options(),
     )
     return out
 
@@ -45,10 +41,7 @@ def warps(block: int) -> int:
 
 
 @triton.jit
-def _norm_row(
-    x, weight, out, outer_stride, inner_stride, inner, width, eps, block: tl.constexpr, overlaps: tl.constexpr
-):
-    follow(overlaps)
+def _norm_row(x, weight, out, outer_stride, inner_stride, inner, width, eps, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     valid = column < width
@@ -98,7 +91,6 @@ def rotate_and_store(
         half=half,
         block=triton.next_power_of_2(half),
         num_warps=1,
-        **overlap.options(),
     )
 
 
@@ -127,9 +119,7 @@ def _rotate_head(
     kv_heads,
     half: tl.constexpr,
     block: tl.constexpr,
-    overlaps: tl.constexpr,
 ):
-    follow(overlaps)
     token, which = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     low = tl.arange(0, block)
     valid = low < half
@@ -167,13 +157,12 @@ def silu_mul(both: Tensor) -> Tensor:
     n, half = both.shape[0], both.shape[1] // 2
     out = both.new_empty(n, half)
     grid = (n, triton.cdiv(half, ACTIVATIONS))
-    _gate[grid](both, out, both.stride(0), half, block=ACTIVATIONS, num_warps=4, **overlap.options())
+    _gate[grid](both, out, both.stride(0), half, block=ACTIVATIONS, num_warps=4)
     return out
 
 
 @triton.jit
-def _gate(both, out, stride, half, block: tl.constexpr, overlaps: tl.constexpr):
-    follow(overlaps)
+def _gate(both, out, stride, half, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     valid = column < half
