@@ -13,7 +13,7 @@ from triforce_chat.training.documents import Book
 from triforce_chat.training.facts import PLANTED, Fact, make_facts
 from triforce_chat.training.planting import plant
 
-ABSENT_SHARE = 0.25
+ABSENT_SHARE = 0.15
 FAR_SHARE, FAR_DEPTH = 0.4, 0.15  # so many facts stand in this first part
 FIRST_DEPTH = 0.02  # where one fact of every document stands
 PAGED_SHARE = 0.5  # of the documents have page marks
