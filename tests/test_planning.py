@@ -155,7 +155,7 @@ def test_every_preset_is_counted_as_transformers_makes_it(preset: Any) -> None:
 def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> None:
     model = random_model(**EVEN, tie_word_embeddings=tied).to(dtype)
     small = random_model(**{**EVEN, "num_hidden_layers": 1}).to(dtype)
-    options = StackOptions("triforce")
+    options = StackOptions("triforce", gamma=4, draft_gamma=2)
     told = [description(each) for each in (model, small)]
     plan = work_of(*told, 700, options, CPU, dtype)
     engine = Engine(Runner(model), 700, frozenset(), str, Runner(small), options)

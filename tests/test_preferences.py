@@ -22,6 +22,7 @@ from triforce_chat.preferences import DEFAULT, KINDS, RESERVED, UNKEPT, Key, fro
 SAID: dict[str, tuple[Any, Any, Any]] = {
     "stack": ("lookup", "triforce", "naive"),
     "policy": ("minmax", "mean", "minmax"),
+    "middle": ("full", "int8", "full"),
     "dtype": ("float32", "float16", "bfloat16"),
     "budget": (200, 300, 400),
     "repetition_penalty": (1.2, 1.3, 1.4),

@@ -13,7 +13,7 @@ from long_texts import messages, prose, sent, spelled, three_books
 
 from triforce_chat.chat_format import ChatFormat
 from triforce_chat.errors import DocumentError, UsageError
-from triforce_chat.training.conversations import FIRST_DEPTH, SYSTEMS, Builder, depths
+from triforce_chat.training.conversations import ABSENT_SHARE, FIRST_DEPTH, SYSTEMS, Builder, depths
 from triforce_chat.training.documents import PARAGRAPH_CHARACTERS, Book, load_books, paragraphs
 from triforce_chat.training.facts import ABSENT_ANSWER, PLANTED, facts_of
 from triforce_chat.training.planting import TAIL, plant
@@ -271,4 +271,5 @@ def test_absent_questions_come_in_their_share(builder: Builder) -> None:
     rng = random.Random(3)
     examples = [builder.planted(rng, 3000, 8) for _ in range(40)]
     said = [spelled(builder.format, one.ids[start:end]) for one in examples for start, end in one.answers]
-    assert 0.18 < sum(ABSENT_ANSWER in reply for reply in said) / len(said) < 0.32
+    share = sum(ABSENT_ANSWER in reply for reply in said) / len(said)
+    assert share == pytest.approx(ABSENT_SHARE, abs=0.07)
