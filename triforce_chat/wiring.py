@@ -99,9 +99,9 @@ def load_engine(
         note(f"{target.name}: as slow as that, and no better than before")
     memory = remember(target)  # before the runner packs the weights
     target = dataclasses.replace(target, offloaded=plan.offloaded)
-    runner = Runner(target.model)
-    drafter = Runner(draft.model, target.vocab_size) if draft else None
     try:
+        runner = Runner(target.model)
+        drafter = Runner(draft.model, target.vocab_size) if draft else None
         engine = Engine(
             runner,
             context,
@@ -262,16 +262,17 @@ def stack_of(settings: Settings, positions: int) -> StackOptions:
     budget = settings.budget or max(
         SMALLEST_BUDGET, min(LARGEST_BUDGET, (settings.context or positions) // 8)
     )
-    name, gamma, draft_gamma = settings.stack, settings.gamma, settings.draft_gamma
+    name, gamma, draft_gamma, middle = settings.stack, settings.gamma, settings.draft_gamma, settings.middle
     if settings.seed is not None:  # planners decide by the clock, and other plans draw other random numbers
         name = "lookup" if name == "auto" else name
         gamma, draft_gamma = gamma or SEEDED_GAMMA, draft_gamma or SEEDED_DRAFT_GAMMA
+        middle = "full" if middle == "auto" else middle  # nor on what memory happens to be free
     return StackOptions(
         name=name,
         gamma=gamma,
         draft_gamma=draft_gamma,
         policy=settings.policy,
-        middle=settings.middle,
+        middle=middle,
         budget=Budget(tokens=budget, chunk=settings.chunk),
     )
 

@@ -398,6 +398,8 @@ def test_selection_sums_attention_over_the_group_and_reads_in_order() -> None:
         assert chosen[head].tolist() == sorted(mass.topk(4).indices.tolist())
     none = select(Recent(), queries[:, :0], keys, 3)
     assert (none == torch.tensor([6, 7, 8])).all()
+    many = select(Recent(), queries, torch.randn(2, 5000, 4, 8).bfloat16(), 3000)
+    assert (many == torch.arange(2000, 5000)).all()
 
 
 @quick

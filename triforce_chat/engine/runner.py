@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families whose blocks are known
 SMALLEST_HEAD = 16  # numbers; a tile of a matrix unit is not narrower
+ROOMY = (
+    (8, 0),
+    (9, 0),
+    (10, 0),
+    (10, 3),
+)  # data-centre GPUs: the kernels' tiles do not fit on the chips of others
 SPARE = (
     8 << 30
 )  # bytes that 8-bit copies leave free on a GPU, for the activations of a prefill and for graphs
@@ -50,6 +56,8 @@ class Runner:
         self.known: int = model.config.vocab_size  # ids from here on have no embedding
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # Triton launches on the current one
         ranks: int = model.tp_size or 1
         self.shape = Shape.of(model.config, model.dtype, model.device, ranks)
         self.decoder: Decoder | None = None
@@ -90,9 +98,10 @@ class Runner:
         """Whether memory holds 8-bit copies beside everything that is still to come."""
         if "narrow" in vars(self):
             return True
-        if self.decoder is None or self.device.type != "cuda":
+        # In fp16 the fused norm of 8-bit products could overflow.
+        if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
             return False
-        return torch.cuda.mem_get_info(self.device)[0] > self.decoder.matrix_numbers + SPARE
+        return free_bytes(self.device) > self.decoder.matrix_numbers + SPARE
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
@@ -131,6 +140,14 @@ class Runner:
         return hidden
 
 
+def free_bytes(device: torch.device) -> int:
+    """What this process may still take of a GPU, whose share of it may be capped."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return min(free, allowed - torch.cuda.memory_reserved(device))
+
+
 def fusible(model: Any) -> bool:
     """Whether the model runs where Triton's kernels do, and is made of blocks that are known."""
     layer = model.base_model.layers[0]
@@ -138,6 +155,7 @@ def fusible(model: Any) -> bool:
     return (
         model.device.type == "cuda"
         and find_spec("triton") is not None
+        and torch.cuda.get_device_capability(model.device) in ROOMY
         and type(layer).__name__.removesuffix("DecoderLayer") in FUSED
         and model.config.hidden_act == "silu"
         and dim >= SMALLEST_HEAD

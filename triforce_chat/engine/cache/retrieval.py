@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.selection import Policy, best, mass
+from triforce_chat.engine.cache.selection import Policy, Recent, best, mass
 from triforce_chat.engine.cache.slab import Counted, Place, Slab, View
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
@@ -119,7 +119,7 @@ class RetrievalCache(Counted):
     """
 
     def __init__(
-        self, source: FullCache, budget: Budget, policy: Policy, emit: Callable[[Event], None]
+        self, source: FullCache, budget: Budget, policy: Policy | Recent, emit: Callable[[Event], None]
     ) -> None:
         self.source, self.budget, self.policy, self.emit = source, budget, policy, emit
         self.slab = Slab(source.shape, budget.capacity)

@@ -47,16 +47,12 @@ class MinMaxKey:
 class Recent:
     """No retrieval: the latest chunks win, which makes the cache a StreamingLLM cache of the target."""
 
-    def summarize(self, keys: Tensor) -> Tensor:
-        return keys.new_zeros(*keys.shape[:2], 1)
-
-    def bound(self, queries: Tensor, summary: Tensor) -> Tensor:
-        chunks = summary.shape[1]
-        rising = torch.arange(chunks, dtype=summary.dtype, device=summary.device)
-        return rising.expand(*queries.shape[:2], chunks)
+    def worth(self, keys: Tensor) -> Tensor:
+        """keys [Hkv, C, chunk, D] -> [Hkv, C]: later is better. A softmax of ranks would make most of them zero."""
+        return torch.arange(keys.shape[1], device=keys.device).expand(keys.shape[:2])
 
 
-def select(policy: Policy, queries: Tensor, keys: Tensor, count: int) -> Tensor:
+def select(policy: Policy | Recent, queries: Tensor, keys: Tensor, count: int) -> Tensor:
     """The ``count`` best chunks of one layer for every KV head, in reading order: [Hkv, count].
 
     queries: [Hq, m, D]; keys: [Hkv, C, chunk, D].
@@ -64,12 +60,14 @@ def select(policy: Policy, queries: Tensor, keys: Tensor, count: int) -> Tensor:
     return best(mass(policy, queries, keys), count)
 
 
-def mass(policy: Policy, queries: Tensor, keys: Tensor) -> Tensor:
+def mass(policy: Policy | Recent, queries: Tensor, keys: Tensor) -> Tensor:
     """What the chunks of one layer are worth to each KV head: [Hkv, C]; shapes as in ``select``.
 
     Each query spreads one unit of attention over the chunks (softmax of the estimated logits), and a KV head adds
     up what its group's queries gave, so that no loud head decides alone.
     """
+    if isinstance(policy, Recent):
+        return policy.worth(keys)
     kv_heads, _, chunk, dim = keys.shape
     grouped = queries.unflatten(0, (kv_heads, -1)).flatten(1, 2)  # [Hkv, G*m, D]
     if grouped.shape[1] == 0:
