@@ -31,8 +31,8 @@ def main(model: str, method: str) -> None:
     if method == "restack":  # as if a GPU waited for the other rank
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     print(team.started[0].pid, flush=True)
-    team.tell(Call(method, (Hungry() if method == "restack" else None,)))
-    try:
+    try:  # the other rank may be lost before this one has told all of the order
+        team.tell(Call(method, (Hungry() if method == "restack" else None,)))
         time.sleep(600)
     except RankLost as error:
         print(f"error: {error}", file=sys.stderr)
