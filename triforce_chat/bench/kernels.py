@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from triforce_chat.bench.floor import bandwidth
 from triforce_chat.bench.kernel_cases import DEVICE, SECTIONS, Case, cases
 
 LAUNCHES = 24  # of one graph, or once round the buffers
@@ -63,8 +64,8 @@ def milliseconds(case: Case) -> float:
     return min(took)
 
 
-def measured(case: Case, bandwidth: float) -> Row:
-    floor = 1e3 * case.bytes / bandwidth
+def measured(case: Case, copied: float) -> Row:
+    floor = 1e3 * case.bytes / copied
     try:
         ms = milliseconds(case)
         error = None if case.right is None else difference(case)
@@ -80,25 +81,18 @@ def difference(case: Case) -> float:
     return float((found - right).abs().max() / right.abs().max())
 
 
-def bandwidth_of(bytes_: int) -> float:
-    """Bytes a second that a copy reads and writes."""
-    pair = torch.zeros(2, bytes_, dtype=torch.uint8, device=DEVICE)
-    case = Case("copy", "", 2 * bytes_, [pair], lambda each: each[1].copy_(each[0]))
-    return 1e3 * case.bytes / milliseconds(case)
-
-
 def rows(tiny: bool, sections: Sequence[str], seconds: float) -> Iterator[Row]:
     """Every case in turn, until the time is over."""
     ends = time.monotonic() + seconds
-    bandwidth = bandwidth_of(1 << (20 if tiny else 31))
-    yield Row("device copy, TB/s", f"{bandwidth / 1e12:.2f}")
+    copied = bandwidth(torch.device(DEVICE))
+    yield Row("device copy, TB/s", f"{copied / 1e12:.2f}")
     for make in cases(tiny, sections):
         try:
             for case in make():
                 if time.monotonic() > ends:
                     yield Row("stopped", f"after {seconds:.0f} s", failure="the rest was not measured")
                     return
-                yield measured(case, bandwidth)
+                yield measured(case, copied)
         except Exception as problem:
             yield Row(str(make), "", failure=f"{type(problem).__name__}: {problem}")
 

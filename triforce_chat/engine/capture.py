@@ -91,11 +91,8 @@ class Captures:
         return of_slab[size](ids, place.slot, position)[: len(ids)].clone()
 
     def _forward(self, place: Place) -> Callable[[Captured], Tensor]:
-        ring, keys, values = (
-            place.queries,
-            place.slab.keys,
-            place.slab.values,
-        )  # not the slab: it must be free to go
+        # Not the slab itself: it must be free to go.
+        ring, keys, values = place.queries, place.slab.keys, place.slab.values
         scale, most = place.slab.shape.head_dim**-0.5, place.slab.capacity
 
         def forward(given: Captured) -> Tensor:

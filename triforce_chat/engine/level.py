@@ -101,11 +101,11 @@ class Speculative:
         draft = self.drafter.propose(tokens, min(self.gamma, most), sampler)
         extended = torch.cat([tokens, draft.tokens])
         logits = self.model(self.cache.pending(extended), self.cache, len(draft) + 1)
-        probs = sampler.probs(logits, extended)
-        made = verify(draft, probs, sampler)
-        while sampler.widened():
+        while True:
             probs = sampler.probs(logits, extended)
             made = verify(draft, probs, sampler)
+            if not sampler.widened():
+                break
         verdict = self.accord.verdict(made, probs)
         accepted = len(verdict) - 1
         self.rollback(len(tokens) + accepted)

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families whose blocks are known
 SMALLEST_HEAD = 16  # numbers; a tile of a matrix unit is not narrower
-ROOMY = (
-    (8, 0),
-    (9, 0),
-    (10, 0),
-    (10, 3),
-)  # data-centre GPUs: the kernels' tiles do not fit on the chips of others
+# Data-centre GPUs by compute capability: the kernels' tiles do not fit on the chips of others.
+ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
 SPARE = (
     8 << 30
 )  # bytes that 8-bit copies leave free on a GPU, for the activations of a prefill and for graphs
@@ -101,7 +97,7 @@ class Runner:
         # In fp16 the fused norm of 8-bit products could overflow.
         if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
             return False
-        return free_bytes(self.device) > self.decoder.matrix_numbers + SPARE
+        return allowed_bytes(self.device) > self.decoder.matrix_numbers + SPARE
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
@@ -140,7 +136,7 @@ class Runner:
         return hidden
 
 
-def free_bytes(device: torch.device) -> int:
+def allowed_bytes(device: torch.device) -> int:
     """What this process may still take of a GPU, whose share of it may be capped."""
     total = torch.cuda.get_device_properties(device).total_memory
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
