@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ from safetensors.torch import load_file
 from schooling import builder_of, load, save_target
 from torch.nn.functional import cross_entropy, kl_div
 
+from triforce_chat.models.adapter import matrix_name
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.training import context as module
 from triforce_chat.training.context import ContextRecipe, ContextTraining, stretched
 from triforce_chat.training.conversations import Builder, Example
 from triforce_chat.training.course import LOG
 from triforce_chat.training.lowrank import WEIGHTS
+from triforce_chat.training.ranks import Ranks
 from triforce_chat.training.selfchat import Row
 
 LENGTHS = (1200, 1250, 1300)
@@ -52,7 +56,8 @@ def chats(seed: int = 0) -> list[Row]:
 
 
 def training(loaded: LoadedModel, builder: Builder, folder: Path, **changes: Any) -> ContextTraining:
-    return ContextTraining(loaded, builder, chats(), recipe(chats_per_step=3, **changes), folder)
+    few = recipe(chats_per_step=3, readings_per_step=2, **changes)
+    return ContextTraining(loaded, builder, (chats(), chats(1)), few, folder)
 
 
 def logged(folder: Path) -> list[dict[str, float]]:
@@ -102,11 +107,34 @@ def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, builder: Build
 def test_a_training_can_begin_with_another(loaded: LoadedModel, builder: Builder, tmp_path: Path) -> None:
     first = training(loaded, builder, tmp_path / "first", steps=1)
     first.run(lambda _: None)
-    second = ContextTraining(loaded, builder, [], recipe(), tmp_path / "second", tmp_path / "first")
+    second = ContextTraining(loaded, builder, ([], []), recipe(), tmp_path / "second", tmp_path / "first")
     for name, update in second.updates.items():
         assert torch.equal(update.b, first.updates[name].b.bfloat16().float())
         assert update.b.abs().max() > 0
     assert second.course.step == 0
+
+
+@pytest.mark.usefixtures("seldom")
+def test_two_processes_train_as_one_that_reads_for_both(
+    loaded: LoadedModel, builder: Builder, tmp_path: Path
+) -> None:
+    made = training(loaded, builder, tmp_path / "one", steps=1)
+    for rank in range(2):
+        made.ranks = Ranks(rank, 2)
+        made._step(made._examples(0)[1])
+    for parameter in made.optimizer.parameters:
+        assert parameter.grad is not None
+        parameter.grad /= 2
+    made.optimizer.step()
+    program = Path(__file__).with_name("training_ranks.py")
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    subprocess.run((*launch, program, loaded.source.name, tmp_path / "two"), check=True, timeout=120)
+    assert [line["step"] for line in logged(tmp_path / "two")] == [1]
+    stored = load_file(tmp_path / "two" / WEIGHTS)
+    for name, update in made.updates.items():
+        found = stored[matrix_name(name, "B")].float()
+        assert update.b.abs().max() > 0
+        torch.testing.assert_close(found, update.b.detach().bfloat16().float(), rtol=1e-2, atol=1e-4)
 
 
 def test_the_losses_are_those_of_plain_formulas(
@@ -134,7 +162,7 @@ def test_the_losses_are_those_of_plain_formulas(
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-3, atol=1e-5)
         parameter.grad = None
     rows = chats()[:2]
-    kept = made._chat(rows)["divergence"]
+    kept = made._chat(rows)
     sums = torch.zeros(())
     for row in rows:
         with torch.no_grad():
@@ -164,9 +192,9 @@ def test_a_step_reads_as_many_tokens_as_the_recipe_says(
 
 def test_all_lengths_are_read_and_the_longest_last() -> None:
     lengths = [recipe(steps=120).length(step, step / 120) for step in range(120)]
-    assert LENGTHS[2] not in lengths[:36]
-    assert lengths[36:].count(LENGTHS[2]) == 28
-    assert all(lengths.count(length) >= 28 for length in LENGTHS)
+    assert LENGTHS[2] not in lengths[:18]
+    assert lengths[18:].count(LENGTHS[2]) == 34
+    assert all(lengths.count(length) >= 34 for length in LENGTHS)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

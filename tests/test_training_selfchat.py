@@ -13,8 +13,16 @@ from schooling import builder_of, load, save_target
 
 from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.models.load import LoadedModel
+from triforce_chat.training.everyday import everyday
 from triforce_chat.training.requests import QUESTIONS, SUMMARIES
-from triforce_chat.training.selfchat import SHORTEST, document_chats, opening, short_chats, temper
+from triforce_chat.training.selfchat import (
+    SHORTEST,
+    document_chats,
+    everyday_chats,
+    opening,
+    short_chats,
+    temper,
+)
 
 ENDS = frozenset(range(2, 60))  # so that even random questions end
 
@@ -66,6 +74,19 @@ def test_short_chats_are_a_question_and_an_answer(loaded: LoadedModel, form: Cha
 
 def test_questions_without_an_end_are_dropped(loaded: LoadedModel) -> None:
     assert short_chats(dataclasses.replace(loaded, eos_ids=frozenset()), random.Random(0), 10) == []
+
+
+def test_everyday_chats_keep_what_the_model_answers(
+    loaded: LoadedModel, form: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triforce_chat.training.selfchat.ANSWERED", [(0.0, 1.0)])
+    endless = dataclasses.replace(loaded, eos_ids=frozenset())
+    rng = random.Random(1)
+    rows = everyday_chats(endless, random.Random(1), 5, answer=6)
+    for row in rows:
+        asked = form.render([Message("user", form.text(everyday(rng)))])
+        assert row.ids[: row.start] == asked
+        assert row.ids[row.start :] == greedy(loaded.model, asked, 6)
 
 
 def test_document_chats_answer_about_their_document(

@@ -53,13 +53,14 @@ def context(
     device: Device = "auto",
     debug: bool = False,
 ) -> None:
-    """Train an adapter that lets a model read further: YaRN and LoRA."""
+    """Train an adapter that lets a model read further: YaRN and LoRA. On several GPUs under torchrun."""
     with failures(debug):
         reached = tuple(listed(lengths))
         writable(out)
-        loaded = load(model, device)
         from triforce_chat.training.context import ContextRecipe
         from triforce_chat.training.jobs import books, train_context
+        from triforce_chat.training.ranks import joined
+        from triforce_chat.wiring import place
 
         recipe = ContextRecipe(
             factor=factor,
@@ -72,7 +73,10 @@ def context(
             lengths=reached,
             tokens=tokens,
         )
-        train_context(loaded, books(loaded, data, exclude or []), recipe, chats, out, teller(), start)
+        with joined(place(Settings(device=device))[0]) as ranks:
+            loaded = load(model, ranks.device)
+            builder = books(loaded, data, exclude or [])
+            train_context(loaded, builder, recipe, chats, out, teller(ranks.first), start, ranks)
 
 
 @app.command()
@@ -146,8 +150,10 @@ def load(model: str, device: str) -> LoadedModel:
     return load_model(name, device=where, dtype=dtype, attention="sdpa")
 
 
-def teller() -> Tell:
-    """Prints every report as one line."""
+def teller(aloud: bool = True) -> Tell:
+    """Prints every report as one line, or none."""
+    if not aloud:
+        return lambda figures: None  # noqa: ARG005
     tell: Callable[[dict[str, Any]], None] = lambda figures: typer.echo(  # noqa: E731
         "  ".join(f"{name} {value:g}" for name, value in figures.items()), err=True
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
 from triforce_chat.models.load import LoadedModel
@@ -19,14 +20,24 @@ from triforce_chat.training.conversations import Builder, Example
 from triforce_chat.training.course import Course, Log, Optimizer
 from triforce_chat.training.losses import divergence, next_token_loss
 from triforce_chat.training.lowrank import attach, load_updates, save_adapter
+from triforce_chat.training.ranks import ALONE, Ranks
 from triforce_chat.training.selfchat import Row
 
 SAVE_EVERY = 50  # steps
 ANSWERS = 2.0  # weight of the answers beside that of the text, whatever their lengths
-PLANTED_SHARE = 0.8  # of the sequences; their documents are running text too
-TOKENS_PER_QUESTION = 200  # of a planted document, up to ``MOST_QUESTIONS``
+# Of the sequences; the documents of the first two are running text too, and so is all of the rest.
+PLANTED_SHARE, REPORTED_SHARE = 0.55, 0.3
+REPORT_LENGTH = 2_048  # tokens of the shortest document with a report
+TOKENS_PER_QUESTION = 200  # of a document that is asked about, up to ``MOST_QUESTIONS``
 MOST_QUESTIONS = 120
-WHOLE_REACH = 0.6  # of the training, after which every length takes its turn
+WHOLE_REACH = 0.3  # of the training, after which every length takes its turn
+# cuDNN's backward pass over long rows takes less time than flash-attention's; the others are for what it refuses.
+ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,8 @@ class ContextRecipe:
     seed: int = 0
     lengths: tuple[int, ...] = (2_048, 8_192, 32_768, 124_928)
     tokens: int = 131_072  # of a step
-    chats_per_step: int = 8  # self-distilled conversations
+    chats_per_step: int = 24  # short self-distilled conversations
+    readings_per_step: int = 4  # those about documents
 
     def length(self, step: int, progress: float) -> int:
         """Of the sequences of a step: short ones teach to find things, then it has to hold far away too."""
@@ -73,19 +85,27 @@ def stretch(model: Any, rope: dict[str, Any]) -> None:
 class ContextTraining:
     """One training run; ``folder`` receives the adapter, the log and the state to resume from.
 
-    ``start`` is an adapter folder of the same rank whose updates it begins with.
+    ``chats`` are conversations of the untouched model: short ones, and such about documents. ``start`` is an adapter
+    folder of the same rank whose updates it begins with. Several ``ranks`` read sequences of their own at every step
+    and add up what they learn.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
         builder: Builder,
-        chats: list[Row],
+        chats: tuple[Sequence[Row], Sequence[Row]],
         recipe: ContextRecipe,
         folder: Path,
         start: Path | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.recipe, self.builder, self.chats, self.folder = recipe, builder, chats, folder
+        self.recipe, self.builder, self.folder, self.ranks = recipe, builder, folder, ranks
+        short, readings = chats
+        self.chats = {
+            "divergence": (short, recipe.chats_per_step),
+            "of readings": (readings, recipe.readings_per_step),
+        }
         self.base = loaded.name
         self.teacher = loaded.model
         self.model = copy.deepcopy(loaded.model)
@@ -101,27 +121,32 @@ class ContextTraining:
     def run(self, report: Callable[[dict[str, float]], None]) -> None:
         """Train to the end, telling every step; an interrupted run goes on where it was saved."""
         self.optimizer.resume(self.folder)
-        log = Log(self.folder, self.course.step)
+        log = Log(self.folder, self.course.step) if self.ranks.first else None
         for length, examples in self._batches():
-            figures = self._step(examples) | {"length": length, "rate": self.course.learning_rate}
-            self.optimizer.step()
+            rate = self.ranks.told(self.course.learning_rate)
+            figures = self._step(examples) | {"length": length, "rate": rate}
+            self.ranks.add_up(self.optimizer.parameters)
+            self.optimizer.step(rate)
+            if log is None:
+                continue
             report(log.add(self.course, figures))
             if self.course.step % SAVE_EVERY == 0:
                 self.optimizer.save(self.folder)
-        self.optimizer.save(self.folder)
-        save_adapter(self.folder, self.updates, self.base, self.rope)
+        if log is not None:
+            self.optimizer.save(self.folder)
+            save_adapter(self.folder, self.updates, self.base, self.rope)
 
     def _batches(self) -> Iterator[tuple[int, list[Example]]]:
         """Every step's sequences, made while the step before runs."""
         with ThreadPoolExecutor(1) as pool:
             coming = pool.submit(self._examples, self.course.step)
-            while not self.course.done:
+            while not self.ranks.told(self.course.done):
                 ready = coming.result()
                 coming = pool.submit(self._examples, self.course.step + 1)
                 yield ready
 
     def _examples(self, step: int) -> tuple[int, list[Example]]:
-        rng = random.Random(f"{self.recipe.seed}-{step}")
+        rng = random.Random(f"{self.ranks.seed(self.recipe.seed)}-{step}")
         # Made ahead of its step or right at it after a resumption: both must choose the same.
         progress = max(step / self.recipe.steps, self.course.progress)
         length = self.recipe.length(step, progress)
@@ -129,16 +154,21 @@ class ContextTraining:
         return length, [self._example(rng, length) for _ in range(count)]
 
     def _example(self, rng: random.Random, length: int) -> Example:
-        if rng.random() >= PLANTED_SHARE:
-            return self.builder.plain(rng, length)
-        return self.builder.planted(rng, length, max(1, min(MOST_QUESTIONS, length // TOKENS_PER_QUESTION)))
+        questions = max(1, min(MOST_QUESTIONS, length // TOKENS_PER_QUESTION))
+        kind = rng.random()
+        if kind < REPORTED_SHARE and length >= REPORT_LENGTH:
+            return self.builder.reported(rng, length, questions)
+        if kind < REPORTED_SHARE + PLANTED_SHARE:
+            return self.builder.planted(rng, length, questions)
+        return self.builder.plain(rng, length)
 
     def _step(self, examples: list[Example]) -> dict[str, Tensor]:
         """Add this step's gradients."""
         figures = self._read(examples)
-        if self.chats:
-            rng = random.Random(f"{self.recipe.seed}-{self.course.step}-chats")
-            figures |= self._chat(rng.sample(self.chats, min(self.recipe.chats_per_step, len(self.chats))))
+        rng = random.Random(f"{self.ranks.seed(self.recipe.seed)}-{self.course.step}-chats")
+        for name, (rows, count) in self.chats.items():
+            if rows:
+                figures[name] = self._chat(rng.sample(rows, min(count, len(rows))))
         return figures
 
     def _read(self, examples: list[Example]) -> dict[str, Tensor]:
@@ -168,7 +198,7 @@ class ContextTraining:
         lost = next_token_loss(hidden[answers], self.model.lm_head.weight, targets[answers], weights)
         return lost / weights.sum().clamp_min(1)
 
-    def _chat(self, rows: list[Row]) -> dict[str, Tensor]:
+    def _chat(self, rows: Sequence[Row]) -> Tensor:
         """Keep what the model could do: the divergence from the untouched model on its own conversations."""
         device, widest = self.model.device, max(len(row.ids) for row in rows)
         ids = torch.tensor([[*row.ids, *[0] * (widest - len(row.ids))] for row in rows], device=device)
@@ -181,9 +211,10 @@ class ContextTraining:
         with parametrize.cached():
             loss = divergence(self._hidden(self.model, ids)[counted], wanted, self.model.lm_head.weight)
             loss.backward()
-        return {"divergence": loss.detach()}
+        return loss.detach()
 
     @staticmethod
     def _hidden(model: Any, ids: Tensor) -> Tensor:
-        hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        with sdpa_kernel(ATTENTION, set_priority=True):
+            hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         return hidden

@@ -9,16 +9,19 @@ from typing import Any
 
 from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.prompts import prompt
-from triforce_chat.training.documents import Book
+from triforce_chat.training.documents import Book, Pieces
 from triforce_chat.training.facts import PLANTED, Fact, make_facts
 from triforce_chat.training.planting import plant
+from triforce_chat.training.reports import Report, reports
 
-ABSENT_SHARE = 0.15
+ABSENT_SHARE = 0.2
 FAR_SHARE, FAR_DEPTH = 0.4, 0.15  # so many facts stand in this first part
 FIRST_DEPTH = 0.02  # where one fact of every document stands
 PAGED_SHARE = 0.5  # of the documents have page marks
 PAGE_TOKENS = (200, 900)
 WHOLE_SHARE = 0.3  # of the texts begin where a book begins
+REPORT_TOKENS, MOST_REPORTS = 2_000, 12  # a report for so many tokens of a document
+TOGETHER_SHARE = 0.4  # of the documents with reports begin with all of them
 SYSTEMS = (
     "You are a helpful assistant.",
     "Answer briefly and only from the text.",
@@ -153,6 +156,41 @@ class Builder:
         surplus = len(talk.whole([], asked).ids) + len(document) - length
         return talk.whole(document[: len(document) - surplus], asked)
 
+    def reported(self, rng: random.Random, length: int, questions: int) -> Example:
+        """Like ``planted``, about reports on some subjects that stand in a book or before it.
+
+        Raises ValueError where ``length`` does not hold them.
+        """
+        book = rng.choice(self.books)
+        talk = Talk(self.format, _system(rng), book.title)
+        told = list(reports(rng, max(1, min(MOST_REPORTS, length // REPORT_TOKENS))))
+        asked = _about(rng, told, questions)
+        room = length - len(talk.whole([], asked).ids)
+        return talk.whole(self._telling(rng, told, self._paragraphs(rng, book), room), asked)
+
+    def _telling(
+        self, rng: random.Random, told: Sequence[Report], paragraphs: Iterator[Sequence[int]], room: int
+    ) -> list[int]:
+        """``room`` tokens of text with the reports whole in it."""
+        pieces = Pieces(self.format.text)
+        parts = [[token for text in each.paragraphs for token in pieces.piece(text)] for each in told]
+        free = room - sum(map(len, parts))
+        if free < 0:
+            raise ValueError(f"{room} tokens do not hold {len(told)} reports")
+        together = rng.random() < TOGETHER_SHARE
+        places = sorted(0 if together else rng.randrange(free + 1) for _ in parts)
+        document: list[int] = []
+        text: list[int] = []  # of the book
+        for place, part in zip(places, parts, strict=True):
+            while len(text) < place:
+                paragraph = next(paragraphs)[: free - len(text)]
+                text += paragraph
+                document += paragraph
+            document += part
+        while len(document) < room:
+            document += next(paragraphs)[: room - len(document)]
+        return document
+
     def prompted(
         self,
         rng: random.Random,
@@ -199,6 +237,16 @@ class Builder:
         yield from book.paragraphs[start:]
         while True:
             yield from rng.choice(self.books).paragraphs
+
+
+def _about(rng: random.Random, told: Sequence[Report], questions: int) -> list[Fact]:
+    """Questions about reports, in any order; their share of absent things is that of planted documents."""
+    absent = min(round(questions * ABSENT_SHARE), sum(len(report.absent) for report in told))
+    there = [fact for report in told for fact in report.told]
+    asked = rng.sample(there, min(questions - absent, len(there)))
+    asked += rng.sample([fact for report in told for fact in report.absent], absent)
+    rng.shuffle(asked)
+    return asked
 
 
 def depths(rng: random.Random, count: int) -> list[float]:

@@ -63,10 +63,11 @@ class Optimizer:
             self.parameters, lr=course.rate, betas=(0.9, 0.95), weight_decay=decay, foreach=True
         )
 
-    def step(self) -> None:
+    def step(self, rate: float | None = None) -> None:
+        """One update, at ``rate`` instead of the course's own if given."""
         nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
         for group in self.adam.param_groups:
-            group["lr"] = self.course.learning_rate
+            group["lr"] = self.course.learning_rate if rate is None else rate
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         self.course.step += 1

@@ -101,7 +101,7 @@ class Writer:
         return Fact(
             kind,
             self._sentences(frame, values),
-            self._adorned(_fill(self.rng.choice(frame.questions), values)),
+            self._adorned(filled(self.rng.choice(frame.questions), values)),
             values[frame.answer],
             reply(frame, values),
         )
@@ -109,13 +109,13 @@ class Writer:
     def absent(self) -> Fact:
         near = self._near_miss() if self.rng.random() < _NEAR_MISS else None
         frame, values = near or self._filled(self.rng.choice(SINGLE))
-        question = _fill(self.rng.choice(frame.questions), values)
+        question = filled(self.rng.choice(frame.questions), values)
         return Fact("absent", (), self._adorned(question), ABSENT_ANSWER, ABSENT_REPLY)
 
     def _page(self) -> Fact:
         frame, values = self._filled(self.rng.choice(SINGLE))
         self.planted.append((frame, values))
-        question = self.rng.choice(PAGE_QUESTIONS).format(about=_fill(frame.about, values))
+        question = self.rng.choice(PAGE_QUESTIONS).format(about=filled(frame.about, values))
         return Fact("page", self._sentences(frame, values), question, "", PAGE_REPLY)
 
     def _near_miss(self) -> tuple[Frame, Mapping[str, str]] | None:
@@ -129,7 +129,7 @@ class Writer:
                 if frame.about != planted.about and set(slots(frame.questions[0])) == subject
             ]
             for frame in self.rng.sample(others, len(others)):
-                key = (id(frame), _fill(frame.questions[0], values))
+                key = (id(frame), filled(frame.questions[0], values))
                 if key not in self.asked:
                     self.asked.add(key)
                     return frame, values
@@ -158,7 +158,7 @@ class Writer:
         return POOLS[name.rstrip("0123456789")].draw(self.rng, self.split)
 
     def _sentences(self, frame: Frame, values: Mapping[str, str]) -> tuple[str, ...]:
-        sentences = [_capital(_fill(sentence, values)) for sentence in frame.sentences]
+        sentences = [_capital(filled(sentence, values)) for sentence in frame.sentences]
         if sentences[0].startswith("The ") and self.rng.random() < _ADORNED:
             sentences[0] = self.rng.choice(ASIDES) + sentences[0].removeprefix("The ")
         return tuple(sentences)
@@ -174,7 +174,7 @@ class Writer:
 def reply(frame: Frame, values: Mapping[str, str]) -> str:
     """The answer with the article that the document gives it; behind a person or place between two steps."""
     found = re.search(rf"(the )?\{{(a )?{frame.answer}\}}", frame.sentences[-1])
-    answer = _fill(found[0] if found else f"{{{frame.answer}}}", values)
+    answer = filled(found[0] if found else f"{{{frame.answer}}}", values)
     if len(frame.sentences) == 1:
         return REPLY.format(answer=answer)
     first, second = (slots(sentence) for sentence in frame.sentences)
@@ -182,7 +182,7 @@ def reply(frame: Frame, values: Mapping[str, str]) -> str:
     return TWO_STEP_REPLY.format(bridge=values[bridge], answer=answer)
 
 
-def _fill(text: str, values: Mapping[str, str]) -> str:
+def filled(text: str, values: Mapping[str, str]) -> str:
     return _SLOT.sub(lambda match: _article(values[match[2]]) if match[1] else values[match[2]], text)
 
 

@@ -19,7 +19,8 @@ from triforce_chat.training.conversations import Builder
 from triforce_chat.training.documents import load_books
 from triforce_chat.training.draft import DraftRecipe, DraftTraining, begin_with, fresh_draft
 from triforce_chat.training.lessons import Lessons, Teacher
-from triforce_chat.training.selfchat import Row, document_chats, short_chats
+from triforce_chat.training.ranks import ALONE, Ranks
+from triforce_chat.training.selfchat import Row, document_chats, everyday_chats, short_chats
 
 TEXT = 8192  # tokens of running text
 
@@ -46,17 +47,21 @@ def books(loaded: LoadedModel, data: Sequence[Path], exclude: Sequence[str]) -> 
     return Builder(loaded.tokenizer, found)
 
 
-def self_chats(loaded: LoadedModel, builder: Builder, seed: int, count: int) -> list[Row]:
-    """Conversations of the untouched model: short ones, and as many about documents that it can still read."""
+def self_chats(loaded: LoadedModel, builder: Builder, seed: int, count: int) -> tuple[list[Row], list[Row]]:
+    """Conversations of the untouched model: short ones, half of them everyday questions, and readings.
+
+    Readings are about documents that it can still read.
+    """
     rng = random.Random(f"{seed}-chats")
     torch.manual_seed(seed)
-    rows = short_chats(loaded, rng, count)
+    short = [*short_chats(loaded, rng, count // 2), *everyday_chats(loaded, rng, count // 2)]
+    rows: list[Row] = []
     each = 16
     for length in (1024, 3072):
         if length < loaded.context // 2:
-            prefixes = [builder.prompt(rng, length) for _ in range(max(1, count // 4 // each))]
+            prefixes = [builder.prompt(rng, length) for _ in range(max(1, count // 8 // each))]
             rows += document_chats(loaded, prefixes, rng, each)
-    return rows
+    return short, rows
 
 
 def train_context(
@@ -67,13 +72,14 @@ def train_context(
     folder: Path,
     tell: Tell,
     start: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Train an adapter for long contexts into ``folder``, or go on with what is there."""
     check_context(loaded, builder, recipe)
-    rows = self_chats(loaded, builder, recipe.seed, chats) if chats else []
-    tell({"conversations": len(rows)})
+    short, readings = self_chats(loaded, builder, recipe.seed, chats) if chats else ([], [])
+    tell({"conversations": len(short), "readings": len(readings)})
     torch.manual_seed(recipe.seed)
-    training = ContextTraining(loaded, builder, rows, recipe, folder, start)
+    training = ContextTraining(loaded, builder, (short, readings), recipe, folder, start, ranks)
     last: dict[str, float] = {}
 
     def heard(figures: dict[str, float]) -> None:
@@ -81,10 +87,12 @@ def train_context(
         tell(figures)
 
     training.run(heard)
+    if not ranks.first:
+        return
     purpose = (
         f"Lets {loaded.name} read {training.rope['max_position_embeddings']:,} tokens: YaRN (factor "
         f"{recipe.factor:g}) with a low-rank update of every linear layer, trained on books, on books with "
-        "planted facts that are asked for, and on conversations of the untouched model with itself."
+        "planted facts and reports that are asked about, and on conversations of the untouched model with itself."
     )
     titles = [book.title for book in builder.books]
     write_card(folder, "Long-context adapter", purpose, loaded.name, recipe, titles, last)

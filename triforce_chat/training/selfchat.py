@@ -1,7 +1,8 @@
 """Conversations that a model makes up by itself, so that training it further does not unlearn them.
 
 Given only the opening of a user's turn, an instruction-tuned model writes a user's question (Magpie,
-arXiv 2406.08464); then it answers it. Documents are asked about in the wordings of ``requests``.
+arXiv 2406.08464); then it answers it. Short everyday questions are those of ``everyday``; documents are asked about
+in the wordings of ``requests``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import torch
 
 from triforce_chat.chat_format import ChatFormat, Message
 from triforce_chat.models.load import LoadedModel
+from triforce_chat.training.everyday import everyday
 from triforce_chat.training.generate import Generator, Sampled, Temper
 from triforce_chat.training.requests import QUESTIONS, SUMMARIES
 
 SHORTEST = 3  # tokens of a question worth an answer
+ANSWERED = ((0.0, 1.1), (0.7, 1.0))  # (temperature, repetition penalty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,31 @@ def short_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int
     heat = temper(rng, count, device, [(1.0, 1.0)])
     asked = [ids[:-1] for ids in made(generator.run(prefix, [last] * count, heat, 48)) if ends(ids, loaded)]
     asked = [ids for ids in asked if len(ids) >= SHORTEST]
+    said = _answers(loaded, rng, asked, answer)
+    return [Row([*before, *ids, *behind, *then], len(before)) for ids, then in zip(asked, said, strict=True)]
+
+
+def everyday_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int = 96) -> list[Row]:
+    """``count`` short everyday questions, and the model's answers of up to ``answer`` tokens."""
+    form = ChatFormat(loaded.tokenizer)
+    before, behind = opening(form)
+    asked = [form.text(everyday(rng)) for _ in range(count)]
+    said = _answers(loaded, rng, asked, answer)
+    heads = [[*before, *ids, *behind] for ids in asked]
+    return [Row(head + then, len(head)) for head, then in zip(heads, said, strict=True)]
+
+
+def _answers(
+    loaded: LoadedModel, rng: random.Random, asked: Sequence[list[int]], most: int
+) -> list[list[int]]:
+    """What the model says to first questions without a document, up to ``most`` tokens each."""
     if not asked:
         return []
-    heat = temper(rng, len(asked), device, [(0.0, 1.1), (0.7, 1.0)])
-    said = generator.run(prefix, [last + ids + behind for ids in asked], heat, answer)
-    heads = [before + ids + behind for ids in asked]
-    return [Row(head + ids, len(before)) for head, ids in zip(heads, made(said), strict=True)]
+    generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
+    before, behind = opening(ChatFormat(loaded.tokenizer))
+    heat = temper(rng, len(asked), device, ANSWERED)
+    prefix, last = torch.tensor([before[:-1]], device=device), before[-1:]
+    return made(generator.run(prefix, [last + ids + behind for ids in asked], heat, most))
 
 
 def ends(ids: Sequence[int], loaded: LoadedModel) -> bool:
@@ -79,7 +101,7 @@ def document_chats(
     form = ChatFormat(loaded.tokenizer)
     _, behind = opening(form)
     asked = [form.text(rng.choice((*SUMMARIES, *QUESTIONS))) + behind for _ in range(each * len(prefixes))]
-    heat = temper(rng, len(asked), device, [(0.0, 1.1), (0.7, 1.0)])
+    heat = temper(rng, len(asked), device, ANSWERED)
     said = generator.run(torch.tensor(list(prefixes), device=device), asked, heat, answer)
     heads = [[*prefixes[i // each], *question] for i, question in enumerate(asked)]
     return [Row(head + ids, len(head)) for head, ids in zip(heads, made(said), strict=True)]
