@@ -18,7 +18,7 @@ from triforce_chat.bench import measure
 from triforce_chat.bench.cases import Case, cases, prompts_of, texts_of
 from triforce_chat.bench.confidence import interval, percentile
 from triforce_chat.bench.measure import Bench
-from triforce_chat.bench.row import Run, acceptance
+from triforce_chat.bench.row import Measured, Read, Run, acceptance, against, row_of
 from triforce_chat.bench.table import table
 from triforce_chat.cli import app
 from triforce_chat.config import Settings
@@ -272,6 +272,38 @@ def test_the_warmup_is_not_counted(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("small_stacks")
+def test_plain_decoding_may_stop_early(lab: Lab) -> None:
+    heard: list[int] = []
+    bench = Bench(
+        lab.engine(),
+        LOADED,
+        1,
+        7,
+        past_end=True,
+        heard=lambda *found: heard.append(len(found[3].tally.token_ids)),
+        plain_tokens=12,
+    )
+    made = cases(Settings(temperature=0), ["autoregressive", "triforce"], [], ["tokens=8,20"])
+    rows = list(bench.rows([lab.text(90)], made))
+    assert heard == [row.tokens for row in rows] == [8, 12, 8, 20]
+    assert [row.warmup for row in rows] == [3, 3, 7, 7]
+    assert [row.same_tokens for row in rows] == [True] * 4
+    assert rows[3].speedup == rows[1].ms_per_token / rows[3].ms_per_token
+
+
+def test_where_plain_decoding_stopped_nothing_is_compared() -> None:
+    def measured(ids: list[int]) -> Measured:
+        return Measured(Case(Settings(), {}), [[Run(Tally(token_ids=ids), 1.0)]])
+
+    plain, long = measured([5, 6, 7]), [5, 6, 7, 8]
+    row = row_of(plain, 0.0, Read(4, [1.0]), 0)
+    assert against(row, measured(long), plain, 3).same_tokens
+    assert not against(row, measured(long), plain).same_tokens
+    assert not against(row, measured([5, 9, 7, 8]), plain, 3).same_tokens
+    assert not against(row, measured([5, 6]), plain, 3).same_tokens
+
+
+@pytest.mark.usefixtures("small_stacks")
 def test_runs_of_a_stack_are_alike(lab: Lab) -> None:
     """Each is built and read as behind a prefill, whatever ran before it."""
     bench = Bench(lab.engine(), LOADED, 1)
@@ -336,6 +368,10 @@ def test_the_command(tmp_path: Path, loaded: LoadedModel) -> None:
     assert {row["prompts"] for row in rows} == {2}
     assert errors("bench", json.loads(done.stdout)) == []
     assert json.loads(done.stdout)["warmup"] == rows[0]["warmup"] == 32
+    short = CliRunner().invoke(app, [*command, *flags, "--plain-tokens", "2", "--past-end", "--json"])
+    assert [row["tokens"] for row in json.loads(short.stdout)["rows"]] == [2, 3]
+    assert json.loads(short.stdout)["plain_tokens"] == 2
+    assert errors("bench", json.loads(short.stdout)) == []
     later = CliRunner().invoke(app, [*command, *flags, "--skip-prompts", "99"])
     assert later.exit_code == 4
     shown = CliRunner().invoke(app, [*command, *flags, "--vary", "gamma=2"])
@@ -364,6 +400,8 @@ def test_runs_are_lines_as_soon_as_they_are_measured(tmp_path: Path, loaded: Loa
     assert [(line["contender"], line["tokens"]) for line in lines] == [
         (name, 3) for name in ("autoregressive", "lookup") for _ in range(2)
     ]
+    assert [len(line["token_ids"]) for line in lines] == [3] * 4
+    assert lines[0]["token_ids"] == lines[2]["token_ids"]
     assert [run.message for line in lines for run in checker("bench", "run").iter_errors(line)] == []
     assert errors("bench", record) == []
 

@@ -45,6 +45,12 @@ def bench(
     warmup: Annotated[
         int, typer.Option(min=0, help="Tokens decoded before the first run of each, not counted.")
     ] = 32,
+    plain_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Tokens of plain decoding at most, where each takes long.", show_default=False
+        ),
+    ] = None,
     prompts: Annotated[
         int, typer.Option(min=1, help="Prompts, each from another place of the documents.")
     ] = 1,
@@ -107,7 +113,8 @@ def bench(
     from triforce_chat.bench.measure import Bench
     from triforce_chat.bench.stock import Stock
 
-    run = Bench(engine, target, repeats, warmup, past_end, partial(told, options, screen, target))
+    heard = partial(told, options, screen, target)
+    run = Bench(engine, target, repeats, warmup, past_end, heard, plain_tokens)
     ids = texts_of(target, texts)
     asked = [prompts_of(target, ids, length, skip_prompts + prompts)[skip_prompts:] for length in lengths]
     record: dict[str, Any] = {
@@ -120,6 +127,7 @@ def bench(
         "load_s": seconds,
         "warmup": warmup,
         "repeats": repeats,
+        "plain_tokens": plain_tokens,
         "past_end": past_end,
     }
     if profile:
@@ -172,6 +180,7 @@ def told(
                 "temperature": heat,
                 "varied": dict(case.varied),
                 "tokens": len(run.tally.token_ids),
+                "token_ids": run.tally.token_ids,
                 "ms_per_token": run.ms_per_token,
                 "tokens_per_round": run.tally.tokens_per_round,
             }

@@ -36,7 +36,8 @@ class Bench:
 
     ``warmup`` tokens are decoded before the first run of every case on every prompt: graphs are captured and
     kernels compiled meanwhile. ``past_end`` makes every answer as long as was asked for. Where an interrupt
-    comes, what has been measured stands, and ``interrupted`` says so.
+    comes, what has been measured stands, and ``interrupted`` says so. Plain decoding stops behind
+    ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Bench:
         warmup: int = WARMUP,
         past_end: bool = False,
         heard: Heard = unheard,
+        plain_tokens: int | None = None,
     ) -> None:
         self.engine, self.loaded = engine, loaded
         self.repeats, self.warmup, self.past_end, self.heard = repeats, warmup, past_end, heard
-        self.interrupted = False
+        self.plain_tokens, self.interrupted = plain_tokens, False
 
     def rows(self, prompts: Sequence[Sequence[int]], cases: Sequence[Case]) -> Iterator[Row]:
         """Every case on the same prompts of one length, each of which is prefilled once for all."""
@@ -66,9 +68,9 @@ class Bench:
         for each in measured:
             if each.runs:
                 heat = sampling_of(each.case.settings, self.loaded).temperature
-                row = row_of(each, heat, read, self.warmup)
+                row = row_of(each, heat, read, self.lengths(each.case.settings)[0])
                 base = plain.get(each.case.footing)
-                yield row if base is None else against(row, each, base)
+                yield row if base is None else against(row, each, base, self.plain_tokens)
 
     def stock(self, stock: Stock, ids: Sequence[int], tokens: int) -> Row:
         """Stock generate on the same prompt."""
@@ -96,8 +98,15 @@ class Bench:
         gc.collect()  # the stack before it, with its graphs: a small card has no room for two
         reset_peak()
         self.engine.restack(stack_of(settings, self.loaded.context))
-        if self.warmup:
-            self.answer(ids, settings, self.warmup)
+        if tokens := self.lengths(settings)[0]:
+            self.answer(ids, settings, tokens)
+
+    def lengths(self, settings: Settings) -> tuple[int, int]:
+        """Tokens of a stack's warm-up and of its answer."""
+        warmup, tokens = self.warmup, settings.max_tokens
+        if settings.stack != PLAIN.name or self.plain_tokens is None:
+            return warmup, tokens
+        return min(warmup, self.plain_tokens // 4), min(tokens, self.plain_tokens)
 
     def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
         """Decode as one does behind a prefill: the last tokens are read again, whose queries choose chunks."""
@@ -137,6 +146,6 @@ class Bench:
         settings, runs = into.case.settings, []
         self.warm(ids, settings)
         for _ in range(self.repeats):
-            runs.append(self.answer(ids, settings, settings.max_tokens))
+            runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
             self.heard(len(ids), n, into.case, runs[-1])
         into.add(runs, peak_bytes())

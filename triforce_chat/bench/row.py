@@ -36,7 +36,7 @@ class Row:
     speedup_error: float | None = None  # of that mean, from how the prompts differ
     speedup_interval: tuple[float, float] | None = None  # with 95 %
     speedups: list[float] = field(default_factory=list)  # prompt by prompt
-    same_tokens: bool | None = None  # as our own plain decoding; with chance in it that says nothing
+    same_tokens: bool | None = None  # as our own plain decoding, as far as that went; None with chance in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ def acceptance(tallies: Sequence[Tally]) -> dict[str, float | None]:
     return {level: count.acceptance for level, count in pooled.items()}
 
 
-def against(row: Row, own: Measured, plain: Measured) -> Row:
-    """A row beside plain decoding of the same prompts."""
+def against(row: Row, own: Measured, plain: Measured, plain_tokens: int | None = None) -> Row:
+    """A row beside plain decoding of the same prompts, which may have stopped behind ``plain_tokens``."""
     pairs = list(zip(own.runs, plain.runs, strict=False))  # an interrupt leaves some prompts to one of them
     ratios = [_median_ms(base) / _median_ms(runs) for runs, base in pairs if _median_ms(runs)]
     found, likely = statistics.fmean(ratios) if ratios else None, interval(ratios)
     error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else None
     same = all(
-        a.tally.token_ids == b.tally.token_ids
+        a.tally.token_ids[:plain_tokens] == b.tally.token_ids
         for runs, base in pairs
         for a, b in zip(runs, base, strict=True)
     )
