@@ -64,6 +64,20 @@ def test_plain_decoding_knows_the_length_of_an_answer_and_nothing_else() -> None
     assert made[2].name == "triforce tokens=64 chunk=4"
 
 
+def test_one_setting_at_a_time() -> None:
+    vary = ["tokens=64,256", "chunk=4,8", "policy=minmax"]
+    made = cases(Settings(max_tokens=32), ["autoregressive", "triforce"], [0.0, 1.0], vary, one_by_one=True)
+    plain, fast = ([case for case in made if case.plain is which] for which in (True, False))
+    alone = [{"tokens": "64"}, {"tokens": "256"}, {"chunk": "4"}, {"chunk": "8"}, {"policy": "minmax"}]
+    assert [dict(case.varied) for case in fast] == 2 * alone
+    assert [case.footing for case in plain] == [(t, n) for t in (0.0, 1.0) for n in (32, 64, 256)]
+    assert {case.footing for case in fast} == {case.footing for case in plain}
+    again = cases(Settings(max_tokens=64), ["autoregressive", "lookup"], [], vary[:1], one_by_one=True)
+    assert [case.footing[1] for case in again] == [64, 256, 64, 256]
+    [alone_at_all] = cases(Settings(), ["lookup"], [], [], one_by_one=True)
+    assert not alone_at_all.varied
+
+
 @pytest.mark.parametrize(
     "vary", ["budget", "budget=", "model=a", "budget=many", "chunk=0", "", "tokens=1", "tokens=a"]
 )
@@ -374,6 +388,10 @@ def test_the_command(tmp_path: Path, loaded: LoadedModel) -> None:
     assert errors("bench", json.loads(short.stdout)) == []
     later = CliRunner().invoke(app, [*command, *flags, "--skip-prompts", "99"])
     assert later.exit_code == 4
+    both = ["--vary", "chunk=4", "--vary", "budget=300", "--one-by-one", "--json"]
+    rows = json.loads(CliRunner().invoke(app, [*command, *flags, *both]).stdout)["rows"]
+    assert [row["varied"] for row in rows] == [{}, {"chunk": "4"}, {"budget": "300"}]
+    assert all(row["speedup"] for row in rows)
     shown = CliRunner().invoke(app, [*command, *flags, "--vary", "gamma=2"])
     assert "retrieval gamma=2" in shown.stdout
     wrong = CliRunner().invoke(app, [*command, "--vary", "speed=1"])

@@ -65,6 +65,10 @@ def bench(
             help="Every value in turn, as in budget=512,1024 or tokens=256,512; may be given again.",
         ),
     ] = None,
+    one_by_one: Annotated[
+        bool,
+        typer.Option("--one-by-one", help="Vary one setting at a time, not every combination of several."),
+    ] = False,
     past_end: Annotated[
         bool, typer.Option("--past-end", help="Decode on where the model would end its answer.")
     ] = False,
@@ -98,7 +102,7 @@ def bench(
 
     settings = dataclasses.replace(options.settings, max_tokens=tokens)
     heats = listed(temperatures, float, least=0) if temperatures else []
-    every = cases(settings, stacks.split(","), heats, vary or [])
+    every = cases(settings, stacks.split(","), heats, vary or [], one_by_one)
     if trace and len(every) * len(lengths) > 1:
         raise UsageError(
             "--trace keeps one timeline; choose one context, one of --stacks and one temperature"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
@@ -43,11 +43,16 @@ class Case:
 
 
 def cases(
-    settings: Settings, stacks: Sequence[str], temperatures: Sequence[float], vary: Sequence[str]
+    settings: Settings,
+    stacks: Sequence[str],
+    temperatures: Sequence[float],
+    vary: Sequence[str],
+    one_by_one: bool = False,
 ) -> list[Case]:
     """Every stack at every temperature with every combination of ``vary``, each item like "budget=512,1024".
 
-    Plain decoding, which knows the answer's length alone, comes once for each. Raises UsageError.
+    ``one_by_one`` varies one setting at a time, the others stay as in ``settings``. Plain decoding, which knows the
+    answer's length alone, comes once for each. Raises UsageError.
     """
     choices = [_choices(text) for text in vary]
     if len({name for [(name, _), *_] in choices}) < len(choices):
@@ -59,8 +64,16 @@ def cases(
     for temperature, stack in product(heats, stacks):
         base = replace(settings, temperature=temperature, stack=stack)
         known = [each for each in choices if stack != PLAIN.name or each[0][0] == LENGTH]
-        made += [Case(reduce(_changed, chosen, base), dict(chosen)) for chosen in product(*known)]
+        combined: Iterable[Sequence[Choice]] = _alone(known, base) if one_by_one else product(*known)
+        made += [Case(reduce(_changed, chosen, base), dict(chosen)) for chosen in combined]
     return made
+
+
+def _alone(choices: Sequence[Sequence[Choice]], base: Settings) -> list[list[Choice]]:
+    """Each choice by itself, and plain decoding at the usual length as well, which the most are held against."""
+    found = [[choice] for each in choices for choice in each]
+    usual = (LENGTH, str(base.max_tokens))
+    return [[], *found] if not found or (base.stack == PLAIN.name and [usual] not in found) else found
 
 
 def _choices(text: str) -> list[Choice]:
