@@ -22,7 +22,6 @@ from tokenizers import decoders
 from triforce_chat.config import CHANGEABLE, Settings
 from triforce_chat.documents import Document, Page, parse_pages
 from triforce_chat.engine import stacks
-from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import PREFILL_CHUNK, Engine
 from triforce_chat.engine.events import Comparison, Event, Finished, Prefilled, Tally, Text
 from triforce_chat.engine.sampling import Sampler
@@ -189,8 +188,8 @@ class Scripted:
     def __init__(self, engine: Engine, ids: list[int]) -> None:
         self.engine, self.ids = engine, iter(ids)
 
-    def step(self, tokens: torch.Tensor, sampler: Sampler, most: int) -> Draft:  # noqa: ARG002
-        return Draft(torch.tensor([next(self.ids)]), torch.zeros(1, self.engine.target.vocabulary))
+    def rounds(self, tokens: torch.Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
+        return ([token] for token in self.ids)
 
     def rollback(self, length: int) -> None:
         self.engine.full.truncate(length)

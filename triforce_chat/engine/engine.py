@@ -14,7 +14,7 @@ from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.slab import Shape, Slab, Store
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
-from triforce_chat.engine.level import Speculative
+from triforce_chat.engine.level import Top
 from triforce_chat.engine.memory import Chunk, Forgetful, Memory, Passage, chunks
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.planner import Planner
@@ -86,7 +86,7 @@ class Engine:
         drafter = self.top.drafter
         return drafter.predicted_ms if isinstance(drafter, Planner) else None
 
-    def _build(self, options: StackOptions) -> Speculative:
+    def _build(self, options: StackOptions) -> Top:
         return Builder(self.target, self.full, self.draft, options, self.pending.append, self.accord).build()
 
     def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]:
@@ -252,7 +252,7 @@ class Engine:
 class Answer:
     """The decoding of one request whose history, but for its last token, is in the cache."""
 
-    def __init__(self, engine: Engine, request: Request, top: Speculative) -> None:
+    def __init__(self, engine: Engine, request: Request, top: Top) -> None:
         self.engine, self.request, self.top = engine, request, top
         self.sampler = Sampler(request.sampling, len(request.prompt), len(request.said))
         self.speech = Speech(engine.decode, request.stop)
@@ -266,12 +266,12 @@ class Answer:
         history = self.engine._tensor(self.request.history)
         self.engine.pending.clear()
         try:
-            while self.reason is None:
-                tokens = self.top.step(history, self.sampler, self.most - len(self.made) - 1).tokens
+            for ids in self.top.rounds(history, self.sampler, self.most) if self.most > 0 else ():
                 self.first = self.first or time.perf_counter()
                 yield from self._drain()
-                history = torch.cat([history, tokens])
-                yield self._commit(tokens.tolist())
+                yield self._commit(ids)
+                if self.reason is not None:
+                    break
         finally:
             self.engine.settle([*self.request.history, *self.made])
 

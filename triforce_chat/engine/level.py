@@ -6,7 +6,7 @@ its own distribution, which makes it a legal drafter for the level above.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -34,6 +34,20 @@ class Level(Protocol):
 
     def judged(self, proposed: int, accepted: int) -> None:
         """How the last proposal fared one level up."""
+        ...
+
+
+class Top(Protocol):
+    """What an engine decodes with: the level whose tokens are the answer."""
+
+    drafter: Level
+
+    def rounds(self, tokens: Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:
+        """The ``most`` tokens behind ``tokens`` [m], round by round; the last round may bring more."""
+        ...
+
+    def rollback(self, length: int) -> None:
+        """Only the first ``length`` tokens of the history stand."""
         ...
 
 
@@ -95,6 +109,14 @@ class Speculative:
         self.name, self.model, self.cache = name, model, cache
         self.drafter, self.gamma, self.emit = drafter, gamma, emit
         self.accord = accord
+
+    def rounds(self, tokens: Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:
+        """What each round commits, until there are ``most`` tokens; may be closed behind any round."""
+        end = len(tokens) + most
+        while len(tokens) < end:
+            made = self.step(tokens, sampler, end - len(tokens) - 1).tokens
+            tokens = torch.cat([tokens, made])
+            yield made.tolist()
 
     def step(self, tokens: Tensor, sampler: Sampler, most: int) -> Draft:
         """One round: draft up to ``most`` tokens, verify, commit; returns the k+1 tokens that follow."""

@@ -1,6 +1,6 @@
 """The one place with randomness: the warp from logits to probabilities, acceptance, and drawing.
 
-Only ``Sampler.read`` asks the device for what it computed, and ``law`` and ``warp``, which no level calls.
+Only ``Sampler.hear`` waits for what the device computed, and ``law`` and ``warp``, which no level calls.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.message import Message
 from triforce_chat.engine.options import Sampling
 
 NUCLEUS_GUESS = 256  # candidates sorted first; a full sort of 49K logits per row costs more than attention
@@ -62,6 +63,15 @@ class Sampler:
         else:
             generator.manual_seed(self.sampling.seed + self.said)
         return generator
+
+    @property
+    def state(self) -> Tensor:
+        """Which random numbers come next; to be set again where some were drawn in vain."""
+        return self.generator.get_state()
+
+    @state.setter
+    def state(self, state: Tensor) -> None:
+        self.generator.set_state(state)
 
     def uniforms(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
         """Fresh uniforms in [0, 1), made where ``like`` is: the first ones on a device begin its sequence."""
@@ -136,14 +146,20 @@ class Sampler:
         # Only rounding, of the product to the total or of a parallel sum, leads to an index without weight.
         return torch.where(weights[index] > 0, index, heaviest)[0]
 
-    def read(self, count: Tensor) -> int:
+    def read(self, number: Tensor) -> int:
         """A number [] that the device has computed; waits for it."""
-        if self.nucleus.whole is None:
-            self.cut_short = False
-            return int(count)
-        number, whole = torch.stack([count, self.nucleus.whole.long()]).tolist()
-        self.cut_short = not whole
-        return int(number)
+        return self.hear(self.tell(number[None]))
+
+    def tell(self, number: Tensor) -> Message:
+        """Send a number [1] to the host, and whether the nuclei under it were whole."""
+        whole = self.nucleus.whole
+        return Message(number if whole is None else torch.cat([number, whole.long()[None]]))
+
+    def hear(self, message: Message) -> int:
+        """The number; waits for it."""
+        number, *whole = message.read()
+        self.cut_short = 0 in whole
+        return number
 
     def widened(self) -> bool:
         """Whether what was read came of nuclei that were cut short; from now on there are more candidates."""

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from triforce_chat.engine.accord import ALONE, Accord
+from triforce_chat.engine.ahead import Ahead
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.host import HostStore
 from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
+from triforce_chat.engine.cache.slab import Slab
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.events import Event
-from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative
+from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative, Top
 from triforce_chat.engine.lookup import NgramLookup, NoLookup
 from triforce_chat.engine.planner import Arm, Planner
 from triforce_chat.engine.runner import Runner
@@ -54,13 +56,13 @@ class Builder:
         self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
         self.accord, self.clock = accord, clock_of(target.device)
 
-    def build(self) -> Speculative:
+    def build(self) -> Top:
         makers = self.makers()
         if self.options.name not in makers:
             raise UsageError(f"no stack '{self.options.name}'; choose one of {', '.join(makers)}")
         return makers[self.options.name]()
 
-    def makers(self) -> dict[str, Callable[[], Speculative]]:
+    def makers(self) -> dict[str, Callable[[], Top]]:
         return {
             "auto": self.auto,
             "triforce": lambda: self.top(self.middle(self.retrieval(), self.below())),
@@ -68,7 +70,7 @@ class Builder:
             "streaming": lambda: self.top(self.middle(self.streaming(), self.below())),
             "naive": self.naive,
             "lookup": lambda: self.over(self.planned([]) if self.options.gamma is None else self.lookup()),
-            "autoregressive": lambda: self.over(Silent(self.target)),
+            "autoregressive": self.plain,
         }
 
     def auto(self) -> Speculative:
@@ -80,6 +82,13 @@ class Builder:
         if self.draft is None:
             raise UsageError("the stack 'naive' needs a draft model: pass --draft")
         return self.top(self.drafter(self.draft))
+
+    def plain(self) -> Top:
+        """No drafts; ahead of the host where the device works by itself, and a forward is cheap to take back."""
+        queued = self.target.device.type == "cuda" and isinstance(self.full.slab, Slab)
+        if queued and self.accord.size == 1:
+            return Ahead("target", self.target, self.full, self.emit)
+        return self.over(Silent(self.target))
 
     def top(self, drafter: Level) -> Speculative:
         """The target over a drafter that always drafts."""

@@ -1,0 +1,263 @@
+"""Decoding ahead of the host says, draws and leaves behind what decoding step by step does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import plain_kernels
+import pytest
+import torch
+from conftest import Lab, perturbed, random_model, spell
+from test_engine_reads import WARPS, Blind, Reads
+from torch import Tensor
+from toys import ToyCache, nothing
+
+from triforce_chat.engine import runner as runner_module
+from triforce_chat.engine import sampling
+from triforce_chat.engine.accord import Alone
+from triforce_chat.engine.ahead import Ahead
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.host import HostStore
+from triforce_chat.engine.cache.slab import Slab
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Event, Finished, Prefilled, Text
+from triforce_chat.engine.level import Silent, Speculative
+from triforce_chat.engine.message import Message
+from triforce_chat.engine.options import Sampling
+from triforce_chat.engine.runner import Runner
+from triforce_chat.engine.sampling import Sampler
+from triforce_chat.engine.stacks import Builder, StackOptions
+
+GPU = [pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def engines(lab: Lab, eos: frozenset[int] = frozenset(), context: int = 300) -> tuple[Engine, Engine]:
+    """Step by step, and ahead."""
+    steady, ahead = (lab.engine("autoregressive", context, eos_ids=eos) for _ in range(2))
+    assert isinstance(steady.top, Speculative)
+    ahead.top = Ahead("target", ahead.target, ahead.full, ahead.pending.append)
+    return steady, ahead
+
+
+def lasting(events: Iterator[Event]) -> list[Event]:
+    """All but what the clock has a say in."""
+    return [event for event in events if not isinstance(event, (Prefilled, Finished))]
+
+
+def same_state(one: Engine, other: Engine) -> None:
+    assert one.cached == other.cached
+    assert one.full.length == other.full.length == len(one.cached)
+    for layer in range(one.target.shape.layers):
+        for mine, theirs in zip(one.full.slab.layer(layer), other.full.slab.layer(layer), strict=True):
+            assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
+        latest = (each.full.queries.latest(layer, each.full.length, 16) for each in (one, other))
+        assert torch.equal(*latest)
+
+
+@pytest.mark.parametrize("warp", WARPS)
+def test_three_turns_are_the_same(lab: Lab, warp: str) -> None:
+    both = engines(lab)
+    for turn in range(3):
+        request = Request([*both[0].cached, *lab.text(20, seed=turn)], 30, WARPS[warp])
+        steady, ahead = (lasting(engine.answer(request)) for engine in both)
+        assert ahead == steady
+        same_state(*both)
+
+
+@pytest.mark.parametrize("warp", ["greedy", "top-p"])
+def test_every_end_is_the_same(lab: Lab, warp: str) -> None:
+    """An end token, a stop string, the limit of the answer and of the context, each at many places."""
+    prompt = lab.text(40, seed=4)
+    made = [i for event in engines(lab)[0].answer(Request(prompt, 24, WARPS[warp])) for i in ids(event)]
+    ends = [(frozenset({token}), Request(prompt, 40, WARPS[warp]), 300) for token in set(made)]
+    ends += [(frozenset(), Request(prompt, most, WARPS[warp]), 300) for most in range(-1, 6)]
+    ends += [(frozenset(), Request(prompt, 40, WARPS[warp]), 40 + room) for room in range(4)]
+    ends += [(frozenset(), Request(prompt, 40, WARPS[warp], (spell(made[i : i + 2]),)), 300) for i in (0, 7)]
+    ends += [(frozenset(), Request(prompt, 9, WARPS[warp], said=made[:5]), 300)]
+    for eos, request, context in ends:
+        both = engines(lab, eos, context)
+        steady, ahead = (lasting(engine.answer(request)) for engine in both)
+        assert ahead == steady
+        same_state(*both)
+        follow = Request([*prompt, 3, 4, *made], 5, WARPS[warp])
+        steady, ahead = ([*engine.answer(follow)][1:-1] for engine in both)
+        assert lasting(iter(ahead)) == lasting(iter(steady))
+
+
+def ids(event: Event) -> tuple[int, ...]:
+    return event.token_ids if isinstance(event, Text) else ()
+
+
+@pytest.mark.parametrize("at", range(2, 9))
+def test_closed_at_any_event(lab: Lab, at: int) -> None:
+    both = engines(lab)
+    for engine in both:
+        answer: Any = engine.answer(Request(lab.text(40), 30, WARPS["warm"]))
+        list(islice(answer, at))
+        answer.close()
+    same_state(*both)
+    assert both[0].cached[:39] == lab.text(40)[:39]
+
+
+class Interrupting(FullCache):
+    """Ctrl-C at one of its calls, before or behind the work."""
+
+    calls, at = 0, -1
+
+    def _interrupt(self) -> None:
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+
+    def pending(self, tokens: Tensor) -> Tensor:
+        self._interrupt()
+        return super().pending(tokens)
+
+    def update(self, *given: Any) -> Any:
+        self._interrupt()
+        return super().update(*given)
+
+    def advance(self, n: int) -> None:
+        self._interrupt()
+        super().advance(n)
+        self._interrupt()
+
+
+@pytest.mark.parametrize("at", range(6, 21))
+def test_an_interrupt_inside_a_forward_leaves_a_prefix(lab: Lab, at: int) -> None:
+    engine, request = lab.engine("autoregressive"), Request(lab.text(40), 30)
+    full = Interrupting(engine.target.shape, 400)
+    full.at = at
+    engine.full = full
+    engine.top = Ahead("target", engine.target, full, engine.pending.append)
+    shown: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        shown.extend(i for event in engine.answer(request) for i in ids(event))
+    assert engine.cached == [*request.prompt, *shown][: len(engine.cached)]
+    assert engine.full.length == len(engine.cached) >= 39
+    made = [i for event in engine.answer(request) for i in ids(event)]
+    assert made == lab.greedy(request.prompt, 30)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_nucleus_that_was_too_narrow(lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of a cut nucleus, and the random numbers behind the first one, were drawn in vain."""
+    monkeypatch.setattr(sampling, "NUCLEUS_GUESS", 1)
+    monkeypatch.setattr(sampling.Nucleus.__init__, "__defaults__", (1,))
+    monkeypatch.setattr(sampling, "WIDER", 2)
+    widened: list[int] = []
+    widen = sampling.Nucleus.widen
+    monkeypatch.setattr(sampling.Nucleus, "widen", lambda self: (widened.append(self.width), widen(self))[1])
+    both = engines(lab)
+    request = Request(lab.text(30), 25, Sampling(temperature=1.5, top_p=0.95, seed=seed))
+    steady = lasting(both[0].answer(request))
+    times = widened.copy()
+    assert lasting(both[1].answer(request)) == steady
+    assert widened == 2 * times
+    assert len(times) > 2
+    same_state(*both)
+
+
+@pytest.mark.parametrize("warp", WARPS)
+def test_the_next_forward_is_queued_before_a_token_is_read(
+    warp: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    class Told(Blind):
+        def __call__(self, ids: Tensor, cache: ToyCache, rows: int) -> Tensor:
+            happened.append("forward")
+            return super().__call__(ids, cache, rows)  # type: ignore[no-any-return]
+
+    class Read(Message):
+        def read(self) -> list[int]:
+            happened.append("read")
+            return super().read()
+
+    monkeypatch.setattr(sampling, "Message", Read)
+    level = Ahead("x", Told(), ToyCache(), nothing)  # type: ignore[arg-type]
+    with Reads() as reads:
+        made = list(level.rounds(torch.tensor([3, 4]), Sampler(WARPS[warp], 2), 5))
+    assert happened == ["forward", *["forward", "read"] * 4, "read"]
+    assert reads.count == len(made) == 5
+
+
+def test_nothing_is_fed_behind_the_last_token() -> None:
+    cache = ToyCache()
+    list(Ahead("x", Blind(), cache, nothing).rounds(torch.tensor([3, 4]), Sampler(Sampling()), 5))
+    assert cache.length == 2 + 5 - 1
+
+
+class Two(Alone):
+    size = 2
+
+
+@pytest.mark.parametrize(
+    ("device", "ahead"), [("cpu", False), pytest.param("cuda", True, marks=pytest.mark.gpu)]
+)
+def test_who_runs_ahead(device: str, ahead: bool) -> None:
+    """Whoever has a device to wait for, all keys and values on it, and nobody to agree with."""
+    target = Runner(random_model().to(device))
+    near, far = (FullCache(target.shape, 64, store=store) for store in (Slab, HostStore))
+
+    def plain(full: FullCache, accord: Any) -> Any:
+        return Builder(target, full, None, StackOptions("autoregressive"), nothing, accord).build()
+
+    assert isinstance(plain(near, Alone()), Ahead) == ahead
+    for full, accord in ((near, Two()), (far, Alone())):
+        top = plain(full, accord)
+        assert isinstance(top, Speculative)
+        assert isinstance(top.drafter, Silent)
+
+
+@pytest.mark.parametrize("device", ["cpu", *GPU])
+@pytest.mark.parametrize("warp", WARPS)
+def test_captured_forwards_feed_each_other(device: str, warp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a replay overwrites, inputs and logits, was used by then."""
+    pytest.importorskip("triton")
+    if device == "cpu":
+        plain_kernels.replace(monkeypatch)
+    monkeypatch.setattr(runner_module, "fusible", lambda _: True)
+    torch.manual_seed(11)
+    model = random_model(head_dim=16).to(device)
+    target, draft = Runner(model), Runner(perturbed(copy.deepcopy(model), 0.1))
+    said = []
+    for ahead in (False, True):
+        engine = Engine(target, 256, frozenset(), spell, draft, StackOptions("autoregressive"))
+        one, emit = ("target", target, engine.full), engine.pending.append
+        engine.top = Ahead(*one, emit) if ahead else Speculative(*one, Silent(target), 1, emit)
+        said.append(lasting(engine.answer(Request(list(range(1, 40)), 60, WARPS[warp]))))
+    assert said[0] == said[1]
+
+
+@pytest.mark.gpu
+def test_a_message_waits_for_nothing_that_was_queued_later() -> None:
+    work = torch.ones(8192, 8192, device="cuda")
+    work @ work
+    torch.cuda.synchronize()
+    message = Message(torch.arange(3, device="cuda"))
+    for _ in range(20):
+        work @ work
+    last = torch.cuda.current_stream().record_event()
+    assert message.numbers.is_pinned()
+    assert message.read() == [0, 1, 2]
+    assert not last.query()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warp", WARPS)
+def test_running_ahead_on_a_gpu_waits_for_messages_only(warp: str) -> None:
+    level, sampler = Ahead("x", Blind(device="cuda"), ToyCache(), nothing), Sampler(WARPS[warp], 2)
+    tokens = torch.tensor([3, 4, 3, 5], device="cuda")
+    list(level.rounds(tokens, sampler, 2))  # whatever is set up once
+    level.rollback(0)
+    torch.cuda.set_sync_debug_mode("error")  # an event that is waited for is no error to it
+    try:
+        made = list(level.rounds(tokens, sampler, 6))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(made) == 6
