@@ -151,13 +151,13 @@ def test_a_training_goes_on_in_its_folder(
 
 
 def test_a_training_can_start_with_an_adapter(shelf: Path, adapter: Path, tmp_path: Path) -> None:
-    result = train_context(shelf, tmp_path / "more", "--start", adapter, "--steps", 1, "--chats", 0)
+    result = train_context(shelf, tmp_path / "more", "--from", adapter, "--steps", 1, "--chats", 0)
     assert result.exit_code == 0, result.output
     other = train_context(
-        shelf, tmp_path / "other", "--start", adapter, "--steps", 1, "--chats", 0, "--rank", 3
+        shelf, tmp_path / "other", "--from", adapter, "--steps", 1, "--chats", 0, "--rank", 3
     )
     refused(other, 5, "no update of shape (3, 64)")
-    missing = train_context(shelf, tmp_path / "none", "--start", shelf / "books", "--chats", 0)
+    missing = train_context(shelf, tmp_path / "none", "--from", shelf / "books", "--chats", 0)
     refused(missing, 5, "adapter_model.safetensors is missing")
 
 
@@ -232,7 +232,7 @@ def test_a_width_that_no_draft_can_have(shelf: Path, tmp_path: Path, hidden: int
 
 
 def test_a_draft_that_cannot_be_begun_with(shelf: Path, tmp_path: Path, draft: Path) -> None:
-    more = ("--model", shelf / "base", "--start", draft)
+    more = ("--model", shelf / "base", "--from", draft)
     refused(train_draft(shelf, tmp_path / "out", *more, "--layers", 2), 2, "no draft of this --hidden")
 
 

@@ -1,10 +1,14 @@
-"""One of the processes that ``test_training_context`` starts: model folder, folder for the result."""
+"""One of the processes that ``test_training_context`` starts: model folder, folder for the results.
+
+Keeps its first averaged gradients, and what it has learnt after three steps.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import torch
 from schooling import builder_of, load
 from test_training_context import training
 
@@ -13,7 +17,12 @@ from triforce_chat.training.ranks import joined
 
 context.TOKENS_PER_QUESTION = 600
 with joined("cpu") as ranks:
-    loaded = load(Path(sys.argv[1]))
-    made = training(loaded, builder_of(loaded), Path(sys.argv[2]), steps=1)
-    made.ranks = ranks
+    loaded, out = load(Path(sys.argv[1])), Path(sys.argv[2])
+    made = training(loaded, builder_of(loaded), out / "two", steps=3)
+    made.ranks, trained = ranks, made.optimizer.parameters
+    made._step(made._examples(0)[1])
+    ranks.average(trained)
+    gradients = [parameter.grad for parameter in trained]
+    made.optimizer.adam.zero_grad(set_to_none=True)
     made.run(lambda _: None)
+    torch.save((gradients, [parameter.detach() for parameter in trained]), out / f"rank-{ranks.rank}.pt")

@@ -38,12 +38,14 @@ def context(
     out: Out,
     model: Annotated[str, typer.Option(help="Model to stretch.", autocompletion=models)] = "smollm2-135m",
     exclude: Exclude = None,
-    start: Annotated[Path | None, typer.Option(help="Adapter to begin with, of the same rank.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Adapter to begin with, of the same rank.")
+    ] = None,
     factor: Annotated[float, typer.Option(help="Of YaRN, over the model's own positions.")] = 16.0,
     lengths: Annotated[
         str, typer.Option(help="Of the sequences, shortest first.")
     ] = "2048,8192,32768,124928",
-    tokens: Annotated[int, typer.Option(help="Tokens of one step.")] = 131_072,
+    tokens: Annotated[int, typer.Option(help="Tokens of one step, in every process.")] = 131_072,
     rank: Annotated[int, typer.Option(help="Of the low-rank updates.")] = 32,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 4e-4,
     chats: Annotated[int, typer.Option(help="Conversations the model has with itself first.")] = 2048,
@@ -86,7 +88,9 @@ def draft(
     unseen: Annotated[list[Path], typer.Option("--unseen", help="Texts that judge and are not trained on.")],
     model: Annotated[str, typer.Option(help="Target to imitate.", autocompletion=models)] = "default",
     exclude: Exclude = None,
-    start: Annotated[Path | None, typer.Option(help="Draft to begin with, of the same shape.")] = None,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Draft to begin with, of the same shape.")
+    ] = None,
     hidden: Annotated[int, typer.Option(help="Width of the draft.")] = 256,
     layers: Annotated[int, typer.Option(help="Layers of the draft.")] = 3,
     writing: Annotated[float, typer.Option(help="Minutes that the target writes.")] = 5.0,

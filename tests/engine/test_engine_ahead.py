@@ -14,6 +14,7 @@ from conftest import Lab, perturbed, random_model, spell
 from test_engine_reads import WARPS, Blind, Reads
 from torch import Tensor
 from toys import ToyCache, nothing
+from waiting import no_waits
 
 from triforce_chat.engine import runner as runner_module
 from triforce_chat.engine import sampling
@@ -161,6 +162,17 @@ def test_a_nucleus_that_was_too_narrow(lab: Lab, seed: int, monkeypatch: pytest.
     same_state(*both)
 
 
+def test_what_follows_a_cache_forgets_with_it(lab: Lab) -> None:
+    """A plain answer takes tokens back in a cache that a retrieval cache of another stack follows."""
+    engine = lab.engine("triforce")
+    lasting(engine.answer(Request(lab.text(60), 8, Sampling())))
+    followers = list(engine.full.followers)
+    assert followers
+    length = engine.full.length - 3
+    engine.full.truncate(length)
+    assert all(each.synced <= length for each in followers)
+
+
 @pytest.mark.parametrize("warp", WARPS)
 def test_the_next_forward_is_queued_before_a_token_is_read(
     warp: str, monkeypatch: pytest.MonkeyPatch
@@ -255,9 +267,6 @@ def test_running_ahead_on_a_gpu_waits_for_messages_only(warp: str) -> None:
     tokens = torch.tensor([3, 4, 3, 5], device="cuda")
     list(level.rounds(tokens, sampler, 2))  # whatever is set up once
     level.rollback(0)
-    torch.cuda.set_sync_debug_mode("error")  # an event that is waited for is no error to it
-    try:
+    with no_waits():
         made = list(level.rounds(tokens, sampler, 6))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert len(made) == 6

@@ -106,7 +106,7 @@ class Bench:
         warmup, tokens = self.warmup, settings.max_tokens
         if settings.stack != PLAIN.name or self.plain_tokens is None:
             return warmup, tokens
-        return min(warmup, self.plain_tokens // 4), min(tokens, self.plain_tokens)
+        return min(warmup, max(1, self.plain_tokens // 4)), min(tokens, self.plain_tokens)
 
     def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
         """Decode as one does behind a prefill: the last tokens are read again, whose queries choose chunks."""

@@ -1,8 +1,8 @@
 """Plain decoding that runs one token ahead of the host.
 
 A token goes from the sampler to the next forward without leaving the device. The host reads it while that forward
-runs, so that a token takes what its forward takes. Where the answer ends there was one forward too many, which the
-rollback at the end of every answer takes back.
+runs, so that a token takes what its forward takes. Where the answer ends before its limit there was one forward too
+many, which the rollback at the end of every answer takes back.
 """
 
 from __future__ import annotations

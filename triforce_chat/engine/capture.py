@@ -25,7 +25,7 @@ class Captured:
     """One forward of ``size`` tokens; which slots, positions and ids are inputs of every replay."""
 
     def __init__(
-        self, forward: Callable[[Captured], Tensor], size: int, device: torch.device, pool: Any
+        self, forward: Callable[[Captured], Tensor], size: int, device: torch.device, pool: Callable[[], Any]
     ) -> None:
         self.ids = torch.zeros(size, dtype=torch.long, device=device)
         self.slot = torch.zeros(1, dtype=torch.long, device=device)  # of the first token
@@ -52,7 +52,7 @@ class Captured:
             self.forward(self)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
             out = self.forward(self)
         self.captured = graph, out
         return self.captured
@@ -64,7 +64,7 @@ class Captures:
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.decoder, self.device = decoder, device
         self.made: WeakKeyDictionary[Slab, dict[int, Captured]] = WeakKeyDictionary()
-        self.pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.handle: Any = None  # of the memory that the graphs share
 
     def size(self, n: int, place: Place) -> int | None:
         """Tokens of the captured forward that takes n tokens; None where there is no such thing."""
@@ -89,6 +89,12 @@ class Captures:
         if size not in of_slab:
             of_slab[size] = Captured(self._forward(place), size, self.device, self.pool)
         return of_slab[size](ids, place.slot, position)[: len(ids)].clone()
+
+    def pool(self) -> Any:
+        """Where the next graph takes its memory from: torch gives a pool up with the last of its graphs."""
+        if not any(each.captured for of_slab in self.made.values() for each in of_slab.values()):
+            self.handle = torch.cuda.graph_pool_handle()
+        return self.handle
 
     def _forward(self, place: Place) -> Callable[[Captured], Tensor]:
         # Not the slab itself: it must be free to go.

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
+from triforce_chat.errors import UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.training.conversations import Builder, Example
 from triforce_chat.training.course import Course, Log, Optimizer
@@ -25,8 +26,8 @@ from triforce_chat.training.selfchat import Row
 
 SAVE_EVERY = 50  # steps
 ANSWERS = 2.0  # weight of the answers beside that of the text, whatever their lengths
-# Of the sequences; the documents of the first two are running text too, and so is all of the rest.
-PLANTED_SHARE, REPORTED_SHARE = 0.55, 0.3
+# Of the sequences are about reports and about planted facts; the rest is running text, as their documents are too.
+REPORTED, PLANTED = 0.4, 0.45
 REPORT_LENGTH = 2_048  # tokens of the shortest document with a report
 TOKENS_PER_QUESTION = 200  # of a document that is asked about, up to ``MOST_QUESTIONS``
 MOST_QUESTIONS = 120
@@ -62,6 +63,16 @@ class ContextRecipe:
         return self.lengths[:reached][::-1][step % min(reached, len(self.lengths))]
 
 
+def example(builder: Builder, rng: random.Random, length: int, kind: float) -> Example:
+    """A sequence of ``length`` tokens; ``kind``, in [0, 1), chooses of which sort. Raises ValueError if too short."""
+    questions = max(1, min(MOST_QUESTIONS, length // TOKENS_PER_QUESTION))
+    if kind < REPORTED and length >= REPORT_LENGTH:
+        return builder.reported(rng, length, questions)
+    if kind < REPORTED + PLANTED:
+        return builder.planted(rng, length, questions)
+    return builder.plain(rng, length)
+
+
 def stretched(config: Any, factor: float) -> dict[str, Any]:
     """The RoPE parameters and positions of a configuration after YaRN with ``factor``."""
     original = config.max_position_embeddings
@@ -86,8 +97,8 @@ class ContextTraining:
     """One training run; ``folder`` receives the adapter, the log and the state to resume from.
 
     ``chats`` are conversations of the untouched model: short ones, and such about documents. ``start`` is an adapter
-    folder of the same rank whose updates it begins with. Several ``ranks`` read sequences of their own at every step
-    and add up what they learn.
+    folder of the same rank whose updates it begins with. Several ``ranks`` read sequences of their own at every step;
+    what they learn from them is averaged.
     """
 
     def __init__(
@@ -121,11 +132,13 @@ class ContextTraining:
     def run(self, report: Callable[[dict[str, float]], None]) -> None:
         """Train to the end, telling every step; an interrupted run goes on where it was saved."""
         self.optimizer.resume(self.folder)
+        if self.ranks.told(self.course.step) != self.course.step:
+            raise UsageError(f"{self.folder} holds another state on every machine; share that folder")
         log = Log(self.folder, self.course.step) if self.ranks.first else None
         for length, examples in self._batches():
             rate = self.ranks.told(self.course.learning_rate)
             figures = self._step(examples) | {"length": length, "rate": rate}
-            self.ranks.add_up(self.optimizer.parameters)
+            self.ranks.average(self.optimizer.parameters)
             self.optimizer.step(rate)
             if log is None:
                 continue
@@ -139,28 +152,21 @@ class ContextTraining:
     def _batches(self) -> Iterator[tuple[int, list[Example]]]:
         """Every step's sequences, made while the step before runs."""
         with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(self._examples, self.course.step)
-            while not self.ranks.told(self.course.done):
+            progress = self.ranks.told(self.course.progress)
+            coming = pool.submit(self._examples, self.course.step, progress)
+            while progress < 1:
                 ready = coming.result()
-                coming = pool.submit(self._examples, self.course.step + 1)
+                coming = pool.submit(self._examples, self.course.step + 1, progress)
                 yield ready
+                progress = self.ranks.told(self.course.progress)
 
-    def _examples(self, step: int) -> tuple[int, list[Example]]:
+    def _examples(self, step: int, progress: float = 0.0) -> tuple[int, list[Example]]:
         rng = random.Random(f"{self.ranks.seed(self.recipe.seed)}-{step}")
         # Made ahead of its step or right at it after a resumption: both must choose the same.
-        progress = max(step / self.recipe.steps, self.course.progress)
+        progress = max(step / self.recipe.steps, progress)
         length = self.recipe.length(step, progress)
         count = max(1, self.recipe.tokens // length)
-        return length, [self._example(rng, length) for _ in range(count)]
-
-    def _example(self, rng: random.Random, length: int) -> Example:
-        questions = max(1, min(MOST_QUESTIONS, length // TOKENS_PER_QUESTION))
-        kind = rng.random()
-        if kind < REPORTED_SHARE and length >= REPORT_LENGTH:
-            return self.builder.reported(rng, length, questions)
-        if kind < REPORTED_SHARE + PLANTED_SHARE:
-            return self.builder.planted(rng, length, questions)
-        return self.builder.plain(rng, length)
+        return length, [example(self.builder, rng, length, rng.random()) for _ in range(count)]
 
     def _step(self, examples: list[Example]) -> dict[str, Tensor]:
         """Add this step's gradients."""

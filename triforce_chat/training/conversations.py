@@ -14,7 +14,7 @@ from triforce_chat.training.facts import PLANTED, Fact, make_facts
 from triforce_chat.training.planting import plant
 from triforce_chat.training.reports import Report, reports
 
-ABSENT_SHARE = 0.2
+ABSENT_SHARE = 0.08
 FAR_SHARE, FAR_DEPTH = 0.4, 0.15  # so many facts stand in this first part
 FIRST_DEPTH = 0.02  # where one fact of every document stands
 PAGED_SHARE = 0.5  # of the documents have page marks
@@ -180,13 +180,12 @@ class Builder:
         together = rng.random() < TOGETHER_SHARE
         places = sorted(0 if together else rng.randrange(free + 1) for _ in parts)
         document: list[int] = []
-        text: list[int] = []  # of the book
-        for place, part in zip(places, parts, strict=True):
-            while len(text) < place:
-                paragraph = next(paragraphs)[: free - len(text)]
-                text += paragraph
+        text = 0  # tokens of the book in it
+        for i, place in enumerate(places):
+            while text < place and (paragraph := next(paragraphs)) and text + len(paragraph) <= free:
+                text += len(paragraph)
                 document += paragraph
-            document += part
+            document += parts[i]
         while len(document) < room:
             document += next(paragraphs)[: room - len(document)]
         return document

@@ -153,7 +153,7 @@ def begin_with(draft: LlamaForCausalLM, folder: Path) -> None:
         stored = load_file(folder / "model.safetensors")
         draft.load_state_dict(stored | {"lm_head.weight": stored["model.embed_tokens.weight"]})
     except (RuntimeError, OSError, KeyError, SafetensorError) as error:
-        raise UsageError(f"--start {folder} holds no draft of this --hidden and --layers") from error
+        raise UsageError(f"--from {folder} holds no draft of this --hidden and --layers") from error
 
 
 class DraftTraining:

@@ -14,7 +14,7 @@ from triforce_chat.chat_format import ChatFormat
 from triforce_chat.errors import UsageError
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.training.cards import write_card
-from triforce_chat.training.context import ContextRecipe, ContextTraining
+from triforce_chat.training.context import REPORTED, ContextRecipe, ContextTraining, example
 from triforce_chat.training.conversations import Builder
 from triforce_chat.training.documents import load_books
 from triforce_chat.training.draft import DraftRecipe, DraftTraining, begin_with, fresh_draft
@@ -54,7 +54,7 @@ def self_chats(loaded: LoadedModel, builder: Builder, seed: int, count: int) -> 
     """
     rng = random.Random(f"{seed}-chats")
     torch.manual_seed(seed)
-    short = [*short_chats(loaded, rng, count // 2), *everyday_chats(loaded, rng, count // 2)]
+    short = [*short_chats(loaded, rng, count - count // 2), *everyday_chats(loaded, rng, count // 2)]
     rows: list[Row] = []
     each = 16
     for length in (1024, 3072):
@@ -105,10 +105,12 @@ def check_context(loaded: LoadedModel, builder: Builder, recipe: ContextRecipe) 
     reach = int(loaded.context * recipe.factor)
     if max(recipe.lengths) > reach:
         raise UsageError(f"--lengths go beyond the {reach:,} tokens that --factor {recipe.factor:g} allows")
-    try:
-        builder.planted(random.Random(0), min(recipe.lengths), 1)
-    except ValueError as error:
-        raise UsageError(f"documents of {min(recipe.lengths):,} tokens cannot be made: {error}") from error
+    for length in recipe.lengths:
+        try:
+            for kind in (0.0, REPORTED):  # the first of each
+                example(builder, random.Random(0), length, kind)
+        except ValueError as error:
+            raise UsageError(f"documents of {length:,} tokens cannot be made: {error}") from error
 
 
 def teach(loaded: LoadedModel, builder: Builder, plan: Generation, seed: int, tell: Tell) -> Lessons:

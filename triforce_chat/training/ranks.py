@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from triforce_chat.parallel.place import GIVEN
+from triforce_chat.errors import UsageError
+from triforce_chat.parallel.place import place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Ranks:
         """Of what only this process reads."""
         return f"{seed}-{self.rank}" if self.rank else str(seed)
 
-    def add_up(self, parameters: Iterable[nn.Parameter]) -> None:
+    def average(self, parameters: Iterable[nn.Parameter]) -> None:
         """Make every gradient the mean over all processes."""
         if self.size == 1:
             return
@@ -57,13 +58,19 @@ ALONE = Ranks()
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """The processes that torchrun started, each on a GPU of its own if ``device`` is "cuda"; alone without it."""
-    if not all(name in os.environ for name in GIVEN) or os.environ["WORLD_SIZE"] == "1":
+    """The processes that torchrun started, each on a GPU of its own if ``device`` is "cuda"; alone without it.
+
+    Raises UsageError where all of them would compute on one GPU.
+    """
+    here = place_of(int(os.environ.get("WORLD_SIZE", "1")), os.environ)
+    if not here.launched:
         yield Ranks(device=device)
         return
+    if device.startswith("cuda:"):
+        raise UsageError(f"every process takes a GPU of its own; choose --device cuda, not {device}")
     backend = "gloo"
     if device == "cuda":
-        device, backend = f"cuda:{os.environ['LOCAL_RANK']}", "nccl"
+        device, backend = f"cuda:{here.local_rank}", "nccl"
         torch.cuda.set_device(device)
     dist.init_process_group(backend)
     try:

@@ -69,6 +69,10 @@ class Follower(Protocol):
         """The forward went through all layers, and ``source`` counts its tokens."""
         ...
 
+    def truncate(self, length: int) -> None:
+        """``source`` forgets everything behind its first ``length`` tokens."""
+        ...
+
 
 class FullCache(Counted):
     """Keys and values of all committed tokens; grows in place, is never copied."""
@@ -109,6 +113,8 @@ class FullCache(Counted):
     def truncate(self, length: int) -> None:
         super().truncate(length)
         self.slab.truncate(length)
+        for follower in self.followers:
+            follower.truncate(length)
 
     def restored(self, n: int) -> None:
         """The next n slots were filled without a forward, so there are no queries of theirs."""

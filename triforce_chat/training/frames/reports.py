@@ -28,7 +28,7 @@ SUBJECTS = (
 
 
 def _aspect(statements: str, answer: str, questions: str) -> Frame:
-    """Each statement says the same by itself: a report takes one of them."""
+    """Each statement says the same, and answers every question: a report takes one of them."""
     return frame(statements, "", answer, questions)
 
 
@@ -47,29 +47,28 @@ ASPECTS = (
         "Who founded {it}? | Who was the founder? | By whom was {it} founded? | Who was the founder of {it}?",
     ),
     _aspect(
-        "{it} was opened on {date}, in heavy rain. | On {date} the doors of {it} were opened to the public. "
-        "| The opening took place on {date}; a band played.",
+        "{it} was opened on {date}, in heavy rain. | On {date} the doors of {it} were opened to the public. | "
+        "The opening took place on {date}; a band played.",
         "date",
         "When was {it} opened? | On what date did the opening take place? | When did {it} open for the first "
         "time?",
     ),
     _aspect(
-        "The building cost {big} crowns, more than anybody had expected. | In all, {big} crowns were spent "
-        "on the building. | When everything was paid, the building had cost {big} crowns.",
+        "The building cost {big} crowns, more than anybody had expected. | In all, {big} crowns were spent on "
+        "the building. | When everything was paid, the building had cost {big} crowns.",
         "big",
         "How much did the building cost? | What did the building cost? | How many crowns were spent on the "
         "building?",
     ),
     _aspect(
-        "The repairs of {year} cost {big} crowns. | For the repairs {big} crowns had to be found. | The bill "
+        "The repairs of {year} cost {big} crowns. | For the repairs {big} crowns had to be paid. | The bill "
         "for the repairs came to {big} crowns.",
         "big",
-        "What did the repairs cost? | How much did the repairs cost? | How high was the bill for the "
-        "repairs?",
+        "What did the repairs cost? | How much did the repairs cost? | How high was the bill for the repairs?",
     ),
     _aspect(
-        "The worst fire broke out on {date} and burned for two days. | On {date} a fire destroyed the roof. "
-        "| The great fire came on {date}, when most people were at the fair.",
+        "The worst fire broke out on {date} and burned for two days. | On {date} a fire destroyed the roof. | "
+        "The great fire came on {date}, when most people were at the fair.",
         "date",
         "When was the fire? | When did the great fire break out? | On what date did {it} burn?",
     ),
@@ -81,10 +80,11 @@ ASPECTS = (
     ),
     _aspect(
         "The plans were drawn by {person}, an architect from the capital. | The architect was {person}, then "
-        "hardly thirty. | As architect the committee chose {person}.",
+        "hardly thirty, whose plans were bold. | As architect the committee chose {person}, who drew the "
+        "plans in a week.",
         "person",
-        "Who was the architect? | Who drew the plans? | Which architect did the committee choose? | Who designed "
-        "{it}?",
+        "Who was the architect? | Who drew the plans? | Which architect drew the plans? | Who was the "
+        "architect of {it}?",
     ),
     _aspect(
         "The chair of the committee is {person} today. | Today {person} presides over the committee. | The "
@@ -93,10 +93,10 @@ ASPECTS = (
         "Who chairs the committee today? | Who presides over the committee? | Who leads the committee now?",
     ),
     _aspect(
-        "{it} stands on a hill above {town}. | The nearest town is {town}, an hour away on foot. | {it} lies "
-        "just outside {town}.",
+        "{it} stands on a hill above {town}, the nearest town. | The nearest town is {town}, an hour away on "
+        "foot. | {it} lies just outside {town}, the nearest town.",
         "town",
-        "Near which town does it stand? | Which town is nearest to {it}? | Where is {it}?",
+        "Near which town does it stand? | Which town is nearest to {it}? | What is the nearest town called?",
     ),
     _aspect(
         "At its best time {many} people worked there. | {it} then employed {many} people. | The staff had "
@@ -108,8 +108,8 @@ ASPECTS = (
         "The main hall is {few} metres long. | Visitors first enter the main hall, which is {few} metres "
         "long. | With its {few} metres the main hall is the longest in the country.",
         "few",
-        "How long is the main hall? | How many metres does the main hall measure? | What is the length of the main "
-        "hall?",
+        "How long is the main hall? | How many metres does the main hall measure? | What is the length of the "
+        "main hall?",
     ),
     _aspect(
         "A stair of {many} steps leads to the roof. | Whoever wants to see the roof has to climb {many} "
@@ -119,17 +119,18 @@ ASPECTS = (
         "there?",
     ),
     _aspect(
-        "{person} gave the money, on the condition that no name be put on the wall. | The money came from "
-        "{person}. | Without the money of {person} nothing would have been built.",
+        "{person} gave the money for the building, on the condition that no name be put on the wall. | The "
+        "money for the building came from {person}. | Without {person}, who gave the money, there would be no "
+        "building.",
         "person",
-        "Who gave the money? | Who paid for it? | From whom did the money come?",
+        "Who gave the money for the building? | Who paid for the building? | From whom did the money for the "
+        "building come?",
     ),
     _aspect(
         "The bell came from {city} and has a crack. | In the tower hangs a bell that was cast in {city}. | "
         "The bell was brought from {city} on a sledge.",
         "city",
-        "Where does the bell come from? | In which city was the bell cast? | From where was the bell "
-        "brought?",
+        "Where does the bell come from? | In which city was the bell cast? | From where was the bell brought?",
     ),
     _aspect(
         "The machines were delivered by {company}. | All machines had been ordered from {company}. | "
@@ -139,37 +140,38 @@ ASPECTS = (
         "ordered?",
     ),
     _aspect(
-        "The oldest thing in the collection is {a object}. | The collection began with {a object}. | The "
-        "pride of the collection is {a object}, which came from a sailor.",
+        "The oldest thing in the collection is {a object}. | Nothing in the collection is older than {a "
+        "object} from a wreck. | Among all things of the collection {a object} is the oldest.",
         "object",
-        "What is the oldest thing in the collection? | With what did the collection begin? | What is the "
-        "pride of the collection?",
+        "What is the oldest thing in the collection? | Which thing of the collection is the oldest? | What is "
+        "older than everything else in the collection?",
     ),
     _aspect(
-        "For many years {a animal} lived in the yard and was fed by everybody. | The staff kept {a animal}, "
-        "which slept on the mail bags. | The mascot was {a animal}.",
+        "For many years {a animal} lived in the yard and was fed by everybody. | In the yard lived {a "
+        "animal}, which slept on the mail bags. | Nobody minded {a animal} that lived in the yard.",
         "animal",
-        "Which animal lived there? | What animal did the staff keep? | What was the mascot?",
+        "Which animal lived in the yard? | What animal was there in the yard? | What kind of animal did they "
+        "have in the yard?",
     ),
     _aspect(
-        "The walls were painted {colour} at first. | Old pictures show the walls in {colour}. | At that time "
-        "the walls were {colour}, which nobody liked.",
+        "The walls were painted {colour} at first. | Old pictures show the first walls in {colour}. | At "
+        "first the walls were {colour}, which nobody liked.",
         "colour",
-        "What colour were the walls? | In which colour were the walls painted at first? | What was the "
-        "colour of the walls?",
+        "What colour were the walls at first? | In which colour were the walls painted at first? | What was "
+        "the first colour of the walls?",
     ),
     _aspect(
-        "Nobody could find the key, which lay {hidden}. | The spare key was kept {hidden}. | After the war "
+        "Nobody could find the key, which lay {hidden}. | The key was always kept {hidden}. | After the war "
         "the key was discovered {hidden}.",
         "hidden",
-        "Where was the key? | Where was the key kept? | Where did the key lie?",
+        "Where was the key? | Where could the key be found? | Where did the key lie?",
     ),
     _aspect(
-        "The boat that brought the stone was called the {ship}. | All stone came by sea, in the {ship}. | "
-        "The {ship} carried the stone.",
+        "The boat that brought the stone was called the {ship}. | All stone came by sea, in the {ship}. | It "
+        "was the {ship} that carried the stone.",
         "ship",
-        "What was the boat called that brought the stone? | Which ship carried the stone? | In which ship "
-        "did the stone come?",
+        "What was the boat called that brought the stone? | Which ship carried the stone? | In which ship did "
+        "the stone come?",
     ),
     _aspect(
         "A ticket costs {few} pence. | Visitors pay {few} pence. | The ticket has cost {few} pence ever "
@@ -184,10 +186,10 @@ ASPECTS = (
         "How many visitors did it have? | How many visitors come in a year? | How many people visited {it}?",
     ),
     _aspect(
-        "In {year} it was sold to {company}. | {company} bought it in hard times. | Since then it has "
-        "belonged to {company}.",
+        "In {year} {it} was sold to {company}. | {company} bought {it} in hard times. | The buyer of {it} was "
+        "{company}.",
         "company",
-        "To whom was it sold? | Who bought it? | Which company owns it? | To which company does {it} belong?",
+        "To whom was it sold? | Who bought it? | Which company bought {it}? | Who was the buyer of {it}?",
     ),
     _aspect(
         "It was closed in {year} for want of money. | The doors were shut for good in {year}. | {year} was "
@@ -199,14 +201,13 @@ ASPECTS = (
         "The second director, {person}, changed everything. | After the first director came {person}. | "
         "{person} followed as the second director.",
         "person",
-        "Who was the second director? | Who came after the first director? | Who followed the first "
-        "director?",
+        "Who was the second director? | Who came after the first director? | Who followed the first director?",
     ),
     _aspect(
-        "The accident of {date} cost two lives. | On {date} a wall gave way and two people were hurt. | The "
-        "only accident happened on {date}.",
+        "The accident of {date} cost two lives. | In the accident of {date} two people were hurt. | The only "
+        "accident happened on {date}.",
         "date",
-        "When did the accident happen? | On what date was the accident? | When was the only accident?",
+        "When did the accident happen? | On what date was the accident? | When was the accident?",
     ),
     _aspect(
         "The inquiry was led by {person}. | {person} was sent to lead the inquiry. | The government put "
@@ -215,35 +216,37 @@ ASPECTS = (
         "Who led the inquiry? | Who was sent to lead the inquiry? | Who was at the head of the inquiry?",
     ),
     _aspect(
-        "Every morning at {time} a whistle was blown. | Work began at {time}, when the whistle was blown. | "
-        "At {time} the whistle called everybody to work.",
+        "Work began at {time}, when the whistle was blown. | Every morning work began at {time}. | At {time} "
+        "all had to be there, for then work began.",
         "time",
-        "At what time was the whistle blown? | When did work begin? | At what time did work begin?",
+        "When did work begin? | At what time did work begin? | At what time of the morning did work begin?",
     ),
     _aspect(
-        "On the terrace grows {a tree}, planted by a queen. | {a tree} in the yard is older than the walls. "
-        "| The yard is shaded by {a tree}.",
+        "In the yard grows {a tree}, planted by a queen. | The tree in the yard, {a tree}, is older than the "
+        "walls. | The yard is shaded by {a tree}.",
         "tree",
-        "Which tree grows there? | What kind of tree stands in the yard? | Which tree was planted?",
+        "Which tree grows in the yard? | What kind of tree stands in the yard? | Which tree shades the yard?",
     ),
     _aspect(
-        "The workers were paid in {food} that winter. | On Sundays there was {food}. | The kitchen was known "
-        "for its {food}.",
+        "The kitchen was known for its {food}. | People came from far away for the {food} of the kitchen. | "
+        "What made the kitchen famous was its {food}.",
         "food",
-        "For what was the kitchen known? | What was there to eat on Sundays? | What did the kitchen make?",
+        "For what was the kitchen known? | What was the kitchen known for? | Which dish made the kitchen "
+        "famous?",
     ),
     _aspect(
-        "The first clerk, {person}, kept the books. | The books were kept by {person} in green ink. | "
-        "{person} kept the books and never made a mistake.",
+        "The first clerk, {person}, wrote in green ink. | As first clerk {person} never made a mistake. | "
+        "{person} was engaged as the first clerk.",
         "person",
-        "Who kept the books? | By whom were the books kept? | Who was the first clerk?",
+        "Who was the first clerk? | What was the name of the first clerk? | Who was engaged as the first "
+        "clerk?",
     ),
     _aspect(
-        "Its record is filed under {code}. | In the files of the ministry it has the number {code}. | The "
-        "licence bears the number {code}.",
+        "The licence bears the number {code}. | The number of the licence is {code}. | A licence was given "
+        "under the number {code}.",
         "code",
-        "Under which number is it filed? | What is the number of the licence? | Which number does it have in "
-        "the files?",
+        "What is the number of the licence? | Which number does the licence bear? | Under which number was "
+        "the licence given?",
     ),
     _aspect(
         "The festival is held on {day}. | Every year on {day} there is a festival. | On {day} the founder's "
@@ -252,17 +255,18 @@ ASPECTS = (
         "When is the festival? | On which day is the festival held? | When does the festival take place?",
     ),
     _aspect(
-        "The engineer lived in {street}. | From a house in {street} the engineer ran the whole enterprise. | "
-        "The office of the engineer was in {street}.",
+        "The engineer lived in {street}. | From a house in {street}, where the engineer lived, one could see "
+        "everything. | The home of the engineer was in {street}.",
         "street",
-        "Where did the engineer live? | In which street was the engineer to be found? | Where was the office "
-        "of the engineer?",
+        "Where did the engineer live? | In which street did the engineer live? | Where was the home of the "
+        "engineer?",
     ),
     _aspect(
-        "The apprentices learned to play the {instrument}. | In the evening somebody played the "
-        "{instrument}. | The director was also a master of the {instrument}.",
+        "The director was also a master of the {instrument}. | In the evening the director played the "
+        "{instrument}. | The director played the {instrument} at every feast.",
         "instrument",
-        "Which instrument was played? | What instrument did they play? | Which instrument was heard there?",
+        "Which instrument did the director play? | What instrument did the director play? | On which "
+        "instrument was the director a master?",
     ),
     _aspect(
         "The storm of {date} took the chimney down. | In the storm of {date} the chimney fell. | On {date} a "
@@ -285,10 +289,11 @@ ASPECTS = (
         "How deep is the well? | How far does the well go down? | How many metres did they dig for the well?",
     ),
     _aspect(
-        "The oldest worker, {person}, had begun as a child. | {person} worked there longer than anybody "
-        "else. | The longest service was that of {person}.",
+        "Nobody worked there longer than {person}, who had begun as a child. | {person} worked there longer "
+        "than anybody else. | The longest service was that of {person}.",
         "person",
-        "Who worked there longest? | Who was the oldest worker? | Whose service was the longest?",
+        "Who worked there longest? | Who worked there longer than anybody else? | Whose service was the "
+        "longest?",
     ),
 )
 
