@@ -27,6 +27,7 @@ from triforce_chat.engine.events import Comparison, Event, Finished, Prefilled, 
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
 from triforce_chat.models.load import LoadedModel
+from triforce_chat.prompts import prompt
 from triforce_chat.session import QUESTION_ROOM, Session
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Screen
@@ -255,6 +256,17 @@ def test_a_changed_system_text_is_read_from_then_on(loaded: tuple[Engine, Loaded
     assert talk.system == "Be verbose."
     assert talk.prompt.startswith("<|im_start|>system\nBe verbose.<|im_end|>")
     talk.answers_like_a_fresh_one("How?")
+
+
+def test_documents_are_spoken_of_where_there_are_some(loaded: tuple[Engine, LoadedModel]) -> None:
+    talk = Talk(loaded)
+    usual = Session(talk.engine, talk.loaded, talk.settings)
+    assert usual.system == prompt("plain")
+    usual.add(book("One", "a\n"))
+    assert usual.system == prompt("system")
+    assert talk.spelled(usual._prompt([])).startswith(f"<|im_start|>system\n{prompt('system')}<|im_end|>")
+    talk.add(book("One", "a\n"))
+    assert talk.system == "Be brief."
 
 
 def test_context_used_is_what_the_next_prompt_takes(loaded: tuple[Engine, LoadedModel]) -> None:

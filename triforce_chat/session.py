@@ -78,7 +78,7 @@ class Session:
         self.exchanges: list[Exchange] = []
         self.waiting: list[Reading] = []  # documents that belong to the next question
         self.stop: tuple[str, ...] = ()  # strings that end an answer, beside those of the format
-        self._system = prompt("system") if system is None else system
+        self._system = system  # None: the usual one
 
     @property
     def documents(self) -> Sequence[Document]:
@@ -94,7 +94,10 @@ class Session:
 
     @property
     def system(self) -> str:
-        return self._system
+        """What was set; else a text about documents, which without any would make a model deny what it knows."""
+        if self._system is not None:
+            return self._system
+        return prompt("system" if self.readings else "plain")
 
     def set_system(self, text: str) -> None:
         self._system = text
@@ -275,7 +278,7 @@ class Session:
 
     def _marked(self, question: list[int]) -> tuple[list[int], list[Passage]]:
         """The prompt, and where its documents end in it."""
-        messages = [Message("system", self.format.text(self._system))] if self._system else []
+        messages = [Message("system", self.format.text(self.system))] if self.system else []
         for exchange in self.exchanges:
             messages.append(Message("user", laid_out(exchange.readings, exchange.question)))
             messages.append(Message("assistant", self._said(exchange.turn)))
