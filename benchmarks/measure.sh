@@ -9,9 +9,10 @@ books="the-scarlet-letter.txt emma.txt treasure-island.txt a-tale-of-two-cities.
 unseen="the-scarlet-letter.txt treasure-island.txt"
 long=124928 longer=130048
 
-bench() { # NAME option...: greedy tables have no penalty, as the paper's have none
-    python3 -m triforce_chat bench $books --no-cache --repeats 1 --past-end --tokens 256 "${@:2}" --json >"$out/$1.json"
+bench() { # NAME option...
+    triforce-chat bench $books --no-cache --repeats 1 --past-end --tokens 256 "${@:2}" --json >"$out/$1.json"
 }
+# The tables have no penalty, as the paper's have none.
 big() { bench "$1" --repetition-penalty 1 --inflate llama-2-7b "${@:2}"; }
 one() { big "$1" --contexts $long --prompts 1 --temperatures 0 --plain-tokens 64 "${@:2}"; }
 pair="autoregressive,triforce"

@@ -78,7 +78,7 @@ def context(
         with joined(place(Settings(device=device))[0]) as ranks:
             loaded = load(model, ranks.device)
             builder = books(loaded, data, exclude or [])
-            train_context(loaded, builder, recipe, chats, out, teller(ranks.first), start, ranks)
+            train_context(loaded, builder, recipe, chats, out, teller(), start, ranks)
 
 
 @app.command()
@@ -154,10 +154,8 @@ def load(model: str, device: str) -> LoadedModel:
     return load_model(name, device=where, dtype=dtype, attention="sdpa")
 
 
-def teller(aloud: bool = True) -> Tell:
-    """Prints every report as one line, or none."""
-    if not aloud:
-        return lambda figures: None  # noqa: ARG005
+def teller() -> Tell:
+    """Prints every report as one line."""
     tell: Callable[[dict[str, Any]], None] = lambda figures: typer.echo(  # noqa: E731
         "  ".join(f"{name} {value:g}" for name, value in figures.items()), err=True
     )

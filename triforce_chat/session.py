@@ -278,7 +278,8 @@ class Session:
 
     def _marked(self, question: list[int]) -> tuple[list[int], list[Passage]]:
         """The prompt, and where its documents end in it."""
-        messages = [Message("system", self.format.text(self.system))] if self.system else []
+        system = self.system
+        messages = [Message("system", self.format.text(system))] if system else []
         for exchange in self.exchanges:
             messages.append(Message("user", laid_out(exchange.readings, exchange.question)))
             messages.append(Message("assistant", self._said(exchange.turn)))

@@ -146,7 +146,6 @@ def test_an_interrupt_inside_a_forward_leaves_a_prefix(lab: Lab, at: int) -> Non
 @pytest.mark.parametrize("seed", range(8))
 def test_a_nucleus_that_was_too_narrow(lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens of a cut nucleus, and the random numbers behind the first one, were drawn in vain."""
-    monkeypatch.setattr(sampling, "NUCLEUS_GUESS", 1)
     monkeypatch.setattr(sampling.Nucleus.__init__, "__defaults__", (1,))
     monkeypatch.setattr(sampling, "WIDER", 2)
     widened: list[int] = []

@@ -181,11 +181,14 @@ class Builder:
         places = sorted(0 if together else rng.randrange(free + 1) for _ in parts)
         document: list[int] = []
         text = 0  # tokens of the book in it
-        for i, place in enumerate(places):
-            while text < place and (paragraph := next(paragraphs)) and text + len(paragraph) <= free:
+        for place, part in zip(places, parts, strict=True):
+            while text < place:
+                paragraph = next(paragraphs)
+                if text + len(paragraph) > free:
+                    break
                 text += len(paragraph)
                 document += paragraph
-            document += parts[i]
+            document += part
         while len(document) < room:
             document += next(paragraphs)[: room - len(document)]
         return document

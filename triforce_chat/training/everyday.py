@@ -8,80 +8,77 @@ from __future__ import annotations
 
 import random
 
+from triforce_chat.training.pools import words
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.replace("\n", " ").split(","))
-
-
-_COUNTRIES = _words("""
+_COUNTRIES = words("""
     Germany, Portugal, Greece, Norway, Sweden, Finland, Denmark, Poland, Austria, Hungary, Ireland, Turkey, Russia,
     China, India, Thailand, Vietnam, Indonesia, Australia, Canada, Mexico, Cuba, Peru, Chile, Argentina,
     Morocco, Nigeria, South Africa, Iran, Iraq, Israel, the Netherlands, Belgium, Switzerland, the United States
 """)
-_CITIES = _words("""
+_CITIES = words("""
     London, Vienna, Athens, Moscow, Beijing, Delhi, Sydney, Toronto, New York, Chicago,
     Mexico City, Buenos Aires, Lima, Nairobi, Milan, Istanbul, Dublin, Oslo, Stockholm, Munich, Barcelona, Venice
 """)
-_LANGUAGES = _words("French, Spanish, German, Italian, Portuguese, Latin, Dutch, Swedish")
-_NOUNS = _words("""
+_LANGUAGES = words("French, Spanish, German, Italian, Portuguese, Latin, Dutch, Swedish")
+_NOUNS = words("""
     bread, dog, cat, tree, book, friend, sun, moon, milk, hand, door, flower, bird, fish, school, apple, night, king,
     mother, brother, river, mountain, love, window, chair, stone, horse, garden, city, star
 """)
-_ADJECTIVES = _words("""
+_ADJECTIVES = words("""
     fast, long, old, young, rich, strong, dark, heavy, high, wet, clean, hard, loud, early, empty, cheap, dry, full,
     narrow, deep, sweet, sharp, brave, polite, angry, sad, beautiful, easy, quiet, rough
 """)
-_VERBS = _words("""
+_VERBS = words("""
     run, eat, see, take, write, sing, swim, buy, think, bring, speak, give, know, begin, drink, fly, grow, break,
     find, leave, make, sleep, teach, throw, win
 """)
-_PLURALS = _words("""
+_PLURALS = words("""
     mouse, foot, tooth, man, woman, knife, leaf, wolf, city, baby, box, church, potato, goose, sheep, story, half,
     person, ox, bus
 """)
-_ANIMALS = _words("""
+_ANIMALS = words("""
     dog, horse, cow, bird, cat, bee, fish, frog, snake, lion, camel, whale, shark, penguin, rabbit, pig, hen, duck,
     butterfly, crab, bat, kangaroo, goat, mouse, wolf, bear, tortoise
 """)
-_THINGS = _words("""
+_THINGS = words("""
     a volcano, a rainbow, a verb, a noun, gravity, photosynthesis, a poem, a planet, a computer, the moon, money,
     a democracy, an atom, an earthquake, a desert, an island, a triangle, a prime number, a novel, electricity,
     a bicycle, a vitamin, the heart, the brain, a compass, a telescope, a museum, an engine, a metaphor, yeast
 """)
-_COLOURS = _words(
+_COLOURS = words(
     "a lemon, coal, snow, blood, an orange, the sun, a frog, chocolate, milk, a rose, gold, a carrot"
 )
-_WORKS = _words("""
+_WORKS = words("""
     Hamlet, Macbeth, Don Quixote, War and Peace, the Odyssey, Faust, Robinson Crusoe, Moby Dick, Frankenstein,
     Alice in Wonderland, the Divine Comedy, Oliver Twist, Animal Farm, Dracula, Pride and Prejudice
 """)
-_PROVERBS = _words("""
+_PROVERBS = words("""
     The early bird catches the ..., Better late than ..., A friend in need is a friend ..., All that glitters is
     not ..., Where there is smoke there is ..., Two heads are better than ..., Actions speak louder than ...,
     You cannot judge a book by its ..., Rome was not built in a ..., When in Rome do as the Romans ...
 """)
-_KINDS = _words("""
+_KINDS = words("""
     vegetables, colours, animals, countries, cities, rivers, sports, musical instruments, trees, birds, flowers,
     planets, metals, insects, tools, drinks, jobs, games, desserts, fish, things in a kitchen, months, languages,
     books, hobbies, vehicles, pieces of furniture, kinds of weather, things to take on a journey, feelings
 """)
-_TOPICS = _words("""
+_TOPICS = words("""
     the rain, friendship, a summer day, winter, my cat, the moon, music, a train journey, a birthday, the forest,
     books, a market, an old house, dreams, the city at night, a garden, bread, the wind, school, a lost key
 """)
-_TASKS = _words("""
+_TASKS = words("""
     bake bread, tie a knot, learn a language, sleep better, boil an egg, write a letter, plant a tree, save money,
     clean a window, make tea, wrap a present, calm a child, prepare for an exam, find a job, repair a bicycle
 """)
-_DAYS = _words("Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
-_MONTHS = _words("January, February, May, June, July, August, September, October, November")
-_UNITS = _words("""
+_DAYS = words("Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday")
+_MONTHS = words("January, February, May, June, July, August, September, October, November")
+_UNITS = words("""
     seconds are in a minute, hours are in a day, days are in a year, weeks are in a year, days are in June,
     centimetres are in a metre, grams are in a kilogram, wheels does a car have, sides does a triangle have,
     fingers does a hand have, players are in a football team, letters are in the alphabet, planets are there,
     continents are there, strings does a violin have, corners does a square have, years are in a century
 """)
-_FACTS = _words("""
+_FACTS = words("""
     What is the largest ocean?, What is the highest mountain?, What is the longest river?, What is the largest animal?,
     Which planet is the largest?, Which planet is closest to the sun?, Who painted the Mona Lisa?,
     Who discovered America?, Who invented the telephone?, Who was the first man on the moon?,

@@ -158,13 +158,13 @@ class Writer:
         return POOLS[name.rstrip("0123456789")].draw(self.rng, self.split)
 
     def _sentences(self, frame: Frame, values: Mapping[str, str]) -> tuple[str, ...]:
-        sentences = [_capital(filled(sentence, values)) for sentence in frame.sentences]
+        sentences = [capital(filled(sentence, values)) for sentence in frame.sentences]
         if sentences[0].startswith("The ") and self.rng.random() < _ADORNED:
             sentences[0] = self.rng.choice(ASIDES) + sentences[0].removeprefix("The ")
         return tuple(sentences)
 
     def _adorned(self, question: str) -> str:
-        question = _capital(question)
+        question = capital(question)
         first = question.split(maxsplit=1)[0]
         if not question.endswith("?") or first not in _LOWERED or self.rng.random() >= _ADORNED:
             return question
@@ -190,5 +190,5 @@ def _article(word: str) -> str:
     return f"an {word}" if word.startswith(_VOWELS) else f"a {word}"
 
 
-def _capital(sentence: str) -> str:
+def capital(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]

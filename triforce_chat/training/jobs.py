@@ -77,7 +77,8 @@ def train_context(
     """Train an adapter for long contexts into ``folder``, or go on with what is there."""
     check_context(loaded, builder, recipe)
     short, readings = self_chats(loaded, builder, recipe.seed, chats) if chats else ([], [])
-    tell({"conversations": len(short), "readings": len(readings)})
+    if ranks.first:
+        tell({"conversations": len(short), "readings": len(readings)})
     torch.manual_seed(recipe.seed)
     training = ContextTraining(loaded, builder, (short, readings), recipe, folder, start, ranks)
     last: dict[str, float] = {}

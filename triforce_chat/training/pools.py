@@ -52,7 +52,8 @@ class Figures:
 Pool = Words | Joined | Figures
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """A list written with commas, over several lines if need be."""
     return tuple(word.strip() for word in text.replace("\n", " ").split(",") if word.strip())
 
 
@@ -75,10 +76,10 @@ def _date(rng: random.Random) -> str:
     return rng.choice((f"{day} {month} {year}", f"{month} {day}, {year}"))
 
 
-MONTHS = _words(
+MONTHS = words(
     "January, February, March, April, May, June, July, August, September, October, November, December"
 )
-CITIES = _words("""
+CITIES = words("""
     Oslo, Lima, Cairo, Turin, Riga, Quito, Osaka, Perth, Lyon, Accra, Dublin, Havana, Hanoi, Minsk, Porto, Tunis,
     Bergen, Seville, Denver, Jakarta, Nairobi, Zagreb, Leipzig, Toronto, Bogota, Krakow, Antwerp, Dakar, Manila,
     Tbilisi, Vilnius, Glasgow, Marseille, Naples, Kyoto, Santiago, Chicago, Helsinki, Beirut, Calgary, Odessa,
@@ -90,15 +91,15 @@ CITIES = _words("""
     Ghent, Rotterdam, Bremen, Hamburg, Dresden, Salzburg, Graz, Basel, Lausanne, Genoa, Verona, Bologna, Bari,
     Toledo, Granada, Malaga, Coimbra, Malmo, Uppsala, Aarhus, Odense, Tampere, Turku, Tromso, Reykjavik
 """)
-PLACE_STARTS = _words("""
+PLACE_STARTS = words("""
     Pell, Tol, Har, Wend, Brack, Oster, Mar, Quill, Fen, Thorn, Dun, Alder, Cal, Vess, Grim, Hol, Lang, Mor, Nether,
     Pen, Rusk, Sel, Strath, Ulver, Wyn, Yarl, Ash, Bel, Corm, Drun, Elm, Farl, Gos, Hask, Ing, Kel, Lox, Mal, Norr, Oak
 """)
-PLACE_ENDS = _words("""
+PLACE_ENDS = words("""
     wick, mere, stead, holm, ford, bury, vik, combe, haven, gate, brook, field, moor, den, by, low, burn, cross,
     wold, leigh, minster, port, dale, thwaite
 """)
-FIRST_NAMES = _words("""
+FIRST_NAMES = words("""
     Ada, Bruno, Clara, Edgar, Flora, Gideon, Hester, Ivo, Johanne, Klaus, Lydia, Magnus, Nora, Oskar, Petra, Quentin,
     Rosa, Silas, Tamar, Ulrich, Vera, Wanda, Xenia, Yusuf, Zelda, Amos, Birgit, Conrad, Delia, Emil, Frieda, Gustav,
     Hilda, Ingrid, Jasper, Katya, Leopold, Marta, Nadia, Otto, Paloma, Ragnar, Selma, Tobias, Ursula, Viktor, Wilma,
@@ -106,35 +107,35 @@ FIRST_NAMES = _words("""
     Noemi, Olga, Pascal, Renata, Stefan, Theodora, Umberto, Valeria, Walter, Yvonne, Agnes, Boris, Cecilia, Dmitri,
     Esther, Felix, Greta, Hugo, Irma, Julius
 """)
-NAME_STARTS = _words("""
+NAME_STARTS = words("""
     Har, Dell, Ferr, Lind, Mor, Brand, Cass, Vold, Ster, Tarr, Wim, Holl, Kest, Fen, Gal, Rav, Ost, Penn, Quar,
     Sorr, Tham, Ull, Varn, Wex, Bram, Corb, Drey, Esk, Fal, Grent, Hask, Jor, Kinn, Lasc, Mend, Nor, Orm, Pask,
     Rusk, Selb
 """)
-NAME_ENDS = _words("""
+NAME_ENDS = words("""
     lock, ington, qvist, berg, ano, well, mann, ova, ber, ett, ard, eau, ini, sen, fors, ley, ick, ström, aux, holt
 """)
-SHIP_ADJECTIVES = _words("""
+SHIP_ADJECTIVES = words("""
     Silver, Northern, Gallant, Quiet, Golden, Restless, Crimson, Faithful, Wandering, Winter, Brave, Hollow, Lucky,
     Emerald, Patient, Stormy, Southern, Ancient, Merry, Pale, Royal, Iron, Drifting, Distant
 """)
-SHIP_NOUNS = _words("""
+SHIP_NOUNS = words("""
     Heron, Lantern, Star, Duchess, Dolphin, Meridian, Petrel, Crown, Pilgrim, Swallow, Anchor, Comet, Tern, Maiden,
     Compass, Thistle, Gull, Venture, Wren, Harbinger, Falcon, Tide, Rose, Beacon
 """)
-PROFESSIONS = _words("""
+PROFESSIONS = words("""
     baker, locksmith, beekeeper, notary, carpenter, astronomer, watchmaker, nurse, gardener, postman, librarian,
     surgeon, tailor, blacksmith, cartographer, organist, fisherman, pharmacist, glassblower, schoolmaster, printer,
     weaver, ferryman, stonemason, innkeeper, miller, archivist, bookbinder, saddler, lighthouse keeper, geologist,
     violin maker, gamekeeper, chimney sweep, translator, dentist, botanist, butcher, cooper, sculptor, sexton,
     tinsmith, interpreter, veterinarian, brewer, engraver, optician, night watchman
 """)
-ANIMALS = _words("""
+ANIMALS = words("""
     otter, heron, badger, tortoise, goat, parrot, hedgehog, raven, donkey, ferret, owl, salamander, peacock, mule,
     lynx, swan, terrier, pony, falcon, hare, iguana, goose, magpie, camel, spaniel, dormouse, rooster, llama,
     greyhound, canary, bear cub, mongoose, squirrel, toad, pelican, monkey, crane, piglet, lamb, wolfhound
 """)
-OBJECTS = _words("""
+OBJECTS = words("""
     brass telescope, ivory comb, copper kettle, silver thimble, pocket watch, leather satchel, glass marble,
     music box, walking stick, pewter mug, velvet glove, paper fan, wooden flute, iron key, amber necklace,
     porcelain doll, oil lamp, ink bottle, sewing box, snuff box, bronze medal, letter opener, magnifying glass,
@@ -143,7 +144,7 @@ OBJECTS = _words("""
     embroidered cushion, signet ring, copper coin, painted egg, clay pipe, toy soldier, umbrella, corkscrew,
     barometer, pair of scissors, wax seal, globe, lace handkerchief, tobacco pouch, opera glass, hammer, lantern
 """)
-PLACES = _words("""
+PLACES = words("""
     under the third step, behind the clock, in the hollow oak, inside the piano, beneath the altar,
     in the well, under the loose floorboard, behind the bakery oven, in the hayloft, inside the grandfather clock,
     under the stone bench, in the coal cellar, behind the waterfall, in the bell tower, under the rose bush,
@@ -153,39 +154,39 @@ PLACES = _words("""
     inside the statue, behind the stable door, under the bridge, in the rain barrel, in the linen cupboard,
     beneath the sundial, behind the pantry shelf, in the old kiln, under the staircase, in the tool shed
 """)
-COLOURS = _words("""
+COLOURS = words("""
     scarlet, turquoise, violet, amber, ivory, olive, crimson, indigo, orange, grey, lilac, maroon, teal, yellow,
     green, pink, purple, brown, blue, black, white, silver, golden, beige
 """)
-INSTRUMENTS = _words("""
+INSTRUMENTS = words("""
     cello, bassoon, mandolin, harp, trombone, oboe, zither, accordion, viola, tuba, clarinet, lute, banjo, piccolo,
     double bass, harpsichord, french horn, bagpipe, xylophone, flute, guitar, saxophone, dulcimer, kettledrum
 """)
-FOODS = _words("""
+FOODS = words("""
     plum cake, barley soup, smoked eel, goat cheese, rye bread, pickled herring, apple tart, lentil stew, roast duck,
     fig jam, onion pie, candied ginger, mushroom broth, quince jelly, almond biscuits, boiled crab, honey cake,
     pea soup, salted cod, chestnut pudding, sour cherries, poppy seed rolls, baked trout, cabbage rolls,
     rice pudding, walnut bread, stuffed peppers, pear cider, pumpkin pie, mutton chops
 """)
-BUILDINGS = _words("""
+BUILDINGS = words("""
     lighthouse, observatory, town hall, cathedral, railway station, mill, theatre, library, customs house, brewery,
     monastery, hospital, museum, windmill, courthouse, granary, orphanage, post office, shipyard, castle,
     school, opera house, market hall, water tower, fire station, tannery, prison, chapel, armoury, guildhall
 """)
-TREES = _words("""
+TREES = words("""
     chestnut, cedar, walnut tree, linden, willow, cypress, mulberry tree, larch, plane tree, fig tree, elm, birch,
     juniper, magnolia, rowan, poplar, cherry tree, yew, maple, olive tree, ash tree, hawthorn, pine, beech
 """)
-TRADES = _words("""
+TRADES = words("""
     Shipping, Brothers, Trading, Mills, Foundry, Insurance, Instruments, Chemicals, Airlines, Textiles, Publishing,
     Motors, Railways, Glassworks, Bank, Timber, Electric, Laboratories, Dairy, Paper
 """)
-STREETS = _words("Street, Lane, Road, Row, Square, Hill, Alley, Terrace, Walk, Court, Passage, Gardens")
+STREETS = words("Street, Lane, Road, Row, Square, Hill, Alley, Terrace, Walk, Court, Passage, Gardens")
 PROJECTS = Joined(
-    _words(
+    words(
         "Amber, Cobalt, Granite, Velvet, Arctic, Copper, Lunar, Saffron, Marble, Tundra, Ivory, Neon, Basalt"
     ),
-    _words(
+    words(
         "Falcon, Lotus, Harvest, Arrow, Cascade, Sparrow, Anvil, Horizon, Kite, Orchard, Signal, Tiger, Willow"
     ),
     " ",

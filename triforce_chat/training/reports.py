@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from triforce_chat.training.facts import ABSENT_ANSWER, Fact, filled, reply, slots
+from triforce_chat.training.facts import ABSENT_ANSWER, Fact, capital, filled, reply, slots
 from triforce_chat.training.frames.frame import Frame
 from triforce_chat.training.frames.reports import ASIDES, ASPECTS, HEADINGS, SUBJECTS
 from triforce_chat.training.frames.wordings import ABSENT_REPLY
@@ -51,10 +51,9 @@ def _told(rng: random.Random, aspect: Frame, it: str, named: bool, used: set[str
     statement = rng.choice(aspect.sentences)
     values = {"it": it} | {name: _draw(rng, name, used) for name in slots(statement) if name != "it"}
     one = Frame((statement,), aspect.about, aspect.answer, aspect.questions)
-    sentence = filled(statement, values)
     return Fact(
         "report",
-        (sentence[:1].upper() + sentence[1:],),
+        (capital(filled(statement, values)),),
         _asked(rng, aspect, it, named),
         values[aspect.answer],
         reply(one, values),

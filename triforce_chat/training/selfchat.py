@@ -57,36 +57,33 @@ def temper(rng: random.Random, count: int, device: Any, heats: Sequence[tuple[fl
 def short_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int = 192) -> list[Row]:
     """About ``count`` questions and answers of up to ``answer`` tokens."""
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
-    before, behind = opening(ChatFormat(loaded.tokenizer))
+    before, _ = opening(ChatFormat(loaded.tokenizer))
     prefix, last = torch.tensor([before[:-1]], device=device), before[-1:]
     heat = temper(rng, count, device, [(1.0, 1.0)])
     asked = [ids[:-1] for ids in made(generator.run(prefix, [last] * count, heat, 48)) if ends(ids, loaded)]
     asked = [ids for ids in asked if len(ids) >= SHORTEST]
-    said = _answers(loaded, rng, asked, answer)
-    return [Row([*before, *ids, *behind, *then], len(before)) for ids, then in zip(asked, said, strict=True)]
+    return [Row(head + said, len(before)) for head, said in _answered(loaded, rng, asked, answer)]
 
 
 def everyday_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int = 96) -> list[Row]:
     """``count`` short everyday questions, and the model's answers of up to ``answer`` tokens."""
     form = ChatFormat(loaded.tokenizer)
-    before, behind = opening(form)
     asked = [form.text(everyday(rng)) for _ in range(count)]
-    said = _answers(loaded, rng, asked, answer)
-    heads = [[*before, *ids, *behind] for ids in asked]
-    return [Row(head + then, len(head)) for head, then in zip(heads, said, strict=True)]
+    return [Row(head + said, len(head)) for head, said in _answered(loaded, rng, asked, answer)]
 
 
-def _answers(
+def _answered(
     loaded: LoadedModel, rng: random.Random, asked: Sequence[list[int]], most: int
-) -> list[list[int]]:
-    """What the model says to first questions without a document, up to ``most`` tokens each."""
+) -> list[tuple[list[int], list[int]]]:
+    """First questions without a document as the model reads them, and what it says, up to ``most`` tokens each."""
     if not asked:
         return []
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
     before, behind = opening(ChatFormat(loaded.tokenizer))
     heat = temper(rng, len(asked), device, ANSWERED)
     prefix, last = torch.tensor([before[:-1]], device=device), before[-1:]
-    return made(generator.run(prefix, [last + ids + behind for ids in asked], heat, most))
+    said = generator.run(prefix, [last + ids + behind for ids in asked], heat, most)
+    return [(before + ids + behind, then) for ids, then in zip(asked, made(said), strict=True)]
 
 
 def ends(ids: Sequence[int], loaded: LoadedModel) -> bool:
