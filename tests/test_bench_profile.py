@@ -19,7 +19,7 @@ from triforce_chat.bench.cases import cases
 from triforce_chat.bench.floor import Step, steps, weights_of
 from triforce_chat.bench.marks import levels_of, marked
 from triforce_chat.bench.measure import Bench
-from triforce_chat.bench.profile import ROUNDS, profile
+from triforce_chat.bench.profile import ROUNDS, profiles
 from triforce_chat.bench.timeline import Overlap, common, group_of, own_times, timeline, union
 from triforce_chat.cli import app
 from triforce_chat.config import Settings
@@ -212,10 +212,8 @@ def test_a_profile_on_the_cpu(lab: Lab, stack: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(floor.SIZE, "cpu", 1 << 20)
     bench = Bench(lab.engine(), LOADED, 1, 4)
     ids = lab.text(150)
-    bench.prefill(ids)
-    [case] = cases(Settings(temperature=0.5), [stack], [], [])
-    bench.warm(ids, case.settings)
-    found = profile(bench, ids, case, tmp_path / "trace.json")
+    monkeypatch.setitem(floor.MATRIX, "cpu", 64)
+    [found] = profiles(bench, ids, cases(Settings(temperature=0.5), [stack], [], []), tmp_path / "trace.json")
     assert (found.rounds, found.case, found.temperature) == (ROUNDS, stack, 0.5)
     assert found.forwards["target"] == 1
     assert found.ms["target"]["matmul"] > 0
@@ -228,6 +226,8 @@ def test_a_profile_on_the_cpu(lab: Lab, stack: str, monkeypatch: pytest.MonkeyPa
     assert 0 < found.floor_total_ms < found.ms_per_round
     assert found.ms_per_token == pytest.approx(found.ms_per_round / found.tokens_per_round)
     assert found.overlap is None
+    assert found.prefill.tokens_per_s > 0
+    assert 0 < found.prefill.share < 1
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert torch.is_inference_mode_enabled() is False
 

@@ -18,6 +18,7 @@ from triforce_chat.planning.dimensions import Dimensions
 
 SIZE = {"cuda": 1 << 28, "cpu": 1 << 27}  # bytes that are copied to measure
 COPIES, TIMES = 8, 3  # at once, so that starting them counts little; and how often
+MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of what is multiplied to measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,21 @@ def host_bandwidth(device: torch.device) -> float | None:
     return source.nbytes / _seconds(lambda: target.copy_(source, non_blocking=True), device)
 
 
-def _seconds(copy: Callable[[], Any], device: torch.device) -> float:
-    """Of one copy: the median of some times, after one that counts for nothing."""
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a product of large matrices."""
+    side = MATRIX[device.type]
+    left, right = (torch.randn(side, side, dtype=dtype, device=device) for _ in range(2))
+    return 2 * side**3 / _seconds(lambda: left @ right, device)
+
+
+def _seconds(work: Callable[[], Any], device: torch.device) -> float:
+    """Of one run: the median of some times, after one that counts for nothing."""
     took = []
     for _ in range(TIMES + 1):
         finish(device)
         started = time.perf_counter()
         for _ in range(COPIES):
-            copy()
+            work()
         finish(device)
         took.append((time.perf_counter() - started) / COPIES)
     return statistics.median(took[1:])

@@ -144,7 +144,9 @@ class Bench:
     def _measure(self, n: int, ids: Sequence[int], into: Measured) -> None:
         """All runs of a case on a prefilled prompt."""
         settings, runs = into.case.settings, []
+        started = time.perf_counter()
         self.warm(ids, settings)
+        into.warmup_s = max(into.warmup_s, time.perf_counter() - started)
         for _ in range(self.repeats):
             runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
             self.heard(len(ids), n, into.case, runs[-1])

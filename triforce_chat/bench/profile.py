@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from triforce_chat.bench.cases import Case
-from triforce_chat.bench.floor import bandwidth, host_bandwidth, steps
+from triforce_chat.bench.floor import bandwidth, host_bandwidth, matmul_rate, steps
 from triforce_chat.bench.machine import finish
 from triforce_chat.bench.marks import marked
 from triforce_chat.bench.measure import Bench
@@ -24,6 +24,7 @@ from triforce_chat.bench.timeline import GROUPS, Kernel, Overlap, Timeline, time
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.errors import UsageError
+from triforce_chat.planning.dimensions import Dimensions
 from triforce_chat.wiring import sampling_of
 
 SKIPPED, ROUNDS = 4, 8
@@ -32,11 +33,25 @@ HEAVIEST = 20  # kernels that are named
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How fast a prompt was read, and how much of that matrix products alone would allow."""
+
+    tokens_per_s: float
+    flops: float  # operations per second, of each GPU
+    matmul_flops: float  # the same of one large product
+
+    @property
+    def share(self) -> float:
+        return self.flops / self.matmul_flops
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """One case on one prompt; everything is of one round of the top level, in the mean over some."""
 
     case: str
     context: int
+    prefill: Reading
     temperature: float
     rounds: int  # traced
     ms_per_round: float  # while nobody looked
@@ -71,15 +86,31 @@ def profiles(
     bench: Bench, ids: Sequence[int], cases: Sequence[Case], trace: Path | None
 ) -> Iterator[Profile]:
     """Each case in turn on one prefilled prompt; ``trace`` keeps the timeline of the last."""
-    bench.prefill(ids)
+    read = reading(bench, ids)
     for case in cases:
         bench.warm(ids, case.settings)
-        yield profile(bench, ids, case, trace)
+        yield profile(bench, ids, case, read, trace)
 
 
-def profile(bench: Bench, ids: Sequence[int], case: Case, trace: Path | None = None) -> Profile:
+def engine_of(bench: Bench) -> Any:
+    """Rank 0's, where there are several."""
+    return getattr(bench.engine, "engine", bench.engine)
+
+
+def reading(bench: Bench, ids: Sequence[int]) -> Reading:
+    """Prefill twice, of which the first may have to prepare something; the prompt stays read."""
+    engine = engine_of(bench)
+    rate = max(bench.prefill(ids) for _ in range(2))
+    dimensions = Dimensions.of(engine.target.model.config.to_dict())
+    flops = dimensions.prefill_flops(len(ids), engine.accord.size) * rate / len(ids)
+    return Reading(rate, flops, matmul_rate(engine.target.device, engine.target.shape.dtype))
+
+
+def profile(
+    bench: Bench, ids: Sequence[int], case: Case, read: Reading, trace: Path | None = None
+) -> Profile:
     """Some rounds unobserved, the same rounds observed."""
-    engine: Any = getattr(bench.engine, "engine", bench.engine)  # rank 0's, where there are several
+    engine = engine_of(bench)
     device = engine.target.device
     free = rounds(bench, ids, case)
     with marked(engine.top) as forwards:
@@ -95,6 +126,7 @@ def profile(bench: Bench, ids: Sequence[int], case: Case, trace: Path | None = N
     return Profile(
         case=case.name,
         context=len(ids),
+        prefill=read,
         temperature=sampling_of(case.settings, bench.loaded).temperature,
         rounds=n,
         ms_per_round=ms_per_round,

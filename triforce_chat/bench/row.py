@@ -30,6 +30,7 @@ class Row:
     peak_bytes: int  # while this contender decoded
     prefill_peak_bytes: int | None = None  # while the prompts were read
     warmup: int = 0  # tokens that were decoded before each prompt's first run, and not counted
+    warmup_s: float | None = None  # what the longest of these took: graphs, compiled kernels
     predicted_ms_per_token: float | None = None  # by the planner; what it tries out is not foretold
     plain_ms_per_token: float | None = None  # our own plain decoding at this temperature and length
     speedup: float | None = None  # over that, on the same prompts; a mean over them
@@ -60,6 +61,7 @@ class Measured:
     case: Case
     runs: list[list[Run]] = field(default_factory=list)
     peak: int = 0
+    warmup_s: float = 0.0  # the longest
 
     @property
     def every(self) -> list[Run]:
@@ -99,6 +101,7 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int) -> R
         peak_bytes=measured.peak,
         prefill_peak_bytes=read.peak,
         warmup=warmup,
+        warmup_s=measured.warmup_s,
         predicted_ms_per_token=statistics.median(told) if told else None,
     )
 

@@ -80,6 +80,10 @@ def profile_lines(profile: Profile) -> Iterator[str | Table]:
     made.add_row("byte floor", *(_number(floor) for floor in floors), f"{one.floor_total_ms:.2f}")
     yield made
     yield f"bytes at the {one.bandwidth / 1e9:,.0f} GB/s that a copy on the device reaches"
+    yield (
+        f"prefill: {one.prefill.tokens_per_s:,.0f} tokens/s, {one.prefill.share:.0%} of the "
+        f"{one.prefill.matmul_flops / 1e12:,.3g} TFLOP/s that a matrix product reaches"
+    )
     if one.overlap is not None:
         copies, compute, both = one.overlap.copies_ms, one.overlap.compute_ms, one.overlap.both_ms
         yield (

@@ -76,6 +76,12 @@ class Dimensions:
         whole = self.hidden + self.layers * self._norms_and_biases
         return whole + vocabulary + self.layers * (self._linear // gpus)
 
+    def prefill_flops(self, tokens: int, gpus: int = 1) -> float:
+        """Operations of each GPU that reads so many tokens: a multiplication and an addition are two."""
+        products = 2 * self._linear * tokens
+        attention = 2 * 2 * self.queries * tokens * tokens / 2  # a token reads half of the others on average
+        return self.layers * (products + attention) / gpus
+
     @property
     def _linear(self) -> int:
         """Numbers of one layer that tensor parallelism divides."""

@@ -22,6 +22,7 @@ class Layout:
     prefill: int  # of one chunk of the prefill
     buffers: int  # layers of KV on the device while KV lies in host memory
     score_rows: int  # as long as the context that attention writes out at a time; 0 with a flash kernel
+    copied_kv: bool  # attention copies a layer's keys and values into another layout first
     packed: bool  # linear layers are copied into another layout, the output matrix too where it is tied
 
     def slots(self, tokens: int) -> int:
@@ -119,7 +120,8 @@ class Work:
         """
         slots, d = self.layout.slots(self.context + self.layout.slack), self.target
         if self.layout.score_rows:
-            return self.layout.score_rows * slots * self.itemsize
+            copied = self.layout.copied_kv * self._kv(d, slots)
+            return self.layout.score_rows * slots * self.itemsize + copied
         repeats = d.query_heads > d.kv_heads
         return repeats * 2 * d.queries // self.gpus * slots * self.itemsize
 
