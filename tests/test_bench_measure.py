@@ -159,6 +159,9 @@ class Scripted(Bench):
             raise KeyboardInterrupt
         return Run(ended(ms), ms * 10 / 1000, ms + 1 if settings.stack == "lookup" else None)
 
+    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> tuple[int, int]:  # noqa: ARG002
+        return ids[0], 0
+
 
 def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
     script = {
@@ -179,6 +182,7 @@ def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
     assert fast.acceptance == {"target": 0.75}
     assert fast.prefill_tokens_per_s == 301.5
     assert fast.tokens == 20
+    assert (plain.ties, plain.mismatches, fast.ties, fast.mismatches) == (None, None, 3, 0)
     assert (plain.predicted_ms_per_token, fast.predicted_ms_per_token) == (None, 11.125)
     assert not any(bench.script.values())
     assert bench.warmed == [(n, stack) for n in (1, 2) for stack in ("autoregressive", "lookup")]
@@ -303,6 +307,24 @@ def test_plain_decoding_may_stop_early(lab: Lab) -> None:
     assert [row.warmup for row in rows] == [3, 3, 7, 7]
     assert [row.same_tokens for row in rows] == [True] * 4
     assert rows[3].speedup == rows[1].ms_per_token / rows[3].ms_per_token
+
+
+@pytest.mark.usefixtures("small_stacks")
+def test_every_greedy_token_is_held_against_plain_scores(lab: Lab) -> None:
+    bench, ids = Bench(lab.engine(), LOADED, 1, past_end=True, plain_tokens=4), lab.text(90)
+    made = cases(Settings(max_tokens=30), ["triforce", "autoregressive"], [0, 0.7], [])
+    rows = {(row.contender, row.temperature): (row.ties, row.mismatches) for row in bench.rows([ids], made)}
+    nothing = (None, None)
+    assert rows == {
+        ("triforce", 0.0): (0, 0),
+        ("triforce", 0.7): nothing,
+        ("autoregressive", 0.0): nothing,
+        ("autoregressive", 0.7): nothing,
+    }
+    right = tokens_of(bench.engine, Request(ids, 30, past_end=True))
+    wrong = [*right[:20], right[20] + 1, *right[21:]]
+    assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=right), 1.0)) == (0, 0)
+    assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=wrong), 1.0))[1] > 0
 
 
 def test_where_plain_decoding_stopped_nothing_is_compared() -> None:

@@ -101,13 +101,15 @@ def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatc
 def test_host_memory_gives_the_same_tokens_and_numbers(stack: str, resident: int) -> None:
     near = engine_on("cuda", stack, layers=5)
     far = engine_on("cuda", stack, partial(HostStore, resident=resident), layers=5)
+    # What "auto" verifies at once depends on the clock, and the last bits of the numbers on that.
+    tolerance = 1e-4 if stack == "auto" else 0
     for turn in range(3):
         request = Request([*near.cached, *PROMPT[turn:]], 60)
         assert tokens_of(far, request) == tokens_of(near, request)
         n = near.full.length
         for layer in range(5):
             for mine, theirs in zip(far.full.slab.layer(layer), near.full.slab.layer(layer), strict=True):
-                assert torch.equal(mine[:, :n].cpu(), theirs[:, :n].cpu())
+                assert torch.allclose(mine[:, :n].cpu(), theirs[:, :n].cpu(), rtol=0, atol=tolerance)
 
 
 def test_host_memory_is_pinned_and_given_back() -> None:

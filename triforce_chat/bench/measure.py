@@ -17,6 +17,7 @@ from triforce_chat.engine.answering import Answering
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.engine import PLAIN, Request
 from triforce_chat.engine.events import Prefilled, Tally
+from triforce_chat.engine.exactness import doubts
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.wiring import sampling_of, stack_of
 
@@ -120,6 +121,10 @@ class Bench:
         finish(self.engine.target.device)
         return Run(tally, time.perf_counter() - started, self.engine.predicted_ms)
 
+    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> tuple[int, int]:
+        """Ties and mismatches of a greedy answer, all of which plain decoding's scores are computed for."""
+        return doubts(self.engine, self.request(ids, settings, settings.max_tokens), run.tally.token_ids)
+
     def request(self, ids: Sequence[int], settings: Settings, tokens: int) -> Request:
         return Request(ids, tokens, sampling_of(settings, self.loaded), past_end=self.past_end)
 
@@ -151,3 +156,5 @@ class Bench:
             runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
             self.heard(len(ids), n, into.case, runs[-1])
         into.add(runs, peak_bytes())
+        if sampling_of(settings, self.loaded).greedy and not into.case.plain:
+            into.doubts.append(self.doubts(ids, settings, runs[-1]))

@@ -27,7 +27,7 @@ from triforce_chat.errors import UsageError
 from triforce_chat.planning.dimensions import Dimensions
 from triforce_chat.wiring import sampling_of
 
-SKIPPED, ROUNDS = 4, 8
+SKIPPED, ROUNDS = 12, 8  # the first ones are a planner's trials
 ROOM = (SKIPPED + ROUNDS + 1) * 40  # tokens that such rounds may yield
 HEAVIEST = 20  # kernels that are named
 

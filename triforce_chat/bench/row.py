@@ -38,6 +38,9 @@ class Row:
     speedup_interval: tuple[float, float] | None = None  # with 95 %
     speedups: list[float] = field(default_factory=list)  # prompt by prompt
     same_tokens: bool | None = None  # as our own plain decoding, as far as that went; None with chance in it
+    # Of greedy tokens those that plain decoding behind the same ones would not have chosen, by scoring all anew:
+    ties: int | None = None  # within rounding of the best
+    mismatches: int | None = None  # and below it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Measured:
     runs: list[list[Run]] = field(default_factory=list)
     peak: int = 0
     warmup_s: float = 0.0  # the longest
+    doubts: list[tuple[int, int]] = field(default_factory=list)  # ties and mismatches by prompt; greedy only
 
     @property
     def every(self) -> list[Run]:
@@ -103,6 +107,8 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int) -> R
         warmup=warmup,
         warmup_s=measured.warmup_s,
         predicted_ms_per_token=statistics.median(told) if told else None,
+        ties=sum(ties for ties, _ in measured.doubts) if measured.doubts else None,
+        mismatches=sum(wrong for _, wrong in measured.doubts) if measured.doubts else None,
     )
 
 

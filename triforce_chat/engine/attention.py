@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from triforce_chat.engine import onednn
+from triforce_chat.engine import blockwise, onednn
 from triforce_chat.engine.cache.slab import KVCache, View
 
 NAME = "triforce"
@@ -79,11 +79,14 @@ def read(query: Tensor, view: View, scale: float) -> Tensor:
 def causal_attention(query: Tensor, view: View, scale: float) -> Tensor:
     """The same with many tokens.
 
-    No mask is stored, so a GPU takes its flash kernel in 16 bit, and its memory-efficient one in fp32. Keys and
-    values are repeated for the heads that share them, because the latter knows no groups.
+    No mask is stored, so a GPU takes its flash kernel in 16 bit, and its memory-efficient one in fp32. For these
+    keys and values are repeated for the heads that share them, because the latter knows no groups.
     """
     _, heads, n, _ = query.shape
-    keys, values = (repeated(part[:, :, : view.length], heads) for part in (view.keys, view.values))
+    keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
+    if blockwise.serves(query, view.length):
+        return blockwise.attention(query, keys, values, scale)
+    keys, values = repeated(keys, heads), repeated(values, heads)
     mask = causal_lower_right(n, view.length)
     return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
 

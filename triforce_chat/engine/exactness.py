@@ -36,9 +36,15 @@ def judge(engine: Answering, request: Request, fast: Sequence[int], plain: Seque
     if identical:
         return Judgement(len(fast), True, 0, 0)
     missing = len(plain) - len(fast) if list(fast) == list(plain[: len(fast)]) else 0
-    doubtful = [(gap, tolerance) for gap, tolerance, chosen in gaps(engine, request, fast) if not chosen]
+    ties, mismatches = doubts(engine, request, fast)
+    return Judgement(len(fast), False, ties, mismatches + missing)
+
+
+def doubts(engine: Answering, request: Request, made: Sequence[int]) -> tuple[int, int]:
+    """Of greedy tokens those that plain decoding behind the same ones would not have chosen: ties, and others."""
+    doubtful = [(gap, tolerance) for gap, tolerance, chosen in gaps(engine, request, made) if not chosen]
     ties = sum(gap <= tolerance for gap, tolerance in doubtful)
-    return Judgement(len(fast), False, ties, len(doubtful) - ties + missing)
+    return ties, len(doubtful) - ties
 
 
 def gaps(engine: Answering, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float, bool]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.ahead import Ahead
@@ -26,6 +26,7 @@ POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey}
 
 MOST_GAMMA = 16  # what a planner may choose from
 STREAMED_GAMMA = 32  # the same where every verification streams keys and values from host memory
+STREAMED_STRIDE = 16  # new tokens there between two builds of the retrieval cache, which cost next to nothing
 MOST_DRAFT_GAMMA = 8  # the same below the middle level
 
 
@@ -104,8 +105,12 @@ class Builder:
     @property
     def most(self) -> int:
         """Tokens to ask for at most per verification; longer drafts pay where a verification is dear."""
-        streamed = isinstance(self.full.slab, HostStore)
-        return self.options.gamma or (STREAMED_GAMMA if streamed else MOST_GAMMA)
+        return self.options.gamma or (STREAMED_GAMMA if self.streamed else MOST_GAMMA)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether every verification fetches keys and values from host memory."""
+        return isinstance(self.full.slab, HostStore)
 
     def middle(self, cache: RetrievalCache, drafter: Level) -> Speculative:
         gamma = self.options.draft_gamma or MOST_DRAFT_GAMMA
@@ -133,10 +138,15 @@ class Builder:
         return self.target.narrow if narrow else self.target
 
     def retrieval(self) -> RetrievalCache:
-        return RetrievalCache(self.full, self.options.budget, POLICIES[self.options.policy](), self.emit)
+        return RetrievalCache(self.full, self.budget, POLICIES[self.options.policy](), self.emit)
 
     def streaming(self) -> RetrievalCache:
-        return RetrievalCache(self.full, self.options.budget, Recent(), self.emit)
+        return RetrievalCache(self.full, self.budget, Recent(), self.emit)
+
+    @property
+    def budget(self) -> Budget:
+        own = self.options.budget
+        return replace(own, stride=min(own.stride, STREAMED_STRIDE)) if self.streamed else own
 
     def lookup(self) -> NgramLookup:
         return NgramLookup(self.target.vocabulary)
