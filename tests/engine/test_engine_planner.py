@@ -435,6 +435,22 @@ def test_arms_get_their_first_trials_and_are_cut_back_together() -> None:
     assert low.cuts == high.cuts == [5]
 
 
+def test_an_arm_that_has_to_be_built_first_loses_no_trial() -> None:
+    arm = Arm(Counting())
+    planner = planner_of(arm)
+    planner.rounds = TRY_AFTER
+    tokens, sampler = torch.arange(9), Sampler(Sampling())
+    planner.propose(tokens, 8, sampler)
+    planner.judged(0, 0)
+    for n in TRIALS:
+        assert len(planner.propose(tokens, 8, sampler)) == n
+        planner.judged(n, 0)
+    assert arm.level.asked == [TRIALS[0], *TRIALS]  # type: ignore[attr-defined]
+    planner.propose(tokens, 8, sampler)
+    planner.judged(0, 0)  # not again
+    assert arm.trials == len(TRIALS)
+
+
 def test_the_planner_waits_for_its_first_measurement() -> None:
     planner = planner_of(times=StepTimes())
     assert planner._choose(told(0.9, 0.9), 100, 8).n == 0

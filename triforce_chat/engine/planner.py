@@ -48,6 +48,7 @@ class Arm:
     beyond: Average = field(default_factory=lambda: Average(FORGET))  # tokens made above those asked for
     survival: Survival = field(default_factory=Survival)
     trials: int = 0  # the first ones
+    asked: bool = False  # ever
     measured_at: int = 0  # round of the last measurement
     patience: int = TRY_AGAIN  # rounds until the next trial
 
@@ -208,8 +209,13 @@ class Planner:
         self._remember(proposed if arm is None else 0, accepted)
         if arm is None:
             return
-        if proposed:  # none where the arm has to be prepared first
+        if proposed:
             arm.learn_cost(drafting, self.choice.n, proposed, self.rounds)
+        elif (
+            self.choice.n and not arm.asked
+        ):  # what it drafts out of had to be built first: that was no trial
+            arm.trials = max(0, arm.trials - 1)
+        arm.asked = arm.asked or self.choice.n > 0
         arm.survival.learn(proposed, accepted)
         arm.level.judged(proposed, accepted)
 

@@ -105,8 +105,9 @@ class Runner:
         ids = self._embedded(ids)
         place = cache.place() if self.decoder else None
         size = self.captures.size(n, place) if place else None
+        # Also ahead of a forward that is too long for it, and overwrites what this touched.
+        touched = self.captures.prepare(ids, place, cache.position) if place else 0
         if place and size:
-            touched = self.captures.prepare(ids, place, cache.position)
             logits = self.captures(ids, place, cache.position, size)[n - rows :]
             cache.placed(n, max(size, touched))
         else:
