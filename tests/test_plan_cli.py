@@ -231,3 +231,14 @@ def test_what_is_no_size(text: str) -> None:
 def test_sizes_are_read_as_they_are_told() -> None:
     for text in ("24.0 GB", "540 MB", "12 KB"):
         assert readable(parsed_size(text)) == text
+
+
+def test_where_keys_and_values_stream_the_retrieval_cache_takes_what_room_there_is() -> None:
+    def room(size: str, *flags: str) -> int:
+        plan = told("--model", "yarn-llama-2-7b-128k", *CARD[:1], size, *CARD[2:], *flags)
+        return int(plan["bytes"]["retrieval"])
+
+    small, larger, largest = (room(size, "--offload") for size in ("24GB", "28GB", "40GB"))
+    assert small < 0.6 * larger < 0.36 * largest
+    assert room("100GB") == small  # everything on the device, and the paper's budget
+    assert room("40GB", "--offload", "--budget", "4096") == small

@@ -204,7 +204,7 @@ def verify(
     from triforce_chat.wiring import stack_of
 
     names = stacks_to_test(options, engine)
-    stack = stack_of(settings, target.context)
+    stack = stack_of(settings, target.context, target.largest_budget)
     text = "\n\n".join(texts) or prompt("verify")
     outcomes = []
     for outcome in verify_stacks(engine, target, text, stack, names, tokens):

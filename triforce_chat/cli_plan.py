@@ -13,12 +13,12 @@ from triforce_chat.errors import OutOfMemory, UsageError
 from triforce_chat.units import parsed_size
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
     from triforce_chat.config import Settings
     from triforce_chat.models.describe import Description
-    from triforce_chat.planning.plan import Memory, MemoryPlan
+    from triforce_chat.planning.draw import Machine
+    from triforce_chat.planning.plan import MemoryPlan
 
 DeviceMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Plan for a GPU with so much: 24GB, 24GiB, 80G.")
@@ -51,9 +51,7 @@ def plan(
         raise typer.Exit(OutOfMemory.exit_code)
 
 
-def machine(
-    settings: Settings, device_memory: str | None, host_memory: str | None
-) -> tuple[torch.device, torch.dtype, Memory]:
+def machine(settings: Settings, device_memory: str | None, host_memory: str | None) -> Machine:
     """The one that is planned for: this one, or one with a GPU of that much memory. Raises UsageError."""
     import torch
 
@@ -70,20 +68,16 @@ def machine(
 def drawn(
     settings: Settings,
     target: Description,
-    machine: tuple[torch.device, torch.dtype, Memory],
+    machine: Machine,
 ) -> tuple[MemoryPlan, str | None]:
     """The plan, and the draft's name. Raises DoesNotFit, ModelError and UsageError."""
     from triforce_chat.models.describe import describe
     from triforce_chat.models.presets import short_name
-    from triforce_chat.planning.draw import work_of
-    from triforce_chat.planning.plan import planned
-    from triforce_chat.wiring import draft_name, offload_of, stack_of
+    from triforce_chat.wiring import draft_name, plan_of
 
-    device, dtype, memory = machine
     name, context = draft_name(settings, target), target.reach(settings.context)
-    draft, stack = describe(name) if name else None, stack_of(settings, target.context)
-    work = work_of(target, draft, context, stack, device, dtype, settings.tp)
-    return planned(work, memory, offload_of(settings)), name and short_name(name)
+    draft = describe(name) if name else None
+    return plan_of(settings, target, draft, context, machine, settings.tp), name and short_name(name)
 
 
 def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Session:
     def set_option(self, name: str, value: str) -> None:
         changed = self.settings.with_text(name, value)
         sampling_of(changed, self.loaded)  # complains about what makes no sense
-        options = stack_of(changed, self.loaded.context)
+        options = stack_of(changed, self.loaded.context, self.loaded.largest_budget)
         if options != self.engine.options:
             with memory_watched():
                 self.engine.restack(options)

@@ -32,13 +32,16 @@ from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Report, unheard
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.sharding import split
-from triforce_chat.planning.draw import draft_described, memory_of, work_of
+from triforce_chat.planning.draw import Machine, draft_described, memory_of, work_of
 from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
 from triforce_chat.planning.words import moved_line, plan_line, shortage
 from triforce_chat.units import readable
 
 SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted where nothing may depend on the clock
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
+# The same where keys and values stream: a verification is so dear that a middle level which is right more often
+# may take longer. The first for which there is room.
+STREAMED_BUDGETS = (16_384, 8192)
 
 
 Note = Callable[[str], None]  # hears one line about a choice that was made for the user
@@ -98,7 +101,7 @@ def load_engine(
         target = in_parts(inflated(target, shape), accord.size)
         note(f"{target.name}: as slow as that, and no better than before")
     memory = remember(target)  # before the runner packs the weights
-    target = dataclasses.replace(target, offloaded=plan.offloaded)
+    target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=plan.work.stack.budget)
     try:
         runner = Runner(target.model)
         drafter = Runner(draft.model, target.vocab_size) if draft else None
@@ -108,7 +111,7 @@ def load_engine(
             target.eos_ids,
             decoder(target.tokenizer),
             drafter,
-            stack_of(settings, target.context),
+            stack_of(settings, target.context, target.largest_budget),
             memory,
             store_of(plan, settings, note),
             accord,
@@ -193,9 +196,29 @@ def memory_plan(
     device = torch.device(name)
     if shape:
         model = dataclasses.replace(model, fields={**model.fields, **shape.fields})
-    stack = stack_of(settings, model.context)
-    work = work_of(model, draft_described(draft), context, stack, device, dtype, accord.size)
-    return planned(work, memory_of(device, accord.sharing, device_memory), offload_of(settings))
+    memory, drafting = memory_of(device, accord.sharing, device_memory), draft_described(draft)
+    return plan_of(settings, model, drafting, context, (device, dtype, memory), accord.size)
+
+
+def plan_of(
+    settings: Settings,
+    model: Description,
+    draft: Description | None,
+    context: int,
+    machine: Machine,
+    gpus: int,
+) -> MemoryPlan:
+    """The plan for a machine that need not be this one, with the largest retrieval cache that pays."""
+    device, dtype, memory = machine
+
+    def with_budget(largest: int) -> MemoryPlan:
+        stack = stack_of(settings, model.context, largest)
+        work = work_of(model, draft, context, stack, device, dtype, gpus)
+        return planned(work, memory, offload_of(settings))
+
+    usual = with_budget(LARGEST_BUDGET)
+    richer = map(with_budget, STREAMED_BUDGETS if usual.offloaded else ())
+    return next((plan for plan in richer if plan.fits), usual)
 
 
 def require_gpu(settings: Settings) -> None:
@@ -254,14 +277,12 @@ def no_memory(context: int, advice: str = "choose a smaller --context") -> OutOf
     return OutOfMemory(f"no memory for a cache of {context:,} tokens; {advice}")
 
 
-def stack_of(settings: Settings, positions: int) -> StackOptions:
-    """Settings as the engine's options; the budget grows with the context up to the paper's optimum.
+def stack_of(settings: Settings, positions: int, largest: int = LARGEST_BUDGET) -> StackOptions:
+    """Settings as the engine's options; the budget grows with the context up to ``largest``, the paper's optimum.
 
     ``positions`` is what the model was made for, which counts unless a context was asked for.
     """
-    budget = settings.budget or max(
-        SMALLEST_BUDGET, min(LARGEST_BUDGET, (settings.context or positions) // 8)
-    )
+    budget = settings.budget or max(SMALLEST_BUDGET, min(largest, (settings.context or positions) // 8))
     name, gamma, draft_gamma, middle = settings.stack, settings.gamma, settings.draft_gamma, settings.middle
     if settings.seed is not None:  # planners decide by the clock, and other plans draw other random numbers
         name = "lookup" if name == "auto" else name

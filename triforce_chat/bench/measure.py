@@ -95,12 +95,15 @@ class Bench:
 
     def warm(self, ids: Sequence[int], settings: Settings) -> None:
         """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time."""
-        self.engine.restack(stack_of(replace(settings, stack=PLAIN.name), self.loaded.context))
+        self._restack(replace(settings, stack=PLAIN.name))
         gc.collect()  # the stack before it, with its graphs: a small card has no room for two
         reset_peak()
-        self.engine.restack(stack_of(settings, self.loaded.context))
+        self._restack(settings)
         if tokens := self.lengths(settings)[0]:
             self.answer(ids, settings, tokens)
+
+    def _restack(self, settings: Settings) -> None:
+        self.engine.restack(stack_of(settings, self.loaded.context, self.loaded.largest_budget))
 
     def lengths(self, settings: Settings) -> tuple[int, int]:
         """Tokens of a stack's warm-up and of its answer."""

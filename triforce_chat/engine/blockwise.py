@@ -28,12 +28,15 @@ def serves(query: Tensor, length: int) -> bool:
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Causal attention of the last n tokens: query [1, Hq, n, D], keys and values [1, Hkv, S, D]."""
-    parts = []
-    for start, end in spans(keys.shape[2] - query.shape[2]):
-        parts.append(unmasked(query, keys[:, :, start:end], values[:, :, start:end], scale))
-    near = end if parts else 0
-    parts.append(masked(query, keys[:, :, near:], values[:, :, near:], scale))
-    return joined(*zip(*parts, strict=True))
+    blocks = list(spans(keys.shape[2] - query.shape[2]))
+    near = blocks[-1][1] if blocks else 0
+    mixed, summed = masked(query, keys[:, :, near:], values[:, :, near:], scale)
+    mixed = mixed.float()  # a new rounding for every block would add up
+    for start, end in blocks:
+        mixed, summed = joined(
+            mixed, summed, *unmasked(query, keys[:, :, start:end], values[:, :, start:end], scale)
+        )
+    return mixed.to(query.dtype)
 
 
 def spans(length: int) -> Iterator[tuple[int, int]]:
@@ -61,10 +64,11 @@ def masked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[T
     return out, summed[:, :, : query.shape[2]]
 
 
-def joined(outs: tuple[Tensor, ...], sums: tuple[Tensor, ...]) -> Tensor:
-    """Attention over several parts of the keys, out of each part's own and its log-sum-exps."""
-    shares = torch.softmax(torch.stack(sums), 0)  # [parts, 1, Hq, n]
-    mixed = outs[0] * shares[0, ..., None]
-    for out, share in zip(outs[1:], shares[1:], strict=True):
-        mixed.addcmul_(out, share[..., None])
-    return mixed.to(outs[0].dtype)
+def joined(mixed: Tensor, summed: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over two parts of the keys out of each part's own; ``mixed`` in fp32 is overwritten.
+
+    mixed and out: [1, Hq, n, D]; summed and sums: [1, Hq, n], their log-sum-exps.
+    """
+    both = torch.logaddexp(summed, sums)
+    mixed.mul_((summed - both).exp()[..., None]).addcmul_(out, (sums - both).exp()[..., None])
+    return mixed, both

@@ -48,6 +48,7 @@ class LoadedModel:
     sampling: Mapping[str, float]  # what its authors recommend; empty when nothing is known
     draft: str | None = None  # name of the model that drafts for it, once that is settled
     offloaded: bool = False  # its keys and values lie in host memory, or some layers' do
+    largest_budget: int = 4096  # tokens that a retrieval cache may take, as memory was planned
 
 
 def load_model(

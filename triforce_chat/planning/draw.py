@@ -19,6 +19,7 @@ from triforce_chat.planning.plan import Memory
 from triforce_chat.planning.work import Layout, Stack, Work
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+Machine = tuple[torch.device, torch.dtype, Memory]  # the numbers are in that dtype
 SCORES = 2  # tensors of scores that oneDNN's attention writes: as they are, and after softmax
 # Caches of a stack, beside the full one: retrieval caches, streaming caches of the draft.
 CACHES = {
@@ -83,6 +84,7 @@ def caches_of(stack: StackOptions) -> Stack:
     retrieval, streaming = CACHES[stack.name]
     budget = stack.budget
     return Stack(
+        budget=budget.tokens,
         retrieval=retrieval * budget.capacity,
         chunk=budget.chunk,
         queries=budget.queries,

@@ -33,7 +33,8 @@ class Layout:
 class Stack:
     """The caches beside the full one; sizes in tokens."""
 
-    retrieval: int = 0  # slots
+    budget: int = 0  # tokens that the retrieval cache keeps
+    retrieval: int = 0  # slots of it
     chunk: int = 8  # tokens that are selected together
     queries: int = 16  # latest ones that choose
     streaming: int = 0  # slots of all the draft's caches
@@ -116,14 +117,16 @@ class Work:
     def _attending(self) -> int:
         """What attention over the whole context writes out.
 
-        A GPU's kernels write no scores but know no groups of heads: each KV head is repeated for its queries.
+        A GPU's kernels write no scores, but some know no groups of heads: each KV head is repeated for its queries.
+        Others read the keys in blocks, whose results are put together in fp32.
         """
         slots, d = self.layout.slots(self.context + self.layout.slack), self.target
         if self.layout.score_rows:
             copied = self.layout.copied_kv * self._kv(d, slots)
             return self.layout.score_rows * slots * self.itemsize + copied
         repeats = d.query_heads > d.kv_heads
-        return repeats * 2 * d.queries // self.gpus * slots * self.itemsize
+        blocks = self.prefill * (FP32 + self.itemsize) * d.queries
+        return (repeats * 2 * d.queries * slots * self.itemsize + blocks) // self.gpus
 
     @property
     def _mask(self) -> int:

@@ -35,7 +35,8 @@ class Talk:
     def answer(self, wish: Wish) -> Generator[Event, None, None]:
         """The events of one answer; may be closed at any of them. Raises Refusal and UsageError at the first."""
         session = self._session(wish)
-        stack = stack_of(session.settings, session.loaded.context)
+        loaded = session.loaded
+        stack = stack_of(session.settings, loaded.context, loaded.largest_budget)
         if stack != session.engine.options:
             session.engine.restack(stack)
         try:
