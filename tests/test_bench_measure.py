@@ -18,7 +18,7 @@ from triforce_chat.bench import measure
 from triforce_chat.bench.cases import Case, cases, prompts_of, texts_of
 from triforce_chat.bench.confidence import interval, percentile
 from triforce_chat.bench.measure import Bench
-from triforce_chat.bench.row import Measured, Read, Run, acceptance, against, row_of
+from triforce_chat.bench.row import Measured, Read, Run, acceptance, against, fresh, row_of
 from triforce_chat.bench.table import table
 from triforce_chat.cli import app
 from triforce_chat.config import Settings
@@ -325,6 +325,13 @@ def test_every_greedy_token_is_held_against_plain_scores(lab: Lab) -> None:
     wrong = [*right[:20], right[20] + 1, *right[21:]]
     assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=right), 1.0)) == (0, 0)
     assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=wrong), 1.0))[1] > 0
+
+
+def test_what_repeats_itself_is_not_fresh() -> None:
+    assert fresh([[1, 2, 3, 4, 5, 6]]) == 1
+    assert fresh([[1, 2] * 8]) == 2 / 13
+    assert fresh([[1, 2] * 8, [1, 2, 3, 4], [7]]) == 3 / 14
+    assert fresh([[1, 2, 3]]) is None
 
 
 def test_where_plain_decoding_stopped_nothing_is_compared() -> None:

@@ -90,6 +90,7 @@ class Bench:
             tokens=tokens,
             tokens_per_round=1.0,
             acceptance={},
+            fresh=None,
             peak_bytes=peak_bytes(),
         )
 

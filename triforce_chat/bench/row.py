@@ -27,6 +27,7 @@ class Row:
     tokens: int  # of one answer to each prompt, together
     tokens_per_round: float
     acceptance: dict[str, float | None]
+    fresh: float | None  # share of the answers' runs of four tokens that had not come before in them
     peak_bytes: int  # while this contender decoded
     prefill_peak_bytes: int | None = None  # while the prompts were read
     warmup: int = 0  # tokens that were decoded before each prompt's first run, and not counted
@@ -102,6 +103,7 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int) -> R
         tokens=sum(len(same_prompt[-1].tally.token_ids) for same_prompt in measured.runs),
         tokens_per_round=statistics.mean(run.tally.tokens_per_round for run in runs),
         acceptance=acceptance([run.tally for run in runs]),
+        fresh=fresh([same_prompt[-1].tally.token_ids for same_prompt in measured.runs]),
         peak_bytes=measured.peak,
         prefill_peak_bytes=read.peak,
         warmup=warmup,
@@ -119,6 +121,13 @@ def acceptance(tallies: Sequence[Tally]) -> dict[str, float | None]:
         for level, count in tally.levels.items():
             pooled.setdefault(level, LevelTally()).join(count)
     return {level: count.acceptance for level, count in pooled.items()}
+
+
+def fresh(answers: Sequence[Sequence[int]]) -> float | None:
+    """How little answers repeat themselves: a text that turns in a circle is easy to foretell."""
+    counts = [(len(set(zip(*(ids[i:] for i in range(4)), strict=False))), len(ids) - 3) for ids in answers]
+    whole = sum(max(0, possible) for _, possible in counts)
+    return sum(different for different, _ in counts) / whole if whole else None
 
 
 def against(row: Row, own: Measured, plain: Measured, plain_tokens: int | None = None) -> Row:

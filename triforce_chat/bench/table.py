@@ -23,6 +23,7 @@ COLUMNS = (
     "95 %",
     "tokens/round",
     "accepted",
+    "fresh",
     "prefill tok/s",
     "peak GB",
 )
@@ -45,6 +46,7 @@ def table(rows: Sequence[Row]) -> Table:
             likely(row.speedup_interval),
             f"{row.tokens_per_round:.2f}",
             accepted,
+            "" if row.fresh is None else f"{row.fresh:.2f}",
             f"{row.prefill_tokens_per_s:.0f}",
             f"{row.peak_bytes / 1e9:.2f}",
         )
