@@ -76,6 +76,9 @@ class Tiring:
     def rollback(self, length: int) -> None:
         pass
 
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        pass
+
     def judged(self, proposed: int, accepted: int) -> None:
         pass
 
@@ -339,6 +342,7 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.cuts: list[int] = []
+        self.heard: list[tuple[int, ...]] = []
         self.verdicts: list[tuple[int, int]] = []
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
@@ -347,6 +351,9 @@ class Counting:
 
     def rollback(self, length: int) -> None:
         self.cuts.append(length)
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        self.heard.append((length, *ids))
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.verdicts.append((proposed, accepted))

@@ -265,14 +265,29 @@ def test_longest_match_against_a_naive_search(tokens: list[int]) -> None:
 
 
 @quick
-@given(st.lists(st.tuples(ids, st.integers(0, 40)), min_size=1, max_size=6))
-def test_what_was_heard_is_the_history(steps: list[tuple[list[int], int]]) -> None:
+@given(st.lists(st.tuples(ids, ids, st.integers(0, 40), st.booleans()), min_size=1, max_size=6))
+def test_what_was_heard_is_the_history(steps: list[tuple[list[int], list[int], int, bool]]) -> None:
     heard, history = Heard(), torch.zeros(0, dtype=torch.long)
-    for more, keep in steps:
+    for more, told, keep, asked in steps:
         history = torch.cat([history, torch.tensor(more, dtype=torch.long)])
-        assert heard.listen(history).tolist() == history.tolist()
+        if asked:
+            assert heard.listen(history).tolist() == history.tolist()
+        heard.hear(len(history), told)
+        history = torch.cat([history, torch.tensor(told, dtype=torch.long)])
+        if asked:
+            assert heard.length == len(history)
         history = history[:keep]
         heard.forget(keep)
+    assert heard.listen(history).tolist() == history.tolist()
+
+
+def test_what_is_told_may_be_known_in_part() -> None:
+    heard = Heard()
+    heard.listen(torch.tensor([1, 2, 3]))
+    heard.hear(1, [2, 3, 4, 5])
+    assert heard.listen(torch.tensor([1, 2, 3, 4, 5])).tolist() == [1, 2, 3, 4, 5]
+    heard.hear(2, [3])  # no news
+    assert heard.length == 5
 
 
 def test_lookup_continues_the_latest_match() -> None:

@@ -131,6 +131,9 @@ class Echo:
     def rollback(self, length: int) -> None:
         pass
 
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        pass
+
     def judged(self, proposed: int, accepted: int) -> None:
         pass
 

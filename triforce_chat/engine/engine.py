@@ -217,7 +217,8 @@ class Engine:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """What plain decoding says of tokens that were made: (scores [n, V], the made tokens [n]) in blocks.
 
-        The scores are those of ``Sampler.scores`` at every position, from the full cache.
+        The scores are those of ``Sampler.scores`` at every position, from the full cache; a block is valid until
+        the next one.
         """
         for _ in self.prefill(request.prompt[:-1], request.passages):
             pass

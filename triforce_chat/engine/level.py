@@ -6,7 +6,7 @@ its own distribution, which makes it a legal drafter for the level above.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -30,6 +30,10 @@ class Level(Protocol):
 
     def rollback(self, length: int) -> None:
         """Only the first ``length`` tokens of the history stand."""
+        ...
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        """``ids`` stand behind the first ``length`` tokens, which need not be asked of the device any more."""
         ...
 
     def judged(self, proposed: int, accepted: int) -> None:
@@ -63,6 +67,9 @@ class Silent:
     def rollback(self, length: int) -> None:
         pass
 
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        pass
+
     def judged(self, proposed: int, accepted: int) -> None:
         pass
 
@@ -86,6 +93,9 @@ class Autoregressive:
 
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        pass
 
     def judged(self, proposed: int, accepted: int) -> None:
         pass
@@ -127,6 +137,7 @@ class Speculative:
         verdict = self._judge(draft, logits, extended, sampler)
         accepted = len(verdict) - 1
         self.rollback(len(tokens) + accepted)
+        self.drafter.hear(len(tokens), verdict.ids)
         self.drafter.judged(len(draft), accepted)
         self.emit(Verified(self.name, len(draft), accepted))
         return verdict
@@ -155,6 +166,9 @@ class Speculative:
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)
         self.drafter.rollback(length)
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        self.drafter.hear(length, ids)
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.cache.judged(proposed, accepted)
