@@ -435,6 +435,8 @@ def test_arms_get_their_first_trials_and_are_cut_back_together() -> None:
     for _ in range(TRY_AFTER + 2):
         drafted.append(len(planner.propose(tokens, 8, sampler)))
         planner.judged(drafted[-1], 0)
+    planner.hear(9, [4, 2])
+    assert low.heard == high.heard == [(9, 4, 2)]
     assert drafted == [0] * TRY_AFTER + list(TRIALS)
     assert (low.asked, high.asked) == (list(TRIALS), [])
     assert low.verdicts == [(n, 0) for n in TRIALS]

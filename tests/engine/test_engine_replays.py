@@ -213,17 +213,20 @@ class Doubting(Alone):
     """Rank 0 has found a nucleus cut short where this rank has not."""
 
     size = 2
-    doubts = 1
+    words = 0
 
     def verdict(self, own: Tensor) -> Tensor:
         told = own.clone()
-        told[-1], self.doubts = int(not self.doubts), 0
+        told[-1] = self.words
+        self.words += 1
         return told
 
 
 def test_rank_0_says_whether_a_nucleus_was_whole() -> None:
-    level: Any = Speculative("x", Blind(), ToyCache(), Silent(Blind()), 1, nothing, Doubting())
+    accord = Doubting()
+    level: Any = Speculative("x", Blind(), ToyCache(), Silent(Blind()), 1, nothing, accord)
     sampler = Sampler(replace(WARPS["top-p"], top_p=0.5))
     width = sampler.nucleus.width
     assert len(level.step(torch.tensor([3, 4]), sampler, 1)) == 1
+    assert accord.words == 2
     assert sampler.nucleus.width == width * sampling_module.WIDER
