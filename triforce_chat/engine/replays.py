@@ -5,7 +5,6 @@ What a graph reads stands on a desk of its own, and so does what it makes. Rando
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -141,18 +140,21 @@ class Replays:
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self.made: OrderedDict[Hashable, Replay] = OrderedDict()
+        self.made: dict[Hashable, Replay] = {}  # by their last use
 
     def lay(self, kind: Hashable, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:
         room = 0 if said is None else rounded_up(len(said))
         key = kind, logits.shape, logits.dtype, draft.probs.dtype, room
-        if key not in self.made:
-            self.made[key] = Replay(logits, draft, room, self.pool)
-            while len(self.made) > 1 and sum(each.bytes for each in self.made.values()) > self.most:
-                self.made.popitem(last=False)
-        self.made.move_to_end(key)
-        self.made[key].fill(logits, draft, said)
-        return self.made[key]
+        desk = self.made.pop(key, None) or self._new(logits, draft, room)
+        self.made[key] = desk  # the last one again
+        desk.fill(logits, draft, said)
+        return desk
+
+    def _new(self, logits: Tensor, draft: Draft, room: int) -> Replay:
+        desk = Replay(logits, draft, room, self.pool)
+        while self.made and desk.bytes + sum(each.bytes for each in self.made.values()) > self.most:
+            del self.made[next(iter(self.made))]
+        return desk
 
     def pool(self) -> Any:
         """The memory that the graphs share; None before there is one."""
