@@ -444,10 +444,10 @@ def test_memory_that_runs_out_in_the_middle_of_a_forward(
     assert bool(done.out.strip()) == (forwards > 1)  # what was said stands
 
 
-def trusting(draft: Draft, target: torch.Tensor, sampler: Any) -> Draft:
+def trusting(draft: Draft, target: torch.Tensor, sampler: Any, chances: Any) -> torch.Tensor:
     """A wrong acceptance rule: whatever was drafted passes."""
-    last = sampler.draw(target[len(draft)])
-    return Draft(torch.cat([draft.tokens, last[None]]), target)
+    accepted, last = torch.tensor([len(draft)]), sampler.draw(target[len(draft)], chances)
+    return torch.cat([accepted, draft.tokens, last[None]])
 
 
 def test_an_inexact_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

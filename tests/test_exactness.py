@@ -25,6 +25,7 @@ from triforce_chat.engine.exactness import (
     sampling_test,
     tokens_of,
 )
+from triforce_chat.engine.replays import Chances
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler, Sampling
 
@@ -69,25 +70,24 @@ def wrong_residual(p: Tensor, q: Tensor) -> Tensor:
     return rest if bool(rest.any()) else p
 
 
-def generous(self: Sampler, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG001
+def generous(self: Sampler, p: Tensor, q: Tensor, chances: Chances) -> Tensor:  # noqa: ARG001
     """Every drafted token passes."""
     return (p > 0).cumprod(0).sum()
 
 
-def mean(self: Sampler, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG001
+def mean(self: Sampler, p: Tensor, q: Tensor, chances: Chances) -> Tensor:  # noqa: ARG001
     """Passes a token with p instead of p/q: what is kept is too sharp."""
-    u = torch.rand(p.shape, generator=self.generator)
-    return (u < p).cumprod(0).sum()
+    return (chances.tests < p).cumprod(0).sum()
 
 
 right_draw = Sampler.draw
 
 
-def sharp_draw(self: Sampler, weights: Tensor) -> Tensor:
-    return right_draw(self, weights**1.5)
+def sharp_draw(self: Sampler, weights: Tensor, chances: Chances) -> Tensor:
+    return right_draw(self, weights**1.5, chances)
 
 
-def first_draw(self: Sampler, weights: Tensor) -> Tensor:  # noqa: ARG001
+def first_draw(self: Sampler, weights: Tensor, chances: Chances) -> Tensor:  # noqa: ARG001
     return weights.argmax()
 
 
@@ -245,8 +245,9 @@ def test_an_answer_that_was_cut_short_is_not_the_same(rough: Lab) -> None:
 
 
 def test_a_wrong_rule_is_found_by_greedy_answers(rough: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(draft: Draft, target: Tensor, sampler: Sampler) -> Draft:
-        return Draft(torch.cat([draft.tokens, sampler.draw(target[len(draft)])[None]]), target)
+    def trusting(draft: Draft, target: Tensor, sampler: Sampler, chances: Chances) -> Tensor:
+        accepted, last = torch.tensor([len(draft)]), sampler.draw(target[len(draft)], chances)
+        return torch.cat([accepted, draft.tokens, last[None]])
 
     monkeypatch.setattr(level, "verify", trusting)
     verdict = greedy_test(rough.engine("naive"), Request(rough.text(60), MADE))

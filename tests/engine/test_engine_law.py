@@ -24,11 +24,11 @@ from toys import (
     variation,
 )
 
-from triforce_chat.engine import sampling as sampling_module
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Autoregressive, Silent, Speculative
 from triforce_chat.engine.lookup import Forecast, NgramLookup
 from triforce_chat.engine.planner import Arm, Choice, Planner
+from triforce_chat.engine.replays import Chances
 from triforce_chat.engine.sampling import Sampler, Sampling
 from triforce_chat.engine.timing import StepTimes
 from triforce_chat.engine.verify import residual, verify
@@ -181,32 +181,43 @@ def test_a_middle_that_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 # What the tests above must be able to see
 
 
-def middle_draws_from_its_target(draft: Draft, target: Tensor, sampler: Sampler) -> Draft:
+def word(tokens: list[Tensor], n: int) -> Tensor:
+    """What a rule says that commits ``tokens``, of which the last was not among the n drafted."""
+    return torch.stack([torch.tensor(len(tokens) - 1), *tokens, *[torch.tensor(0)] * (n + 1 - len(tokens))])
+
+
+def middle_draws_from_its_target(draft: Draft, target: Tensor, sampler: Sampler, chances: Chances) -> Tensor:
     """Defect D1: the recovered token is drawn from the level's own law, not from the residual."""
     index = draft.tokens[:, None]
     n = len(draft)
     p, q = target[:n].gather(-1, index)[:, 0], draft.probs.gather(-1, index)[:, 0]
-    accepted = int(sampler.leading(p, q)) if n else 0
-    last = sampler.draw(target[accepted])
-    return Draft(torch.cat([draft.tokens[:accepted], last[None]]), target[: accepted + 1])
+    accepted = int(sampler.leading(p, q, chances)) if n else 0
+    last = sampler.draw(target[accepted], chances)
+    return word([*draft.tokens[:accepted], last], n)
 
 
-def middle_hands_up_the_drafter_s_vectors(draft: Draft, target: Tensor, sampler: Sampler) -> Draft:
-    verdict = verify(draft, target, sampler)
-    accepted = len(verdict) - 1
-    return Draft(verdict.tokens, torch.cat([draft.probs[:accepted], verdict.probs[accepted:]]))
+def middle_hands_up_the_drafter_s_vectors(
+    draft: Draft, target: Tensor, sampler: Sampler, chances: Chances
+) -> Tensor:
+    judged = verify(draft, target, sampler, chances)
+    accepted = int(judged[0])
+    target[:accepted] = draft.probs[:accepted]
+    return judged
 
 
-def middle_accepts_everything(draft: Draft, target: Tensor, sampler: Sampler) -> Draft:
-    return Draft(torch.cat([draft.tokens, sampler.draw(target[-1])[None]]), target)
+def middle_accepts_everything(draft: Draft, target: Tensor, sampler: Sampler, chances: Chances) -> Tensor:
+    return word([*draft.tokens, sampler.draw(target[-1], chances)], len(draft))
 
 
-def middle_withholds_unlikely_tokens(draft: Draft, target: Tensor, sampler: Sampler) -> Draft:
+def middle_withholds_unlikely_tokens(
+    draft: Draft, target: Tensor, sampler: Sampler, chances: Chances
+) -> Tensor:
     """Spec 7.2, point 4: dropping the last token because of what it is."""
-    verdict = verify(draft, target, sampler)
-    last = verdict.probs[-1, verdict.tokens[-1]]
-    keep = len(verdict) - int(len(verdict) > 1 and bool(last < 0.4))
-    return Draft(verdict.tokens[:keep], verdict.probs[:keep])
+    judged = verify(draft, target, sampler, chances)
+    accepted = judged[0]
+    last = target[accepted, judged[1 + accepted]]
+    judged[0] -= int(accepted > 0 and bool(last < 0.4))
+    return judged
 
 
 @pytest.mark.parametrize(
@@ -264,53 +275,46 @@ def test_a_middle_cache_cut_at_the_wrong_place_does_not() -> None:
 class Lattice(Branching):
     """Walks through u in {0, 1/4, 2/4, 3/4} instead of intervals, with the sampler's own comparison."""
 
-    monkeypatch: pytest.MonkeyPatch
-
-    def leading(self, p: Tensor, q: Tensor) -> Tensor:
-        def rand(shape: torch.Size, **_: object) -> Tensor:
-            return torch.tensor([self.choose([0.25] * 4) / 4 for _ in range(shape[0])])
-
-        with self.monkeypatch.context() as patch:
-            patch.setattr(sampling_module.torch, "rand", rand)
-            return Sampler.leading(self, p, q)
+    def leading(self, p: Tensor, q: Tensor, chances: Chances) -> Tensor:
+        tests = torch.tensor([self.choose([0.25] * 4) / 4 for _ in p])
+        return Sampler.leading(self, p, q, chances._replace(tests=tests))
 
 
-def lattice_law(monkeypatch: pytest.MonkeyPatch, kind: type[Lattice]) -> Tensor:
+def lattice_law(kind: type[Lattice]) -> Tensor:
     """One drafted token: p is a multiple of q/4 everywhere, so four uniforms are enough to be exact."""
     p, q = [0.0, 0.0625, 0.3125, 0.625], [0.25, 0.25, 0.25, 0.25]
     sampler = kind(PLAIN, 0)
-    sampler.monkeypatch = monkeypatch
     law, scripts = torch.zeros(4, dtype=torch.float64), [[]]  # type: ignore[var-annotated]
     while scripts:
         sampler.begin(scripts.pop())
-        drawn = Draft(sampler.draw(torch.tensor(q))[None], torch.tensor([q]))
-        verdict = verify(drawn, torch.tensor([p, p]), sampler)
+        chances = Chances.blank(1, torch.device("cpu"))
+        drawn = Draft(sampler.draw(torch.tensor(q), chances)[None], torch.tensor([q]))
+        judged = verify(drawn, torch.tensor([p, p]), sampler, chances)
         scripts += [[*prefix, other] for prefix, other in sampler.open]
-        law[verdict.tokens[0]] += sampler.chance
+        law[judged[1]] += sampler.chance
     return law - torch.tensor(p)
 
 
-def test_acceptance_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lattice_law(monkeypatch, Lattice).abs().max() <= EXACT
+def test_acceptance_is_strict() -> None:
+    assert lattice_law(Lattice).abs().max() <= EXACT
 
 
 class Lenient(Lattice):
-    def leading(self, p: Tensor, q: Tensor) -> Tensor:
+    def leading(self, p: Tensor, q: Tensor, _: Chances) -> Tensor:
         u = torch.tensor([self.choose([0.25] * 4) / 4 for _ in range(len(p))])
         return (u * q <= p).cumprod(0).sum()
 
 
-def test_a_lenient_acceptance_changes_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    gap = lattice_law(monkeypatch, Lenient)
+def test_a_lenient_acceptance_changes_the_law() -> None:
+    gap = lattice_law(Lenient)
     assert gap.abs().sum() / 2 > 0.01
     assert gap[0] > 0  # a token without any probability came out
 
 
-def test_a_uniform_of_zero_never_passes_an_impossible_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling_module.torch, "rand", lambda shape, **_: torch.zeros(shape))
-    sampler = Sampler(PLAIN)
-    assert sampler.leading(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0])) == 0
-    assert sampler.leading(torch.tensor([0.5, 0.0]), torch.tensor([1.0, 1.0])) == 1
+def test_a_uniform_of_zero_never_passes_an_impossible_token() -> None:
+    sampler, zeros = Sampler(PLAIN), Chances(torch.zeros(2), torch.zeros(1, dtype=torch.float64))
+    assert sampler.leading(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 1.0]), zeros) == 0
+    assert sampler.leading(torch.tensor([0.5, 0.0]), torch.tensor([1.0, 1.0]), zeros) == 1
 
 
 def test_residual() -> None:
@@ -320,10 +324,10 @@ def test_residual() -> None:
 
 
 def test_verify_of_nothing_is_a_plain_draw() -> None:
-    target = torch.tensor([[0.0, 1.0, 0.0]])
-    verdict = verify(Draft.empty(3, torch.device("cpu")), target, Sampler(PLAIN))
-    assert verdict.tokens.tolist() == [1]
-    assert torch.equal(verdict.probs, target)
+    target, cpu = torch.tensor([[0.0, 1.0, 0.0]]), torch.device("cpu")
+    for u in (0.0, 0.5, 0.999):
+        chances = Chances(torch.zeros(0), torch.tensor([u], dtype=torch.float64))
+        assert verify(Draft.empty(3, cpu), target, Sampler(PLAIN), chances).tolist() == [0, 1]
 
 
 def test_levels_propose_at_least_what_was_asked() -> None:

@@ -19,6 +19,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Text, Verified
 from triforce_chat.engine.level import Autoregressive, Speculative
 from triforce_chat.engine.planner import Choice, Planner
+from triforce_chat.engine.replays import Chances
 from triforce_chat.engine.sampling import Nucleus, Sampler, Sampling, truncate
 
 ALARM = 1e-4
@@ -183,9 +184,9 @@ P, Q = (0.5, 0.3, 0.2), (0.2, 0.3, 0.5)
 class Repeating(Sampler):
     """Uses the first uniform of each kind again and again, as the defect does."""
 
-    def leading(self, p: Tensor, q: Tensor) -> Tensor:
+    def leading(self, p: Tensor, q: Tensor, chances: Chances) -> Tensor:
         if not hasattr(self, "once"):
-            self.once = torch.rand(1, generator=self.generator).item()
+            self.once = chances.tests[0].item()
         return (self.once * q < p).cumprod(0).sum()
 
 
@@ -240,11 +241,12 @@ def test_every_uniform_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_single_draws_and_acceptances_have_their_chances() -> None:
     sampler = Sampler(Sampling(temperature=1.0, seed=3))
     weights = torch.tensor([0.0, 1.0, 3.0, 0.0, 6.0, 0.0])
-    seen = Counter(int(sampler.draw(weights)) for _ in range(4000))
+    chances = Chances.blank(3, torch.device("cpu"))
+    seen = Counter(int(sampler.draw(weights, sampler.roll(chances))) for _ in range(4000))
     assert seen.keys() == {1, 2, 4}
     assert chi_square_p([seen[1], seen[2], seen[4]], [400, 1200, 2400]) > ALARM
     p, q = torch.tensor([0.4, 0.1, 0.3]), torch.tensor([0.8, 0.1, 0.9])
-    led = Counter(int(sampler.leading(p, q)) for _ in range(4000))
+    led = Counter(int(sampler.leading(p, q, sampler.roll(chances))) for _ in range(4000))
     expected = [2000, 0, 2000 * 2 / 3, 2000 / 3]
     assert led[1] == 0
     assert chi_square_p([led[0], led[2], led[3]], [expected[0], *expected[2:]]) > ALARM
@@ -253,8 +255,9 @@ def test_single_draws_and_acceptances_have_their_chances() -> None:
 def test_the_walk_through_all_outcomes_is_a_law() -> None:
     sampler, scripts, law = Branching(PLAIN, 0), [[]], Counter[int]()  # type: ignore[var-annotated]
     p, q = torch.tensor([0.4, 0.1, 0.3]), torch.tensor([0.8, 0.1, 0.9])
+    chances = Chances.blank(3, torch.device("cpu"))
     while scripts:
         sampler.begin(scripts.pop())
-        law[int(sampler.leading(p, q))] += sampler.chance  # type: ignore[assignment]
+        law[int(sampler.leading(p, q, chances))] += sampler.chance  # type: ignore[assignment]
         scripts += [[*prefix, other] for prefix, other in sampler.open]
     assert [round(law[k], 6) for k in range(4)] == [0.5, 0, 0.333333, 0.166667]

@@ -76,6 +76,9 @@ class Tiring:
     def rollback(self, length: int) -> None:
         pass
 
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        pass
+
     def judged(self, proposed: int, accepted: int) -> None:
         pass
 
@@ -339,6 +342,7 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.cuts: list[int] = []
+        self.heard: list[tuple[int, ...]] = []
         self.verdicts: list[tuple[int, int]] = []
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
@@ -347,6 +351,9 @@ class Counting:
 
     def rollback(self, length: int) -> None:
         self.cuts.append(length)
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        self.heard.append((length, *ids))
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.verdicts.append((proposed, accepted))
@@ -428,6 +435,8 @@ def test_arms_get_their_first_trials_and_are_cut_back_together() -> None:
     for _ in range(TRY_AFTER + 2):
         drafted.append(len(planner.propose(tokens, 8, sampler)))
         planner.judged(drafted[-1], 0)
+    planner.hear(9, [4, 2])
+    assert low.heard == high.heard == [(9, 4, 2)]
     assert drafted == [0] * TRY_AFTER + list(TRIALS)
     assert (low.asked, high.asked) == (list(TRIALS), [])
     assert low.verdicts == [(n, 0) for n in TRIALS]

@@ -143,6 +143,26 @@ def test_a_planner_reads_no_more() -> None:
     assert reads.count == rounds > 20
 
 
+def test_lookup_reads_nothing_that_a_verdict_has_told() -> None:
+    """Above and below the middle level, whose own verdicts are told as well."""
+    rounds = []
+    below = Planner(StepTimes(), NgramLookup(Blind.vocabulary), [Arm(Autoregressive(Blind(), ToyCache()))])
+    middle = Speculative("middle", Blind(1), ToyCache(), below, 8, rounds.append)
+    planner = Planner(StepTimes(), NgramLookup(Blind.vocabulary), [Arm(middle)])
+    top = Speculative("top", Blind(), ToyCache(), planner, 16, rounds.append)
+    tokens, sampler = torch.tensor([3, 4, 3, 5]), Sampler(WARPS["top-p"])
+    while {event.level for event in rounds} != {
+        "top",
+        "middle",
+    }:  # both have looked around for the first time
+        tokens = torch.cat([tokens, top.step(tokens, sampler, 16).tokens])
+    rounds.clear()
+    with Reads() as reads:
+        for _ in range(30):
+            tokens = torch.cat([tokens, top.step(tokens, sampler, 16).tokens])
+    assert reads.count == len(rounds) > 30
+
+
 def test_lookup_reads_what_is_new_once() -> None:
     lookup, tokens = NgramLookup(9), torch.tensor([1, 2, 3, 1, 2])
     for _ in range(3):

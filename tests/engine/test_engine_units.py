@@ -20,12 +20,14 @@ from triforce_chat.engine.cache.slab import Shape, Slab, View
 from triforce_chat.engine.events import Finished, LevelTally, Tally, Text, Verified
 from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative
 from triforce_chat.engine.lookup import ORDERS, Heard, NgramLookup, longest_match
+from triforce_chat.engine.replays import Chances
 from triforce_chat.engine.sampling import NUCLEUS_GUESS, Nucleus, Sampler, Sampling, one_hot, truncate, warp
 from triforce_chat.engine.text import Detokenizer, StopStrings, overlap
 from triforce_chat.engine.timing import StepTimes
 from triforce_chat.errors import UsageError
 
 CPU = torch.device("cpu")
+NOTHING_TESTED = Chances.blank(0, CPU)
 quick = settings(max_examples=80, deadline=None)
 ids = st.lists(st.integers(0, 3), max_size=40)
 # weights whose sums are exact, so that a border is a border in both computations
@@ -171,24 +173,22 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
-def test_a_draw_at_the_edges_never_takes_a_weightless_index(
-    u: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor([u], dtype=torch.float64))
-    drawn = Sampler(Sampling(temperature=1)).draw(torch.tensor([0, 0, 0.3, 0.1, 0, 0.6, 0, 0]))
+def test_a_draw_at_the_edges_never_takes_a_weightless_index(u: float) -> None:
+    chances = Chances(torch.empty(0), torch.tensor([u], dtype=torch.float64))
+    drawn = Sampler(Sampling(temperature=1)).draw(torch.tensor([0, 0, 0.3, 0.1, 0, 0.6, 0, 0]), chances)
     assert drawn.item() == (2 if u == 0 else 5)
     assert drawn.shape == ()
 
 
 def test_a_greedy_draw_takes_the_token_that_has_all_the_weight() -> None:
-    drawn = Sampler(Sampling()).draw(torch.tensor([0, 0, 0.3, 0]))
+    drawn = Sampler(Sampling()).draw(torch.tensor([0, 0, 0.3, 0]), NOTHING_TESTED)
     assert (drawn.item(), drawn.shape) == (2, ())
 
 
 def test_seeds_decide_and_no_seed_does_not() -> None:
     def draws(seed: int | None) -> list[int]:
         sampler = Sampler(Sampling(temperature=1, seed=seed))
-        return [int(sampler.draw(torch.ones(1000))) for _ in range(4)]
+        return [int(sampler.draw(torch.ones(1000), sampler.roll(NOTHING_TESTED))) for _ in range(4)]
 
     assert draws(1) == draws(1) != draws(2)
     assert draws(None) != draws(None)
@@ -265,14 +265,29 @@ def test_longest_match_against_a_naive_search(tokens: list[int]) -> None:
 
 
 @quick
-@given(st.lists(st.tuples(ids, st.integers(0, 40)), min_size=1, max_size=6))
-def test_what_was_heard_is_the_history(steps: list[tuple[list[int], int]]) -> None:
+@given(st.lists(st.tuples(ids, ids, st.integers(0, 40), st.booleans()), min_size=1, max_size=6))
+def test_what_was_heard_is_the_history(steps: list[tuple[list[int], list[int], int, bool]]) -> None:
     heard, history = Heard(), torch.zeros(0, dtype=torch.long)
-    for more, keep in steps:
+    for more, told, keep, asked in steps:
         history = torch.cat([history, torch.tensor(more, dtype=torch.long)])
-        assert heard.listen(history).tolist() == history.tolist()
+        if asked:
+            assert heard.listen(history).tolist() == history.tolist()
+        heard.hear(len(history), told)
+        history = torch.cat([history, torch.tensor(told, dtype=torch.long)])
+        if asked:
+            assert heard.length == len(history)
         history = history[:keep]
         heard.forget(keep)
+    assert heard.listen(history).tolist() == history.tolist()
+
+
+def test_what_is_told_may_be_known_in_part() -> None:
+    heard = Heard()
+    heard.listen(torch.tensor([1, 2, 3]))
+    heard.hear(1, [2, 3, 4, 5])
+    assert heard.listen(torch.tensor([1, 2, 3, 4, 5])).tolist() == [1, 2, 3, 4, 5]
+    heard.hear(2, [3])  # no news
+    assert heard.length == 5
 
 
 def test_lookup_continues_the_latest_match() -> None:

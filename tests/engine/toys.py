@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -20,11 +20,11 @@ from torch import Tensor
 from triforce_chat.engine import level as level_module
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Autoregressive, Level, Speculative
-from triforce_chat.engine.sampling import Sampler, Sampling
+from triforce_chat.engine.replays import Chances, Drawn, Work
+from triforce_chat.engine.sampling import Rule, Sampler, Sampling
 
 Context = tuple[int, ...]
 Law = dict[Context, float]
-Rule = Callable[[Draft, Tensor, Sampler], Draft]
 PROMPT: Context = (0, 1)
 
 
@@ -131,6 +131,9 @@ class Echo:
     def rollback(self, length: int) -> None:
         pass
 
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        pass
+
     def judged(self, proposed: int, accepted: int) -> None:
         pass
 
@@ -152,9 +155,9 @@ class Branching(Sampler):
         self.chance = 1.0
         self.at = 0  # history length in front of the next drawn token
 
-    def probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        self.at = len(tokens) - len(logits) + 1
-        return super().probs(logits, tokens)
+    def _made(self, work: Work, kind: Hashable, logits: Tensor, draft: Draft, tokens: Tensor) -> Drawn:
+        self.at = len(tokens) - len(draft)
+        return super()._made(work, kind, logits, draft, tokens)
 
     def choose(self, chances: list[float]) -> int:
         """Take one outcome with positive probability and remember the others."""
@@ -169,7 +172,7 @@ class Branching(Sampler):
         self.chance *= chances[choice]
         return choice
 
-    def leading(self, p: Tensor, q: Tensor) -> Tensor:
+    def leading(self, p: Tensor, q: Tensor, _: Chances) -> Tensor:
         tested = max(0, min(len(p), int(min(self.horizon, 1e9)) - self.at))
         passing, chances = 1.0, []
         for w, v in zip(p.double().tolist()[:tested], q.double().tolist()[:tested], strict=True):
@@ -181,11 +184,7 @@ class Branching(Sampler):
         self.at += k
         return torch.tensor(k)
 
-    def next(self, logits: Tensor, tokens: Tensor) -> Draft:
-        probs = self.probs(logits, tokens)
-        return Draft(self.draw(probs[0])[None], probs)
-
-    def draw(self, weights: Tensor) -> Tensor:
+    def draw(self, weights: Tensor, _: Chances) -> Tensor:
         total = float(weights.double().sum())
         assert total > 0, "drawing from nothing"
         if self.at >= self.horizon:
@@ -271,9 +270,9 @@ def variation(a: Law, b: Law) -> float:
 
 
 def ruled(level: Speculative, rule: Rule) -> Speculative:
-    """The same level, its real ``step`` with another acceptance rule in it."""
-    step = FunctionType(Speculative.step.__code__, {**vars(level_module), "verify": rule})
-    level.step = step.__get__(level)  # type: ignore[method-assign]
+    """The same level, its real ``_judge`` with another acceptance rule in it."""
+    judge = FunctionType(Speculative._judge.__code__, {**vars(level_module), "verify": rule})
+    level._judge = judge.__get__(level)  # type: ignore[method-assign]
     return level
 
 

@@ -17,7 +17,6 @@ from triforce_chat import wiring
 from triforce_chat.command_line import in_one_process
 from triforce_chat.config import Settings
 from triforce_chat.engine.accord import Alone
-from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.options import Sampling
@@ -70,9 +69,12 @@ class Follower(Alone):
         self.asked.add("numbers")
         return (0,) * len(own)
 
-    def verdict(self, own: Draft, rows: Tensor) -> Draft:  # noqa: ARG002
+    def verdict(self, own: Tensor) -> Tensor:
+        """Nothing was accepted, and every nucleus was whole."""
         self.asked.add("verdict")
-        return Draft(torch.tensor([self.token]), rows[:1])
+        told = torch.full_like(own, self.token)
+        told[0], told[-1] = 0, 1
+        return told
 
 
 def follower(lab: Lab, accord: Alone, name: str) -> Engine:

@@ -19,7 +19,7 @@ from triforce_chat.engine.planner import Planner
 from triforce_chat.engine.sampling import Sampler
 
 NAMES = {Autoregressive: "draft", NgramLookup: "lookup", Planner: "planner"}
-SAMPLED = ("probs", "leading", "draw")
+SAMPLED = ("next", "judge")
 
 
 def levels_of(level: Any) -> Iterator[tuple[str, Any]]:

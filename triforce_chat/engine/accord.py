@@ -10,8 +10,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from triforce_chat.engine.draft import Draft
-
 
 class Accord(Protocol):
     """Every rank calls these in the same order, with values of the same shape."""
@@ -34,8 +32,8 @@ class Accord(Protocol):
         """Rank 0's numbers, as many as everybody's."""
         ...
 
-    def verdict(self, own: Draft, rows: Tensor) -> Draft:
-        """Rank 0's verdict with the first of ``rows`` [n+1, V], this rank's distributions at every place."""
+    def verdict(self, own: Tensor) -> Tensor:
+        """Rank 0's word on a draft, on the device: whole numbers [.], as many as everybody's."""
         ...
 
     def total(self, own: Tensor) -> Tensor:
@@ -59,7 +57,7 @@ class Alone:
     def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
         return own
 
-    def verdict(self, own: Draft, rows: Tensor) -> Draft:  # noqa: ARG002
+    def verdict(self, own: Tensor) -> Tensor:
         return own
 
     def total(self, own: Tensor) -> Tensor:

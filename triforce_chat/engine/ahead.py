@@ -41,7 +41,7 @@ class Ahead:
                 coming = self.step(history, end, sampler)
                 continue
             self.emit(Verified(self.name, 0, 0))
-            yield [token]
+            yield token
             if after is None:
                 return
             coming, end = after, end + 1
@@ -49,9 +49,9 @@ class Ahead:
     def step(self, history: Tensor, end: int, sampler: Sampler) -> Message:
         """Draw ``history[end]`` from what follows the tokens before it, and send word of it."""
         known = history[:end]
-        drawn = sampler.next(self.model(self.cache.pending(known), self.cache, 1), known).tokens
-        history[end : end + 1] = drawn
-        return sampler.tell(drawn)
+        word = sampler.next(self.model(self.cache.pending(known), self.cache, 1), known).word
+        history[end : end + 1] = word[:1]
+        return sampler.tell(word)
 
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)

@@ -13,6 +13,7 @@ from triforce_chat.engine import kernels
 from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.blocks import Decoder
 from triforce_chat.engine.cache.slab import Place, Slab
+from triforce_chat.engine.graph import Graph
 
 # Tokens of a captured forward: others are filled up with tokens that nobody sees, which costs next to nothing
 # while a forward takes as long as reading its bytes.
@@ -28,34 +29,17 @@ class Captured:
         self, forward: Callable[[Captured], Tensor], size: int, device: torch.device, pool: Callable[[], Any]
     ) -> None:
         self.ids = torch.zeros(size, dtype=torch.long, device=device)
-        self.slot = torch.zeros(1, dtype=torch.long, device=device)  # of the first token
-        self.position = torch.zeros(1, dtype=torch.long, device=device)  # for RoPE
+        self.at = torch.zeros(2, dtype=torch.long, device=device)
+        self.slot, self.position = self.at[:1], self.at[1:]  # of the first token; the position is for RoPE
         self.steps = torch.arange(size, device=device)
-        self.forward, self.pool = forward, pool
-        self.captured: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
+        self.forward = forward
+        self.graph: Graph[Tensor] = Graph(device, pool)
 
     def __call__(self, ids: Tensor, slot: int, position: int) -> Tensor:
         """Logits [size, V] behind ids [n], n up to ``size``; valid until the next forward."""
         self.ids[: len(ids)] = ids
-        self.slot.fill_(slot)
-        self.position.fill_(position)
-        if self.ids.device.type != "cuda":
-            return self.forward(self)
-        graph, out = self.captured or self._capture()
-        graph.replay()
-        return out
-
-    def _capture(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        aside = torch.cuda.Stream(self.ids.device)
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # kernels are compiled, libraries allocate: nothing of a graph
-            self.forward(self)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
-            out = self.forward(self)
-        self.captured = graph, out
-        return self.captured
+        torch.linspace(slot, position, 2, out=self.at)  # two numbers of the host's in one launch
+        return self.graph(lambda: self.forward(self))
 
 
 class Captures:
@@ -84,15 +68,15 @@ class Captures:
         return max(usual, default=0)
 
     def __call__(self, ids: Tensor, place: Place, position: int, size: int) -> Tensor:
-        """Logits [n, V] behind ids [n]; their keys and values are in the slab."""
+        """Logits [n, V] behind ids [n], valid until the next forward; their keys and values are in the slab."""
         of_slab = self.made.setdefault(place.slab, {})
         if size not in of_slab:
             of_slab[size] = Captured(self._forward(place), size, self.device, self.pool)
-        return of_slab[size](ids, place.slot, position)[: len(ids)].clone()
+        return of_slab[size](ids, place.slot, position)[: len(ids)]
 
     def pool(self) -> Any:
         """Where the next graph takes its memory from: torch gives a pool up with the last of its graphs."""
-        if not any(each.captured for of_slab in self.made.values() for each in of_slab.values()):
+        if not any(each.graph.captured for of_slab in self.made.values() for each in of_slab.values()):
             self.handle = torch.cuda.graph_pool_handle()
         return self.handle
 

@@ -24,6 +24,17 @@ class Draft:
             torch.empty(0, dtype=torch.long, device=device), torch.empty(0, vocabulary, device=device)
         )
 
+    def copy(self) -> Draft:
+        """Tensors of its own."""
+        return Draft(self.tokens.clone(), self.probs.clone())
+
     @staticmethod
     def join(parts: list[Draft]) -> Draft:
         return Draft(torch.cat([part.tokens for part in parts]), torch.cat([part.probs for part in parts]))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Draft):
+    """What a verification commits; its tensors are overwritten by the next one."""
+
+    ids: list[int]  # the tokens, as the host has heard them

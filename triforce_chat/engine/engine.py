@@ -18,6 +18,7 @@ from triforce_chat.engine.level import Top
 from triforce_chat.engine.memory import Chunk, Forgetful, Memory, Passage, chunks
 from triforce_chat.engine.options import Sampling
 from triforce_chat.engine.planner import Planner
+from triforce_chat.engine.replays import DIRECT, Desks, Replays
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.stacks import Builder, StackOptions
@@ -72,6 +73,7 @@ class Engine:
         self.passages: Sequence[Passage] = ()  # of the prompt that was read last
         self.memory = memory or Forgetful()
         self.accord = accord
+        self.desks: Desks = Replays() if target.device.type == "cuda" else DIRECT
         self.pending: deque[Event] = deque()
         self.restack(options or StackOptions())
 
@@ -215,7 +217,8 @@ class Engine:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """What plain decoding says of tokens that were made: (scores [n, V], the made tokens [n]) in blocks.
 
-        The scores are those of ``Sampler.scores`` at every position, from the full cache.
+        The scores are those of ``Sampler.scores`` at every position, from the full cache; a block is valid until
+        the next one.
         """
         for _ in self.prefill(request.prompt[:-1], request.passages):
             pass
@@ -254,7 +257,8 @@ class Answer:
 
     def __init__(self, engine: Engine, request: Request, top: Top) -> None:
         self.engine, self.request, self.top = engine, request, top
-        self.sampler = Sampler(request.sampling, len(request.prompt), len(request.said))
+        said = len(request.said)
+        self.sampler = Sampler(request.sampling, len(request.prompt), said, engine.desks)
         self.speech = Speech(engine.decode, request.stop)
         self.speech.recall(request.said)
         self.most = min(request.max_tokens, engine.context - len(request.history))

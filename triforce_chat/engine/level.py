@@ -6,7 +6,7 @@ its own distribution, which makes it a legal drafter for the level above.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.slab import KVCache
-from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.draft import Draft, Verdict
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.runner import Forward
 from triforce_chat.engine.sampling import Sampler
@@ -30,6 +30,10 @@ class Level(Protocol):
 
     def rollback(self, length: int) -> None:
         """Only the first ``length`` tokens of the history stand."""
+        ...
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        """``ids`` stand behind the first ``length`` tokens, which need not be asked of the device any more."""
         ...
 
     def judged(self, proposed: int, accepted: int) -> None:
@@ -63,6 +67,9 @@ class Silent:
     def rollback(self, length: int) -> None:
         pass
 
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        pass
+
     def judged(self, proposed: int, accepted: int) -> None:
         pass
 
@@ -74,17 +81,21 @@ class Autoregressive:
         self.model, self.cache, self.accord = model, cache, accord
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
-        drawn = [Draft.empty(self.model.vocabulary, self.model.device)]
+        rows = Draft.empty(self.model.vocabulary, self.model.device).probs
         history = torch.cat([tokens, tokens.new_zeros(n)])
-        for end in range(len(tokens), len(history)):
+        for i, end in enumerate(range(len(tokens), len(history))):
             known = history[:end]
-            drawn.append(sampler.next(self.model(self.cache.pending(known), self.cache, 1), known))
-            history[end : end + 1] = drawn[-1].tokens
-        made = Draft.join(drawn)
-        return Draft(self.accord.tokens(made.tokens), made.probs)
+            drawn = sampler.next(self.model(self.cache.pending(known), self.cache, 1), known)
+            rows = rows if i else drawn.probs.new_empty(n, self.model.vocabulary)
+            rows[i] = drawn.probs[0]
+            history[end : end + 1] = drawn.word[:1]
+        return Draft(self.accord.tokens(history[len(tokens) :]), rows)
 
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        pass
 
     def judged(self, proposed: int, accepted: int) -> None:
         pass
@@ -114,33 +125,40 @@ class Speculative:
         """What each round commits, until there are ``most`` tokens; may be closed behind any round."""
         end = len(tokens) + most
         while len(tokens) < end:
-            made = self.step(tokens, sampler, end - len(tokens) - 1).tokens
-            tokens = torch.cat([tokens, made])
-            yield made.tolist()
+            made = self.step(tokens, sampler, end - len(tokens) - 1)
+            tokens = torch.cat([tokens, made.tokens])
+            yield made.ids
 
-    def step(self, tokens: Tensor, sampler: Sampler, most: int) -> Draft:
+    def step(self, tokens: Tensor, sampler: Sampler, most: int) -> Verdict:
         """One round: draft up to ``most`` tokens, verify, commit; returns the k+1 tokens that follow."""
         draft = self.drafter.propose(tokens, min(self.gamma, most), sampler)
         extended = torch.cat([tokens, draft.tokens])
         logits = self.model(self.cache.pending(extended), self.cache, len(draft) + 1)
-        while True:
-            probs = sampler.probs(logits, extended)
-            made = verify(draft, probs, sampler)
-            if not sampler.widened():
-                break
-        verdict = self.accord.verdict(made, probs)
+        verdict = self._judge(draft, logits, extended, sampler)
         accepted = len(verdict) - 1
         self.rollback(len(tokens) + accepted)
+        self.drafter.hear(len(tokens), verdict.ids)
         self.drafter.judged(len(draft), accepted)
         self.emit(Verified(self.name, len(draft), accepted))
         return verdict
+
+    def _judge(self, draft: Draft, logits: Tensor, extended: Tensor, sampler: Sampler) -> Verdict:
+        """By the nuclei that rank 0 found whole; the only time that the host waits for the device."""
+        while True:
+            drawn = sampler.judge(verify, draft, logits, extended)
+            word = self.accord.verdict(drawn.word)
+            accepted, *ids = sampler.hear(sampler.tell(word))
+            if not sampler.widened():
+                break
+        made = accepted + 1
+        return Verdict(word[1 : 1 + made], drawn.probs[:made], ids[:made])
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         """At least n tokens by whole rounds, so that no verified token goes to waste."""
         rounds = [Draft.empty(self.model.vocabulary, self.model.device)]
         made = 0 if self.cache.prepared(n + self.gamma + 1) else n
         while made < n:
-            rounds.append(self.step(tokens, sampler, self.gamma))
+            rounds.append(self.step(tokens, sampler, self.gamma).copy())
             made += len(rounds[-1])
             tokens = torch.cat([tokens, rounds[-1].tokens])
         return Draft.join(rounds)
@@ -148,6 +166,9 @@ class Speculative:
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)
         self.drafter.rollback(length)
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        self.drafter.hear(length, ids)
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.cache.judged(proposed, accepted)

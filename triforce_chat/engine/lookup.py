@@ -6,10 +6,11 @@ draft. How far to trust a place is learnt from how well earlier ones foretold wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft
@@ -42,12 +43,23 @@ class Heard:
     def listen(self, tokens: Tensor) -> Ids:
         """The history ``tokens`` [m], of which what was heard, and not forgotten since, is the beginning."""
         known = min(self.length, len(tokens))
-        if len(tokens) > len(self.room):
-            self.room = np.concatenate([self.room[:known], np.empty(2 * len(tokens) - known, np.int32)])
         if known < len(tokens):
-            self.room[known : len(tokens)] = tokens[known:].cpu().numpy()
+            self._write(known, tokens[known:].cpu().numpy())
         self.length = len(tokens)
         return self.room[: self.length]
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        """``ids`` follow the first ``length`` tokens: of use where all in front of them was heard."""
+        known = self.length - length
+        if 0 <= known < len(ids):
+            self._write(self.length, ids[known:])
+            self.length = length + len(ids)
+
+    def _write(self, at: int, ids: ArrayLike) -> None:
+        end = at + np.size(ids)
+        if end > len(self.room):
+            self.room = np.concatenate([self.room[:at], np.empty(2 * end - at, np.int32)])
+        self.room[at:end] = ids
 
     def forget(self, length: int) -> None:
         """What stands behind the first ``length`` tokens."""
@@ -99,6 +111,9 @@ class NgramLookup:
 
     def rollback(self, length: int) -> None:
         self.heard.forget(length)
+
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        self.heard.hear(length, ids)
 
     def judged(self, proposed: int, accepted: int) -> None:
         pass

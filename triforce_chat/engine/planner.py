@@ -199,6 +199,11 @@ class Planner:
         for arm in self.arms:
             arm.level.rollback(length)
 
+    def hear(self, length: int, ids: Sequence[int]) -> None:
+        self.lookup.hear(length, ids)
+        for arm in self.arms:
+            arm.level.hear(length, ids)
+
     def judged(self, proposed: int, accepted: int) -> None:
         drafting = self.clock.between(*self.drafting)
         self.ended = self.clock.now()

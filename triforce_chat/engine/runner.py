@@ -33,7 +33,10 @@ class Forward(Protocol):
     device: torch.device
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
-        """Feed ids [n] behind what the cache holds; logits [rows, V] of the last ``rows`` tokens."""
+        """Feed ids [n] behind what the cache holds; logits [rows, V] of the last ``rows`` tokens.
+
+        They are valid until the model's next forward, which may overwrite them.
+        """
         ...
 
 

@@ -5,12 +5,17 @@ Only ``Sampler.hear`` waits for what the device computed, and ``law`` and ``warp
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.message import Message
 from triforce_chat.engine.options import Sampling
+from triforce_chat.engine.replays import DIRECT, Chances, Desks, Drawn, Given, Said, Work
 
 NUCLEUS_GUESS = 256  # candidates sorted first; a full sort of 49K logits per row costs more than attention
 WIDER = 8  # times as many candidates after a nucleus that was wider
@@ -42,6 +47,10 @@ class Nucleus:
         self.width *= WIDER
 
 
+# Judges a draft [n] under [n+1, V], the law of every place: numbers, with the sampler's own ways to draw them.
+Rule = Callable[[Draft, Tensor, "Sampler", Chances], Tensor]
+
+
 class Sampler:
     """Warps and draws for one answer; the same object serves every level, so p and q share one rule.
 
@@ -49,11 +58,14 @@ class Sampler:
     ``said`` how many tokens of the answer there are already: what follows them needs fresh random numbers.
     """
 
-    def __init__(self, sampling: Sampling, answer_start: int = 0, said: int = 0) -> None:
+    def __init__(
+        self, sampling: Sampling, answer_start: int = 0, said: int = 0, desks: Desks = DIRECT
+    ) -> None:
         self.sampling = sampling
-        self.answer_start, self.said = answer_start, said
+        self.answer_start, self.said, self.desks = answer_start, said, desks
+        self.law_only = replace(sampling, seed=None)  # whatever else differs between two answers
         self.nucleus = Nucleus()
-        self.cut_short = False  # the nuclei under the number that was read last
+        self.cut_short = False  # the nuclei under the word that was heard last
         self.generator = self._seeded(torch.device("cpu"))
 
     def _seeded(self, device: torch.device) -> torch.Generator:
@@ -73,59 +85,83 @@ class Sampler:
     def state(self, state: Tensor) -> None:
         self.generator.set_state(state)
 
-    def uniforms(self, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Fresh uniforms in [0, 1), made where ``like`` is: the first ones on a device begin its sequence."""
-        if self.generator.device != like.device:
-            self.generator = self._seeded(like.device)
-        return torch.rand(shape, generator=self.generator, dtype=dtype, device=like.device)
+    def next(self, logits: Tensor, tokens: Tensor) -> Drawn:
+        """One token drawn from what logits [1, V] say follows ``tokens`` [m]; its word begins with it.
 
-    def probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Distributions of the tokens that follow.
-
-        logits: [n, V]; the last row follows all of ``tokens`` [m], the first row follows ``tokens[:m-n+1]``.
-        Returns [n, V], at least fp32, rows sum to 1; at temperature 0 one-hot at the first maximum.
         A nucleus wider than its candidates is cut short, which drafts may be; see ``widened``.
         """
-        scores = self.scores(logits, tokens)
+        nothing = Draft.empty(logits.shape[-1], logits.device)
+        return self._made(self._draw_one, "next", logits, nothing, tokens)
+
+    def judge(self, rule: Rule, draft: Draft, logits: Tensor, tokens: Tensor) -> Drawn:
+        """What ``rule`` says of a draft of n tokens, with which ``tokens`` [m] end, under logits [n+1, V].
+
+        Its word begins with what ``rule`` returns.
+        """
+        return self._made(partial(self._apply, rule), rule, logits, draft, tokens)
+
+    def _made(self, work: Work, kind: Hashable, logits: Tensor, draft: Draft, tokens: Tensor) -> Drawn:
+        law = kind, self.law_only, self.nucleus.width
+        desk = self.desks.lay(law, logits, draft, self._answer(tokens))
+        self.roll(desk.given.chances)
+        return desk(work)
+
+    def _answer(self, tokens: Tensor) -> Tensor | None:
+        """What the repetition penalty is about."""
+        return None if self.sampling.repetition_penalty == 1 else tokens[self.answer_start :]
+
+    def roll(self, chances: Chances) -> Chances:
+        """Fresh uniforms in their place; the first ones on a device begin its sequence."""
+        if self.sampling.greedy:
+            return chances
+        if self.generator.device != chances.last.device:
+            self.generator = self._seeded(chances.last.device)
+        for out in chances:
+            if len(out):
+                torch.rand(out.shape, generator=self.generator, dtype=out.dtype, device=out.device, out=out)
+        return chances
+
+    # Work: depends on nothing that changes but what is given. A replay does not come through here.
+
+    def _draw_one(self, given: Given) -> Drawn:
+        scores = self._penalized(given.logits, given.said)
+        if self.sampling.greedy:
+            choice = scores.argmax(-1)
+            return self._told(choice, one_hot(choice, scores.shape[-1], scores.dtype))
+        probs = warped(scores, self.sampling, self.nucleus)
+        return self._told(self.draw(probs[0], given.chances)[None], probs)
+
+    def _apply(self, rule: Rule, given: Given) -> Drawn:
+        probs = self._law(self._penalized(given.logits, given.said))
+        return self._told(rule(given.draft, probs, self, given.chances), probs)
+
+    def _told(self, numbers: Tensor, probs: Tensor) -> Drawn:
+        whole = self.nucleus.whole
+        flag = numbers.new_ones(1) if whole is None else whole.long()[None]
+        return Drawn(probs, torch.cat([numbers, flag]))
+
+    def _law(self, scores: Tensor) -> Tensor:
         if self.sampling.greedy:
             return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
         return warped(scores, self.sampling, self.nucleus)
 
-    def law(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """``probs`` with every nucleus whole, which takes asking the device."""
-        if self.sampling.greedy:
-            return self.probs(logits, tokens)
-        return warp(self.scores(logits, tokens), self.sampling)
-
-    def next(self, logits: Tensor, tokens: Tensor) -> Draft:
-        """One token drawn from what logits [1, V] say follows ``tokens`` [m]."""
-        if self.sampling.greedy:
-            scores = self.scores(logits, tokens)
-            choice = scores.argmax(-1)
-            return Draft(choice, one_hot(choice, scores.shape[-1], scores.dtype))
-        probs = self.probs(logits, tokens)
-        return Draft(self.draw(probs[0])[None], probs)
-
-    def scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Logits after the repetition penalty, at least fp32; shapes as in ``probs``."""
+    def _penalized(self, logits: Tensor, said: Said | None) -> Tensor:
+        """At least fp32. Touches the answer's few tokens only, not the vocabulary."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits if self.sampling.repetition_penalty == 1 else self._penalize(logits, tokens)
-
-    def _penalize(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Touches the answer's few tokens only, not the vocabulary."""
-        n, vocabulary = logits.shape
-        before = len(tokens) - n + 1
-        answer = tokens[self.answer_start :]  # [k]
-        at = torch.arange(len(tokens) - len(answer), len(tokens), device=tokens.device)
-        first = torch.full((vocabulary,), len(tokens), device=tokens.device)  # where each token came up
+        if said is None:
+            return logits
+        (n, vocabulary), answer = logits.shape, said.tokens
+        at = torch.arange(len(answer), device=logits.device)
+        first = torch.full((vocabulary,), len(answer), device=logits.device)  # where each token came up
         first = first.scatter_reduce_(0, answer, at, "amin")[answer]
-        seen = first < torch.arange(before, before + n, device=tokens.device)[:, None]  # [n, k]
+        # The last row follows ``length`` tokens; what is behind them comes up too late for every row.
+        seen = first < (torch.arange(1 - n, 1, device=logits.device) + said.length)[:, None]  # [n, m]
         factor, found = self.sampling.repetition_penalty, logits[:, answer]
         damped = torch.where(found > 0, found / factor, found * factor)
         # A token that was said twice is written twice, with the same value.
         return logits.scatter(1, answer.expand(n, -1), torch.where(seen, damped, found))
 
-    def leading(self, p: Tensor, q: Tensor) -> Tensor:
+    def leading(self, p: Tensor, q: Tensor, chances: Chances) -> Tensor:
         """How many leading drafted tokens pass ``U < p/q``; shape [].
 
         p, q: [n], the probabilities of the drafted tokens under the verifying and the drafting distribution.
@@ -133,36 +169,51 @@ class Sampler:
         """
         if self.sampling.greedy:  # p is 0 or 1
             return (p > 0).cumprod(0).sum()
-        return (self.uniforms(p.shape, p, torch.float32) * q < p).cumprod(0).sum()
+        return (chances.tests * q < p).cumprod(0).sum()
 
-    def draw(self, weights: Tensor) -> Tensor:
+    def draw(self, weights: Tensor, chances: Chances) -> Tensor:
         """One index drawn in proportion to ``weights`` [V] (non-negative, not all zero); shape []."""
         heaviest = weights.argmax()
         if self.sampling.greedy:  # all weight lies on one token
             return heaviest
         cumulative = weights.cumsum(0, dtype=torch.float64)
-        level = self.uniforms((1,), weights, torch.float64) * cumulative[-1]
+        level = chances.last * cumulative[-1]
         index = torch.searchsorted(cumulative, level, right=True).clamp_max(len(weights) - 1)
         # Only rounding, of the product to the total or of a parallel sum, leads to an index without weight.
         return torch.where(weights[index] > 0, index, heaviest)[0]
 
-    def read(self, number: Tensor) -> int:
-        """A number [] that the device has computed; waits for it."""
-        return self.hear(self.tell(number[None]))
+    # What is asked outside of decoding
 
-    def tell(self, number: Tensor) -> Message:
-        """Send a number [1] to the host, and whether the nuclei under it were whole."""
-        whole = self.nucleus.whole
-        return Message(number if whole is None else torch.cat([number, whole.long()[None]]))
+    def probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Distributions of the tokens that follow.
 
-    def hear(self, message: Message) -> int:
-        """The number; waits for it."""
-        number, *whole = message.read()
-        self.cut_short = 0 in whole
-        return number
+        logits: [n, V]; the last row follows all of ``tokens`` [m], the first row follows ``tokens[:m-n+1]``.
+        Returns [n, V], at least fp32, rows sum to 1; at temperature 0 one-hot at the first maximum.
+        """
+        return self._law(self.scores(logits, tokens))
+
+    def law(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """``probs`` with every nucleus whole, which takes asking the device."""
+        scores = self.scores(logits, tokens)
+        return self._law(scores) if self.sampling.greedy else warp(scores, self.sampling)
+
+    def scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Logits after the repetition penalty, at least fp32; shapes as in ``probs``."""
+        answer = self._answer(tokens)
+        return self._penalized(logits, None if answer is None else Said.of(answer))
+
+    def tell(self, word: Tensor) -> Message:
+        """Send the word of what was drawn to the host."""
+        return Message(word)
+
+    def hear(self, message: Message) -> list[int]:
+        """The numbers; waits for them."""
+        *numbers, whole = message.read()
+        self.cut_short = not whole
+        return numbers
 
     def widened(self) -> bool:
-        """Whether what was read came of nuclei that were cut short; from now on there are more candidates."""
+        """Whether what was heard came of nuclei that were cut short; from now on there are more candidates."""
         if self.cut_short:
             self.nucleus.widen()
         return self.cut_short

@@ -6,25 +6,27 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.replays import Chances
 from triforce_chat.engine.sampling import Sampler
 
 
-def verify(draft: Draft, target: Tensor, sampler: Sampler) -> Draft:
-    """Judge a draft and add one token; the result is distributed exactly as ``target`` demands.
+def verify(draft: Draft, target: Tensor, sampler: Sampler, chances: Chances) -> Tensor:
+    """Judge a draft of n tokens and add one; the result is distributed exactly as ``target`` demands.
 
     target: [n+1, V], the verifying level's distribution at every drafted position and behind the last.
-    Returns the accepted tokens followed by one recovered (after a rejection) or bonus token, k+1 in all,
-    together with target's own rows: what comes out is a faithful draft for the level above.
+    Returns [n+2] without waiting for anything: k, the k accepted tokens followed by one recovered (after a
+    rejection) or bonus token, and n-k numbers of no meaning. Together with target's first k+1 rows the tokens
+    are a faithful draft for the level above.
     """
     n = len(draft)
     accepted = torch.zeros((), dtype=torch.long, device=target.device)
     if n:
         index = draft.tokens[:, None]
         p, q = target[:n].gather(-1, index)[:, 0], draft.probs.gather(-1, index)[:, 0]
-        accepted = sampler.leading(p, q)
-    last = sampler.draw(remainder(draft.probs, target, accepted))
-    kept = sampler.read(accepted)  # by now the device has been told all that there is to do
-    return Draft(torch.cat([draft.tokens[:kept], last[None]]), target[: kept + 1])
+        accepted = sampler.leading(p, q, chances)
+    last = sampler.draw(remainder(draft.probs, target, accepted), chances)
+    passed = torch.arange(n, device=target.device) < accepted
+    return torch.cat([accepted[None], torch.where(passed, draft.tokens, last), last[None]])
 
 
 def remainder(drafted: Tensor, target: Tensor, accepted: Tensor) -> Tensor:

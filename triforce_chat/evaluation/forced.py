@@ -33,7 +33,7 @@ def drafted(model: Forward, cache: StreamingCache, history: Tensor, n: int) -> T
         fed = cache.pending(history[:at])
         room = cache.slab.capacity - cache.position - len(fed)
         more = history[at : min(at + room, len(history) - 1)]
-        rows.append(model(torch.cat([fed, more]), cache, 1 + len(more)))
+        rows.append(model(torch.cat([fed, more]), cache, 1 + len(more)).clone())
         at += 1 + len(more)
     return torch.cat(rows)
 

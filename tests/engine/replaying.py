@@ -1,0 +1,62 @@
+"""Graphs without a GPU: replays that write over what earlier ones made, and inputs that do not outlast them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from triforce_chat.engine import sampling
+from triforce_chat.engine.graph import Graph
+from triforce_chat.engine.message import Message
+from triforce_chat.engine.replays import Replay
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a graph gives out the same tensors at every call, and a message is on its way at once.
+
+    What the graphs of one owner made is spoiled by the next of their replays, and what is given by its own.
+    """
+    made: dict[int, list[tuple[Tensor, ...]]] = {}
+    lay_out = Replay.__call__
+
+    def replay(self: Graph[Any], work: Callable[[], Any]) -> Any:
+        of_owner = made.setdefault(id(self.pool.__self__), [])  # type: ignore[attr-defined]
+        fresh = work()
+        spoil(*(tensor for tensors in of_owner for tensor in tensors))
+        if self.captured is None:
+            self.captured = self, fresh  # type: ignore[assignment]
+            of_owner.append(tensors_of(fresh))
+            return fresh
+        for mine, new in zip(tensors_of(self.captured[1]), tensors_of(fresh), strict=True):
+            mine.copy_(new)
+        return self.captured[1]
+
+    def leave(self: Replay, work: Any) -> Any:
+        drawn = lay_out(self, work)
+        given = self.given
+        spoil(given.logits, given.draft.probs, *given.chances)
+        for ids in (given.draft.tokens, *(given.said or ())):
+            ids.fill_(1)
+        return drawn
+
+    class Sent(Message):
+        def __init__(self, numbers: Tensor) -> None:
+            super().__init__(numbers.clone())
+
+    monkeypatch.setattr(Graph, "__call__", replay)
+    monkeypatch.setattr(Replay, "__call__", leave)
+    monkeypatch.setattr(sampling, "Message", Sent)
+
+
+def tensors_of(made: Any) -> tuple[Tensor, ...]:
+    return (made,) if isinstance(made, Tensor) else tuple(made)
+
+
+def spoil(*tensors: Tensor) -> None:
+    with torch.inference_mode():
+        for each in tensors:
+            each.fill_(float("nan") if each.is_floating_point() else -(10**6))

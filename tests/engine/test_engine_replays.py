@@ -1,0 +1,232 @@
+"""What is replayed says what is computed directly, to the last bit and with the same random numbers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import plain_kernels
+import pytest
+import torch
+from conftest import SMALL_BUDGET, perturbed, random_model, spell
+from replaying import emulate
+from test_engine_reads import WARPS, Blind, Reads
+from torch import Tensor
+from toys import ToyCache, nothing
+from waiting import no_waits
+
+from triforce_chat.engine import replays as replays_module
+from triforce_chat.engine import runner as runner_module
+from triforce_chat.engine import sampling as sampling_module
+from triforce_chat.engine.accord import Alone
+from triforce_chat.engine.ahead import Ahead
+from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative
+from triforce_chat.engine.message import Message
+from triforce_chat.engine.options import Sampling
+from triforce_chat.engine.replays import DIRECT, Chances, Replays
+from triforce_chat.engine.runner import Runner
+from triforce_chat.engine.sampling import Sampler
+from triforce_chat.engine.stacks import StackOptions
+from triforce_chat.engine.verify import verify
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+STACKS = ("ahead", "autoregressive", "triforce", "retrieval", "streaming", "naive", "lookup")
+LAWS = {
+    "greedy": Sampling(seed=1),
+    "greedy penalty": Sampling(repetition_penalty=1.3, seed=2),
+    "top-p": Sampling(0.6, top_p=0.9, seed=3),
+    "default": Sampling(0.6, top_p=0.95, repetition_penalty=1.1, seed=4),
+    "everything": Sampling(1.1, top_k=30, top_p=0.95, min_p=0.02, repetition_penalty=1.2, seed=5),
+}
+PROMPT = [int(token) for token in torch.randint(1, 48, (70,), generator=torch.Generator().manual_seed(3))]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "cpu":
+        emulate(monkeypatch)
+    return str(request.param)
+
+
+@pytest.fixture
+def pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
+    """A target and its draft, whose forwards are captured."""
+    pytest.importorskip("triton")
+    if device == "cpu":
+        plain_kernels.replace(monkeypatch)
+    monkeypatch.setattr(runner_module, "fusible", lambda _: True)
+    torch.manual_seed(11)
+    model = random_model(head_dim=16).to(device)
+    return Runner(model), Runner(perturbed(copy.deepcopy(model), 0.1))
+
+
+def engines(pair: tuple[Runner, Runner], stack: str) -> tuple[Engine, Engine]:
+    """Direct, and replayed."""
+    options = StackOptions("autoregressive" if stack == "ahead" else stack, 5, 2, budget=SMALL_BUDGET)
+    both = tuple(Engine(pair[0], 400, frozenset(), spell, pair[1], options) for _ in range(2))
+    for engine, desks in zip(both, (DIRECT, Replays()), strict=True):
+        engine.desks = desks
+        one, emit = ("target", engine.target, engine.full), engine.pending.append
+        if stack in ("ahead", "autoregressive"):
+            plain = Speculative(*one, Silent(engine.target), 1, emit)
+            engine.top = Ahead(*one, emit) if stack == "ahead" else plain
+    return both  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("stack", STACKS)
+def test_answers_are_the_same(pair: tuple[Runner, Runner], stack: str, law: str) -> None:
+    said = []
+    for engine in engines(pair, stack):
+        prompt, made = PROMPT, []
+        for n in (50, 20):
+            made.append(tokens_of(engine, Request(prompt, n, LAWS[law])))
+            prompt = [*prompt, *made[-1], 7, 8, 9]
+        said.append(made)
+    assert said[0] == said[1]
+
+
+def test_the_engine_of_a_gpu_replays(pair: tuple[Runner, Runner]) -> None:
+    engine = Engine(pair[0], 100, frozenset(), spell)
+    assert isinstance(engine.desks, Replays) == (engine.target.device.type == "cuda")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_nucleus_that_was_too_narrow(
+    pair: tuple[Runner, Runner], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_module.Nucleus.__init__, "__defaults__", (1,))
+    monkeypatch.setattr(sampling_module, "WIDER", 2)
+    for stack in ("naive", "ahead"):
+        both = engines(pair, stack)
+        request = Request(PROMPT, 25, Sampling(temperature=1.5, top_p=0.95, seed=seed))
+        assert tokens_of(both[0], request) == tokens_of(both[1], request)
+        widths = {key[0][2] for key in both[1].desks.made}  # type: ignore[attr-defined, index]
+        assert len(widths) > 2
+
+
+def test_an_answer_that_outgrows_its_room(
+    pair: tuple[Runner, Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays_module, "LEAST_ROOM", 2)
+    both = engines(pair, "triforce")
+    request = Request(PROMPT, 60, LAWS["default"])
+    assert tokens_of(both[0], request) == tokens_of(both[1], request)
+    assert {key[-1] for key in both[1].desks.made} >= {2, 4, 8, 16, 32, 64}  # type: ignore[attr-defined, index]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("law", LAWS)
+def test_draws_and_verdicts_of_a_real_vocabulary(device: str, law: str, dtype: torch.dtype) -> None:
+    """Probabilities bit by bit, for drafts and histories of every length, where candidates have to be sought."""
+    vocabulary, replays = 9000, Replays()
+    generator = torch.Generator().manual_seed(1)
+    samplers = [Sampler(LAWS[law], 3, desks=desks) for desks in (DIRECT, replays)]
+    for n in (3, 1, 3, 0, 2, 3):
+        logits = (6 * torch.randn(n + 1, vocabulary, generator=generator)).to(device, dtype)
+        probs = torch.softmax(2 * torch.randn(n, vocabulary, generator=generator), -1).to(device)
+        ids = torch.randint(0, vocabulary, (9 + n,), generator=generator).to(device)
+        ids[9:] = logits[:n].argmax(-1)
+        results = []
+        for sampler in samplers:
+            drawn = sampler.next(logits[:1], ids)
+            results.append([each.clone() for each in drawn])
+            results[-1] += [
+                each.clone() for each in sampler.judge(verify, Draft(ids[9:], probs), logits, ids)
+            ]
+        for direct, replayed in zip(*results, strict=True):
+            assert torch.equal(direct, replayed)
+        assert torch.equal(*(sampler.state for sampler in samplers))
+
+
+def test_one_graph_serves_all_answers_of_a_law(pair: tuple[Runner, Runner]) -> None:
+    engine: Any = engines(pair, "ahead")[1]
+    for temperature, graphs in ((0.8, 1), (0.9, 2)):
+        for seed in range(3):
+            tokens_of(engine, Request(PROMPT, 24, Sampling(temperature, seed=seed)))
+            assert len(engine.desks.made) == graphs
+
+
+def test_graphs_that_nobody_uses_go(device: str) -> None:
+    replays = Replays(most=2 * 72)  # 9 logits and probabilities of 4 bytes each
+    for temperature in (1.0, 2.0, 1.0, 3.0):
+        sampler = Sampler(Sampling(temperature), desks=replays)
+        sampler.next(torch.zeros(1, 9, device=device), torch.tensor([1], device=device))
+    assert [key[0][1].temperature for key in replays.made] == [1.0, 3.0]  # type: ignore[index]
+
+
+def test_random_numbers_are_those_of_fresh_tensors() -> None:
+    """So seeds mean what they meant."""
+    sampler, generator = Sampler(Sampling(1.0, seed=6)), torch.Generator().manual_seed(6)
+    chances = sampler.roll(Chances.blank(5, torch.device("cpu")))
+    assert torch.equal(chances.tests, torch.rand(5, generator=generator))
+    assert torch.equal(chances.last, torch.rand(1, generator=generator, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("warp", WARPS)
+def test_a_round_of_replays_reads_once(warp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch)
+    level, sampler = over_a_draft("cpu"), Sampler(WARPS[warp], 2, desks=Replays())
+    tokens = torch.tensor([3, 4, 3, 5])
+    for _ in range(3):
+        with Reads() as reads:
+            made = level.step(tokens, sampler, 4)
+        assert reads.count == 1
+        assert made.ids == made.tokens.tolist()
+        tokens = torch.cat([tokens, made.tokens])
+
+
+def over_a_draft(device: str) -> Speculative:
+    drafter: Level = Autoregressive(Blind(1, device), ToyCache())
+    return Speculative("x", Blind(device=device), ToyCache(), drafter, 4, nothing)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("warp", WARPS)
+def test_replays_wait_for_one_message_a_round(warp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    class Read(Message):
+        def read(self) -> list[int]:
+            reads.append(self)
+            return super().read()
+
+    monkeypatch.setattr(sampling_module, "Message", Read)
+    level, sampler = over_a_draft("cuda"), Sampler(WARPS[warp], 2, desks=Replays())
+    tokens = torch.tensor([3, 4, 3, 5], device="cuda")
+    level.step(tokens, sampler, 4)  # captures
+    level.rollback(0)
+    reads.clear()
+    with no_waits():
+        made = level.drafter.propose(tokens, 5, sampler)
+        level.drafter.rollback(0)
+        level.step(tokens, sampler, 4)
+    assert len(made) == 5
+    assert len(reads) == 1
+
+
+class Doubting(Alone):
+    """Rank 0 has found a nucleus cut short where this rank has not."""
+
+    size = 2
+    words = 0
+
+    def verdict(self, own: Tensor) -> Tensor:
+        told = own.clone()
+        told[-1] = self.words
+        self.words += 1
+        return told
+
+
+def test_rank_0_says_whether_a_nucleus_was_whole() -> None:
+    accord = Doubting()
+    level: Any = Speculative("x", Blind(), ToyCache(), Silent(Blind()), 1, nothing, accord)
+    sampler = Sampler(replace(WARPS["top-p"], top_p=0.5))
+    width = sampler.nucleus.width
+    assert len(level.step(torch.tensor([3, 4]), sampler, 1)) == 1
+    assert accord.words == 2
+    assert sampler.nucleus.width == width * sampling_module.WIDER
