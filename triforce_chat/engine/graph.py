@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -32,12 +33,21 @@ class Graph(Generic[Made]):
         return made
 
     def _capture(self, work: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
-        aside = torch.cuda.Stream(self.device)
+        graph, aside = torch.cuda.CUDAGraph(), stream_of(self.device)
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # kernels are compiled, libraries allocate: nothing of a graph
-            work()
+        with torch.cuda.stream(aside):
+            work()  # kernels are compiled, libraries allocate: nothing of a graph
+            # torch.cuda.graph would give all unused memory back first, which takes a while in midst of an answer.
+            graph.capture_begin(self.pool(), capture_error_mode="thread_local")
+            try:
+                made = work()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool(), capture_error_mode="thread_local"):
-            made = work()
         return graph, made
+
+
+@cache
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Where graphs are captured: one for all, as memory that a stream has used is kept for that stream."""
+    return torch.cuda.Stream(device)
