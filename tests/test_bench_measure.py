@@ -182,7 +182,7 @@ def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
     assert fast.acceptance == {"target": 0.75}
     assert fast.prefill_tokens_per_s == 301.5
     assert fast.tokens == 20
-    assert (plain.ties, plain.mismatches, fast.ties, fast.mismatches) == (None, None, 3, 0)
+    assert (plain.ties, plain.mismatches, fast.ties, fast.mismatches) == (3, 0, 3, 0)
     assert (plain.predicted_ms_per_token, fast.predicted_ms_per_token) == (None, 11.125)
     assert not any(bench.script.values())
     assert bench.warmed == [(n, stack) for n in (1, 2) for stack in ("autoregressive", "lookup")]
@@ -318,7 +318,7 @@ def test_every_greedy_token_is_held_against_plain_scores(lab: Lab) -> None:
     assert rows == {
         ("triforce", 0.0): (0, 0),
         ("triforce", 0.7): nothing,
-        ("autoregressive", 0.0): nothing,
+        ("autoregressive", 0.0): (0, 0),
         ("autoregressive", 0.7): nothing,
     }
     right = tokens_of(bench.engine, Request(ids, 30, past_end=True))
@@ -383,12 +383,14 @@ def test_on_a_real_engine(lab: Lab) -> None:
 
 def test_the_planner_says_what_it_expects(lab: Lab) -> None:
     engine = lab.engine("auto")
-    assert engine.predicted_ms is None
+    before = engine.expected
+    assert before.since(before) is None
     seen = []
     for event in engine.answer(Request(lab.text(90), 60)):
-        seen += [engine.predicted_ms] if isinstance(event, Verified) and engine.predicted_ms else []
-    assert len(seen) > 5
-    assert lab.engine("triforce").predicted_ms is None
+        seen += [engine.expected.since(before)] if isinstance(event, Verified) else []
+    assert sum(ms is not None for ms in seen) > 5
+    other = lab.engine("triforce")
+    assert not any(other.expected.tokens for _ in other.answer(Request(lab.text(90), 9)))
 
 
 def test_the_command(tmp_path: Path, loaded: LoadedModel) -> None:

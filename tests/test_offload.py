@@ -86,15 +86,15 @@ def test_a_restacked_engine_drafts_as_long_as_streaming_asks_for(
 
 
 def test_the_cap_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    fractions: list[float] = []
+    fractions: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 10**9)
     )
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, _device: fractions.append(share)
-    )
-    wiring.cap(torch.device("cuda"), 24 * 10**9)
-    assert fractions == [pytest.approx(0.3)]
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: fractions.append(given))
+    for name, number in (("cuda", 1), ("cuda:0", 0)):  # torch takes no device without a number
+        wiring.cap(torch.device(name), 24 * 10**9)
+        assert fractions.pop() == (pytest.approx(0.3), number)
     with pytest.raises(UsageError, match=r"--device-memory 90.0 GB, but the GPU has 80.0 GB"):
         wiring.cap(torch.device("cuda"), 90 * 10**9)
 

@@ -232,7 +232,8 @@ def cap(device: torch.device, size: int) -> None:
     whole: int = torch.cuda.get_device_properties(device).total_memory
     if size > whole:
         raise UsageError(f"--device-memory {readable(size)}, but the GPU has {readable(whole)}")
-    torch.cuda.set_per_process_memory_fraction(size / whole, device)
+    number = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(size / whole, number)
 
 
 def offload_of(settings: Settings) -> Offload:

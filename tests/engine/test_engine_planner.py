@@ -19,7 +19,7 @@ from toys import ToyCache
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Autoregressive, Level, Speculative
 from triforce_chat.engine.lookup import Forecast, NgramLookup, NoLookup
-from triforce_chat.engine.planner import GAIN, TRIALS, TRY_AFTER, Arm, Planner, sizes
+from triforce_chat.engine.planner import GAIN, TRIALS, TRY_AFTER, Arm, Expected, Planner, sizes
 from triforce_chat.engine.sampling import Sampler, Sampling
 from triforce_chat.engine.survival import Survival
 from triforce_chat.engine.timing import Average, HostClock, StepTimes
@@ -179,7 +179,7 @@ def test_what_is_expected_is_what_comes(right: float, cost: float, row: float, g
         here = world(right, cost, row, gap)
         here.sampler = Sampler(Sampling(temperature=1.0, seed=seed))
         took += 1000 * here.run(256)
-        expected += here.planner.predicted_ms or 0.0
+        expected += here.planner.expected.since(Expected(0.0, 0.0)) or 0.0
     assert expected == pytest.approx(took, rel=0.1)
 
 
@@ -499,6 +499,9 @@ def test_an_arm_learns_what_a_token_costs_and_how_many_come() -> None:
 def test_what_is_expected_of_a_round() -> None:
     planner = planner_of(known(0.002, 0.5), times=steady(0.020, 0.0))
     planner.choice = planner._choose(told(), 100, 1)
+    before = planner.expected
+    assert before.since(before) is None
     for accepted in (0, 1):  # whatever comes of it
         planner._expect(1, accepted, 9.0, 9.0)
-        assert planner.predicted_ms == pytest.approx(22 / 1.5, rel=0.02)
+        assert planner.expected.since(before) == pytest.approx(22 / 1.5, rel=0.02)
+        before = planner.expected

@@ -116,14 +116,14 @@ class Bench:
     def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
         """Decode as one does behind a prefill: the last tokens are read again, whose queries choose chunks."""
         self.engine.settle(ids[: max(1, len(ids) - QUERY_WINDOW)])
-        tally, started = Tally(), time.perf_counter()
+        tally, started, before = Tally(), time.perf_counter(), self.engine.expected
         for event in self.engine.answer(self.request(ids, settings, tokens)):
             tally.add(event)
             if isinstance(event, Prefilled):  # the device has yet to do what it was told
                 finish(self.engine.target.device)
                 started = time.perf_counter()
         finish(self.engine.target.device)
-        return Run(tally, time.perf_counter() - started, self.engine.predicted_ms)
+        return Run(tally, time.perf_counter() - started, self.engine.expected.since(before))
 
     def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> tuple[int, int]:
         """Ties and mismatches of a greedy answer, all of which plain decoding's scores are computed for."""
@@ -160,5 +160,5 @@ class Bench:
             runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
             self.heard(len(ids), n, into.case, runs[-1])
         into.add(runs, peak_bytes())
-        if sampling_of(settings, self.loaded).greedy and not into.case.plain:
+        if sampling_of(settings, self.loaded).greedy:
             into.doubts.append(self.doubts(ids, settings, runs[-1]))

@@ -66,7 +66,7 @@ class Measured:
     runs: list[list[Run]] = field(default_factory=list)
     peak: int = 0
     warmup_s: float = 0.0  # the longest
-    doubts: list[tuple[int, int]] = field(default_factory=list)  # ties and mismatches by prompt; greedy only
+    doubts: list[tuple[int, int]] = field(default_factory=list)  # ties and mismatches by prompt, greedy only
 
     @property
     def every(self) -> list[Run]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.memory import Passage
+from triforce_chat.engine.planner import Expected
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.stacks import StackOptions
 
@@ -24,7 +25,7 @@ class Answering(Protocol):
     @property
     def options(self) -> StackOptions: ...
     @property
-    def predicted_ms(self) -> float | None: ...
+    def expected(self) -> Expected: ...
     @property
     def target(self) -> Runner: ...
     @property

@@ -17,7 +17,7 @@ from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled
 from triforce_chat.engine.level import Top
 from triforce_chat.engine.memory import Chunk, Forgetful, Memory, Passage, chunks
 from triforce_chat.engine.options import Sampling
-from triforce_chat.engine.planner import Planner
+from triforce_chat.engine.planner import Expected, Planner
 from triforce_chat.engine.replays import DIRECT, Desks, Replays
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
@@ -83,10 +83,10 @@ class Engine:
         self.options = options
 
     @property
-    def predicted_ms(self) -> float | None:
+    def expected(self) -> Expected:
         """What the planner expected a token to take with this stack so far; None where none plans."""
         drafter = self.top.drafter
-        return drafter.predicted_ms if isinstance(drafter, Planner) else None
+        return drafter.expected if isinstance(drafter, Planner) else Expected(0.0, 0.0)
 
     def _build(self, options: StackOptions) -> Top:
         return Builder(self.target, self.full, self.draft, options, self.pending.append, self.accord).build()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -78,6 +78,18 @@ class Choice:
     arm: Arm | None = None
 
 
+class Expected(NamedTuple):
+    """What a planner expected of all rounds so far, its trials included."""
+
+    seconds: float
+    tokens: float
+
+    def since(self, before: Expected) -> float | None:
+        """Milliseconds per token of the rounds after those; None where there were none."""
+        tokens = self.tokens - before.tokens
+        return 1000 * (self.seconds - before.seconds) / tokens if tokens > 0 else None
+
+
 class Planner:
     """A drafter that is the best of plain decoding, lookup, and its arms.
 
@@ -103,12 +115,7 @@ class Planner:
         self.ended: float | None = None  # the last round; None: something else came since
         self.gap = Average(FORGET)  # seconds from one round to the next
         self.hoped = self.came = CANDID  # tokens of lookup that should have been accepted, and that were
-        self.expected_s = self.expected_tokens = 0.0
-
-    @property
-    def predicted_ms(self) -> float | None:
-        """What a token was expected to take, over all rounds, trials included."""
-        return 1000 * self.expected_s / self.expected_tokens if self.expected_tokens else None
+        self.expected = Expected(0.0, 0.0)
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         self._begin()
@@ -242,9 +249,10 @@ class Planner:
         known = self.times.known and (arm is None or arm.measured)
         chances = arm.survival.chances(proposed) if arm else self.forecast[:proposed]
         record = 1.0 if arm else self._record
-        self.expected_tokens += 1 + (record * sum(chances) if known else accepted)
+        tokens = 1 + (record * sum(chances) if known else accepted)
         each = arm.cost.mean if arm else 0.0
-        self.expected_s += (each * proposed + self._verified(1 + proposed)) if known else drafting + verifying
+        seconds = (each * proposed + self._verified(1 + proposed)) if known else drafting + verifying
+        self.expected = Expected(self.expected.seconds + seconds, self.expected.tokens + tokens)
 
 
 def sizes(least: int, most: int) -> list[int]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.memory import Passage
+from triforce_chat.engine.planner import Expected
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import RankLost, UsageError
@@ -42,8 +43,8 @@ class Conductor:
         return self.engine.options
 
     @property
-    def predicted_ms(self) -> float | None:
-        return self.engine.predicted_ms
+    def expected(self) -> Expected:
+        return self.engine.expected
 
     @property
     def target(self) -> Runner:
