@@ -16,6 +16,7 @@ from triforce_chat.bench.figures import CONTEXT, DOUBLING, PAPER, Panel, Point, 
 from triforce_chat.errors import TriforceError, UsageError
 
 WIDTH, HEIGHT = 6.4, 4.2  # inches of a panel
+COLUMNS = 3  # panels side by side
 HEADROOM = 1.05
 GREY = "#777777"
 PLAIN = {
@@ -40,10 +41,14 @@ def draw(panels: Sequence[Panel], out: Path, title: str = "") -> None:
     from matplotlib import pyplot
 
     with matplotlib.rc_context(PLAIN):
-        size = (WIDTH * len(panels), HEIGHT)
-        figure, places = pyplot.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
-        for panel, axes in zip(panels, places[0], strict=True):
+        columns = min(len(panels), COLUMNS)
+        rows = -(-len(panels) // columns)
+        size = (WIDTH * columns, HEIGHT * rows)
+        figure, places = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        for panel, axes in zip(panels, places.flat, strict=False):
             _draw(panel, axes)
+        for axes in places.flat[len(panels) :]:
+            axes.set_axis_off()
         if title:
             figure.suptitle(title)
         metadata = {"Date": None} if out.suffix == ".svg" else None
