@@ -71,12 +71,18 @@ def triton() -> Iterator[Finding]:
     """What a GPU decodes with; without it, transformers' own forward serves."""
     import torch
 
+    from triforce_chat.engine.runner import c_compiler
+
     if not torch.cuda.is_available():
         yield ok("triton", "not needed: there is no GPU to use it")
         return
     if find_spec("triton") is None:
         told = "not installed: transformers' own forward serves, several times slower"
         yield warning("triton", told, f"pip install {TRITON}")
+        return
+    if c_compiler() is None:
+        told = "finds no C compiler: transformers' own forward serves, several times slower"
+        yield warning("triton", told, "install gcc, or name a C compiler in the environment variable CC")
         return
     try:
         yield ok("triton", import_module("triton").__version__)

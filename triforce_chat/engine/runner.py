@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from copy import copy
 from functools import cached_property, partial
 from importlib.util import find_spec
+from shutil import which
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -21,9 +23,7 @@ FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families whose blocks are know
 SMALLEST_HEAD = 16  # numbers; a tile of a matrix unit is not narrower
 # Data-centre GPUs by compute capability: the kernels' tiles do not fit on the chips of others.
 ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
-SPARE = (
-    8 << 30
-)  # bytes that 8-bit copies leave free on a GPU, for the activations of a prefill and for graphs
+SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU: for activations of a prefill, and for graphs
 
 
 class Forward(Protocol):
@@ -154,13 +154,23 @@ def fusible(model: Any) -> bool:
     dim = layer.self_attn.head_dim
     return (
         model.device.type == "cuda"
-        and find_spec("triton") is not None
+        and kernels_compile()
         and torch.cuda.get_device_capability(model.device) in ROOMY
         and type(layer).__name__.removesuffix("DecoderLayer") in FUSED
         and model.config.hidden_act == "silu"
         and dim >= SMALLEST_HEAD
         and dim.bit_count() == 1
     )
+
+
+def kernels_compile() -> bool:
+    """Whether Triton is here and what it needs of the system."""
+    return find_spec("triton") is not None and c_compiler() is not None
+
+
+def c_compiler() -> str | None:
+    """With which Triton makes the code that launches a kernel; looked for as it does."""
+    return os.environ.get("CC") or which("gcc") or which("clang")
 
 
 def fitted(logits: Tensor, width: int) -> Tensor:
