@@ -26,7 +26,7 @@ from triforce_chat.documents import Document, Page
 from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished, Tally, Verified
-from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.exactness import Doubts, tokens_of
 from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.load import LoadedModel, load_model
@@ -159,8 +159,8 @@ class Scripted(Bench):
             raise KeyboardInterrupt
         return Run(ended(ms), ms * 10 / 1000, ms + 1 if settings.stack == "lookup" else None)
 
-    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> tuple[int, int]:  # noqa: ARG002
-        return ids[0], 0
+    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> Doubts:  # noqa: ARG002
+        return Doubts(ids[0], 0, ids[0] / 8)
 
 
 def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
@@ -183,6 +183,8 @@ def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
     assert fast.prefill_tokens_per_s == 301.5
     assert fast.tokens == 20
     assert (plain.ties, plain.mismatches, fast.ties, fast.mismatches) == (3, 0, 3, 0)
+    assert fast.widest_tie == 2 / 8
+    assert fast.speedup_together == pytest.approx(2 / (1 / 2 + 1 / 4))
     assert (plain.predicted_ms_per_token, fast.predicted_ms_per_token) == (None, 11.125)
     assert not any(bench.script.values())
     assert bench.warmed == [(n, stack) for n in (1, 2) for stack in ("autoregressive", "lookup")]
@@ -323,8 +325,8 @@ def test_every_greedy_token_is_held_against_plain_scores(lab: Lab) -> None:
     }
     right = tokens_of(bench.engine, Request(ids, 30, past_end=True))
     wrong = [*right[:20], right[20] + 1, *right[21:]]
-    assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=right), 1.0)) == (0, 0)
-    assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=wrong), 1.0))[1] > 0
+    assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=right), 1.0)) == (0, 0, 0.0)
+    assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=wrong), 1.0)).mismatches > 0
 
 
 def test_what_repeats_itself_is_not_fresh() -> None:

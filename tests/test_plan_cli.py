@@ -63,7 +63,7 @@ def test_any_preset_that_is_not_here(preset: Any) -> None:
 
 
 def test_a_table_that_says_what_to_do() -> None:
-    code, out, err = run("--model", "mistral-7b", "--device-memory", "16GB", "--host-memory", "3GB")
+    code, out, err = run("--model", "mistral-7b", "--device-memory", "17GB", "--host-memory", "3GB")
     lines = [line.split() for line in out.splitlines()]
     assert (code, err) == (6, "")
     assert out.startswith("mistral-7b in bfloat16 with a context of 32,768 tokens\n")
@@ -242,3 +242,12 @@ def test_where_keys_and_values_stream_the_retrieval_cache_takes_what_room_there_
     assert small < 0.6 * larger < 0.36 * largest
     assert room("100GB") == small  # everything on the device, and the paper's budget
     assert room("40GB", "--offload", "--budget", "4096") == small
+    assert room("40GB", "--offload", "--stack", "triforce", "--seed", "0") == small  # what a seed gives knows nothing of memory
+
+
+@pytest.mark.parametrize("size", ["24GB", "32GB", "48GB", "80GB"])
+def test_no_layer_leaves_the_device_for_a_larger_retrieval_cache(size: str) -> None:
+    model = ("--model", "yarn-llama-2-7b-128k", *CARD[:1], size, *CARD[2:])
+    plan, usual = told(*model), told(*model, "--budget", "4096")
+    assert plan["resident_layers"] == usual["resident_layers"]
+    assert plan["bytes"]["retrieval"] >= usual["bytes"]["retrieval"]

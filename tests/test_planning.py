@@ -389,7 +389,7 @@ def test_what_fits_needs_no_remedy() -> None:
 def test_the_plan_in_a_line() -> None:
     plan = planned(work(published.MISTRAL_7B, 32_768, stack="lookup"), Memory(16 * GB, None), "never")
     assert plan_line(plan) == (
-        "32,768 tokens take 20.0 GB: weights 14.5 GB, KV 4.3 GB, activations 1.2 GB; 16.0 GB free"
+        "32,768 tokens take 20.1 GB: weights 14.5 GB, KV 4.3 GB, activations 1.3 GB; 16.0 GB free"
     )
 
 

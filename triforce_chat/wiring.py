@@ -38,9 +38,9 @@ from triforce_chat.planning.words import moved_line, plan_line, shortage
 from triforce_chat.units import readable
 
 SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted where nothing may depend on the clock
-SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens
+SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens; the latter is the paper's optimum
 # The same where keys and values stream: a verification is so dear that a middle level which is right more often
-# may take longer. The first for which there is room.
+# may take longer. The first that drives no layer from the device.
 STREAMED_BUDGETS = (16_384, 8192)
 
 
@@ -101,7 +101,8 @@ def load_engine(
         target = in_parts(inflated(target, shape), accord.size)
         note(f"{target.name}: as slow as that, and no better than before")
     memory = remember(target)  # before the runner packs the weights
-    target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=plan.work.stack.budget)
+    largest = LARGEST_BUDGET if settings.budget else accord.least(plan.work.stack.budget)
+    target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest)
     try:
         runner = Runner(target.model)
         drafter = Runner(draft.model, target.vocab_size) if draft else None
@@ -217,8 +218,9 @@ def plan_of(
         return planned(work, memory, offload_of(settings))
 
     usual = with_budget(LARGEST_BUDGET)
-    richer = map(with_budget, STREAMED_BUDGETS if usual.offloaded else ())
-    return next((plan for plan in richer if plan.fits), usual)
+    # What a seed gives must not depend on what memory happens to be free.
+    richer = map(with_budget, STREAMED_BUDGETS if usual.offloaded and settings.seed is None else ())
+    return next((plan for plan in richer if plan.fits and plan.resident == usual.resident), usual)
 
 
 def require_gpu(settings: Settings) -> None:
@@ -279,7 +281,7 @@ def no_memory(context: int, advice: str = "choose a smaller --context") -> OutOf
 
 
 def stack_of(settings: Settings, positions: int, largest: int = LARGEST_BUDGET) -> StackOptions:
-    """Settings as the engine's options; the budget grows with the context up to ``largest``, the paper's optimum.
+    """Settings as the engine's options; the budget grows with the context up to ``largest``.
 
     ``positions`` is what the model was made for, which counts unless a context was asked for.
     """

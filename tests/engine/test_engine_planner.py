@@ -460,6 +460,21 @@ def test_an_arm_that_has_to_be_built_first_loses_no_trial() -> None:
     assert arm.trials == len(TRIALS)
 
 
+def test_an_arm_whose_trials_brought_nothing_gets_others() -> None:
+    arm = Arm(Counting())
+    planner = planner_of(arm)
+    planner.rounds = TRY_AFTER
+    tokens, sampler = torch.arange(9), Sampler(Sampling())
+    for _ in range(200):
+        planner.propose(tokens, 8, sampler)
+        planner.judged(0, 0)
+    # The first is forgiven, two are used up, and then it is asked after 16, 32, 64 ... rounds.
+    assert len(arm.level.asked) > 1 + len(TRIALS)  # type: ignore[attr-defined]
+    while not arm.measured:
+        planner.judged(len(planner.propose(tokens, 8, sampler)), 0)
+    assert planner.rounds < 1000
+
+
 def test_the_planner_waits_for_its_first_measurement() -> None:
     planner = planner_of(times=StepTimes())
     assert planner._choose(told(0.9, 0.9), 100, 8).n == 0

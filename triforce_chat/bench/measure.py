@@ -17,7 +17,7 @@ from triforce_chat.engine.answering import Answering
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.engine import PLAIN, Request
 from triforce_chat.engine.events import Prefilled, Tally
-from triforce_chat.engine.exactness import doubts
+from triforce_chat.engine.exactness import Doubts, doubts
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.wiring import sampling_of, stack_of
 
@@ -35,8 +35,8 @@ def unheard(_context: int, _prompt: int, _case: Case, _run: Run) -> None:
 class Bench:
     """Runs cases on one engine; a prefill that takes more than ``PATIENCE`` is measured once.
 
-    ``warmup`` tokens are decoded before the first run of every case on every prompt: graphs are captured and
-    kernels compiled meanwhile. ``past_end`` makes every answer as long as was asked for. Where an interrupt
+    ``warmup`` tokens are decoded before the first run of every case on every prompt: kernels are compiled
+    and most graphs captured meanwhile. ``past_end`` makes every answer as long as was asked for. Where an interrupt
     comes, what has been measured stands, and ``interrupted`` says so. Plain decoding stops behind
     ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
     """
@@ -125,8 +125,8 @@ class Bench:
         finish(self.engine.target.device)
         return Run(tally, time.perf_counter() - started, self.engine.expected.since(before))
 
-    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> tuple[int, int]:
-        """Ties and mismatches of a greedy answer, all of which plain decoding's scores are computed for."""
+    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> Doubts:
+        """What plain decoding's scores say against a greedy answer."""
         return doubts(self.engine, self.request(ids, settings, settings.max_tokens), run.tally.token_ids)
 
     def request(self, ids: Sequence[int], settings: Settings, tokens: int) -> Request:
@@ -159,6 +159,5 @@ class Bench:
         for _ in range(self.repeats):
             runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
             self.heard(len(ids), n, into.case, runs[-1])
-        into.add(runs, peak_bytes())
-        if sampling_of(settings, self.loaded).greedy:
-            into.doubts.append(self.doubts(ids, settings, runs[-1]))
+        peak, greedy = peak_bytes(), sampling_of(settings, self.loaded).greedy
+        into.add(runs, peak, self.doubts(ids, settings, runs[-1]) if greedy else None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from triforce_chat.bench.cases import Case
 from triforce_chat.bench.confidence import interval
 from triforce_chat.engine.events import LevelTally, Tally
+from triforce_chat.engine.exactness import Doubts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Row:
     predicted_ms_per_token: float | None = None  # by the planner; what it tries out is not foretold
     plain_ms_per_token: float | None = None  # our own plain decoding at this temperature and length
     speedup: float | None = None  # over that, on the same prompts; a mean over them
+    speedup_together: float | None = None  # all the prompts' time, plainly, over all of it so
     speedup_error: float | None = None  # of that mean, from how the prompts differ
     speedup_interval: tuple[float, float] | None = None  # with 95 %
     speedups: list[float] = field(default_factory=list)  # prompt by prompt
@@ -42,6 +44,7 @@ class Row:
     # Of greedy tokens those that plain decoding behind the same ones would not have chosen, by scoring all anew:
     ties: int | None = None  # within rounding of the best
     mismatches: int | None = None  # and below it
+    widest_tie: float | None = None  # how far the worst of all lies below the best, in logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +69,16 @@ class Measured:
     runs: list[list[Run]] = field(default_factory=list)
     peak: int = 0
     warmup_s: float = 0.0  # the longest
-    doubts: list[tuple[int, int]] = field(default_factory=list)  # ties and mismatches by prompt, greedy only
+    doubts: list[Doubts] = field(default_factory=list)  # by prompt, greedy only
 
     @property
     def every(self) -> list[Run]:
         return [run for same_prompt in self.runs for run in same_prompt]
 
-    def add(self, runs: list[Run], peak: int) -> None:
+    def add(self, runs: list[Run], peak: int, doubts: Doubts | None = None) -> None:
         self.runs.append(runs)
         self.peak = max(self.peak, peak)
+        self.doubts += [] if doubts is None else [doubts]
 
 
 @dataclass(slots=True)
@@ -109,8 +113,9 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int) -> R
         warmup=warmup,
         warmup_s=measured.warmup_s,
         predicted_ms_per_token=statistics.median(told) if told else None,
-        ties=sum(ties for ties, _ in measured.doubts) if measured.doubts else None,
-        mismatches=sum(wrong for _, wrong in measured.doubts) if measured.doubts else None,
+        ties=sum(each.ties for each in measured.doubts) if measured.doubts else None,
+        mismatches=sum(each.mismatches for each in measured.doubts) if measured.doubts else None,
+        widest_tie=max(each.widest for each in measured.doubts) if measured.doubts else None,
     )
 
 
@@ -145,6 +150,7 @@ def against(row: Row, own: Measured, plain: Measured, plain_tokens: int | None =
         row,
         plain_ms_per_token=statistics.median(run.ms_per_token for run in plain.every),
         speedup=found,
+        speedup_together=len(ratios) / sum(1 / ratio for ratio in ratios) if ratios else None,
         speedup_error=error,
         speedup_interval=likely,
         speedups=ratios,

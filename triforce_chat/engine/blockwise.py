@@ -1,6 +1,6 @@
 """Attention of a whole chunk of a prefill, block of keys by block of keys.
 
-On Hopper cuDNN's attention does half as much again in a second as flash-attention, but it plans every new shape
+On Hopper cuDNN's attention does twice as much in a second as torch's flash-attention, but it plans every new shape
 anew and aligns its causal mask with the first key. So whatever lies far enough before the chunk is read without a
 mask, in blocks of few sizes, and the rest by flash-attention with one. Log-sum-exps put the parts together, as
 flash-attention does with its own tiles (arXiv 2205.14135, section 3.1).
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CHUNK = 8192  # tokens; smaller chunks of a prefill are rare, and every shape costs a plan
+CHUNK = 8192  # tokens of a whole chunk; smaller ones are rare, and every shape costs a plan
 BLOCKS = (65536, 32768, 16384, 8192)  # keys of one block
 HOPPER = (9, 0)  # compute capability
 HEADS = (64, 128)  # numbers of a head for which the kernel is good

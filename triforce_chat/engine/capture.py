@@ -19,9 +19,7 @@ from triforce_chat.engine.graph import Graph
 # while a forward takes as long as reading its bytes.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 
-USUAL = (
-    24  # tokens of the largest forward that is captured at once: what planners ask for, and a round beyond it
-)
+USUAL = 24  # tokens of the largest forward that is captured at once: what planners ask for, and some beyond
 
 
 class Captured:

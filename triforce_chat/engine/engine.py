@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from triforce_chat.engine import blockwise
 from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.slab import Shape, Slab, Store
@@ -26,7 +27,7 @@ from triforce_chat.engine.text import Speech
 from triforce_chat.engine.witness import attended
 
 PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
-GPU_PREFILL_CHUNK = 8192  # tokens; every forward costs a GPU the launch of some thousand kernels
+GPU_PREFILL_CHUNK = blockwise.CHUNK  # tokens; every forward costs a GPU the launch of some thousand kernels
 PLAIN = StackOptions(name="autoregressive")
 SLACK = 64  # slots behind the context for proposals that are not committed yet
 
@@ -73,18 +74,20 @@ class Engine:
         self.passages: Sequence[Passage] = ()  # of the prompt that was read last
         self.memory = memory or Forgetful()
         self.accord = accord
-        self.desks: Desks = Replays() if target.device.type == "cuda" else DIRECT
         self.pending: deque[Event] = deque()
         self.restack(options or StackOptions())
 
     def restack(self, options: StackOptions) -> None:
         """Put another stack on the same cache."""
+        self.desks: Desks = (
+            Replays() if self.target.device.type == "cuda" else DIRECT
+        )  # with its graphs, if any
         self.top = self._build(options)
         self.options = options
 
     @property
     def expected(self) -> Expected:
-        """What the planner expected a token to take with this stack so far; None where none plans."""
+        """What the top level's planner expected of this stack's rounds so far; nothing where none plans."""
         drafter = self.top.drafter
         return drafter.expected if isinstance(drafter, Planner) else Expected(0.0, 0.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,15 +37,23 @@ def judge(engine: Answering, request: Request, fast: Sequence[int], plain: Seque
     if identical:
         return Judgement(len(fast), True, 0, 0)
     missing = len(plain) - len(fast) if list(fast) == list(plain[: len(fast)]) else 0
-    ties, mismatches = doubts(engine, request, fast)
-    return Judgement(len(fast), False, ties, mismatches + missing)
+    found = doubts(engine, request, fast)
+    return Judgement(len(fast), False, found.ties, found.mismatches + missing)
 
 
-def doubts(engine: Answering, request: Request, made: Sequence[int]) -> tuple[int, int]:
-    """Of greedy tokens those that plain decoding behind the same ones would not have chosen: ties, and others."""
+class Doubts(NamedTuple):
+    """Of greedy tokens those that plain decoding behind the same ones would not have chosen."""
+
+    ties: int  # within rounding of the best
+    mismatches: int  # and below it
+    widest: float  # how far the worst of all lies below the best, in logits
+
+
+def doubts(engine: Answering, request: Request, made: Sequence[int]) -> Doubts:
+    """Score an answer anew, over the full cache alone."""
     doubtful = [(gap, tolerance) for gap, tolerance, chosen in gaps(engine, request, made) if not chosen]
     ties = sum(gap <= tolerance for gap, tolerance in doubtful)
-    return ties, len(doubtful) - ties
+    return Doubts(ties, len(doubtful) - ties, max((gap for gap, _ in doubtful), default=0.0))
 
 
 def gaps(engine: Answering, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float, bool]]:
@@ -54,7 +63,7 @@ def gaps(engine: Answering, request: Request, made: Sequence[int]) -> Iterator[t
     for scores, tokens in engine.rescore(request, made):
         best = scores.max(-1).values
         below = best - scores.gather(-1, tokens[:, None])[:, 0]
-        scale = scores.masked_fill(scores.isinf(), 0).abs().amax(-1).clamp_min(1)
+        scale = best.abs().clamp_min(1)
         chosen = scores.argmax(-1) == tokens
         yield from zip(below.tolist(), (relative * scale).tolist(), chosen.tolist(), strict=True)
 

@@ -22,28 +22,37 @@ class Graph(Generic[Made]):
         self.captured: tuple[torch.cuda.CUDAGraph, Made] | None = None
 
     def __call__(self, work: Callable[[], Made]) -> Made:
-        """What ``work`` returns, which is the same at every call; the next call overwrites it."""
+        """What ``work`` returns, which is the same at every call; the next one out of its pool overwrites it."""
         if self.device.type != "cuda":
             return work()
         if self.captured is None:
             with torch.cuda.device(self.device):  # other threads have another one
-                self.captured = self._capture(work)
+                self.captured = self._at_last(work)
         graph, made = self.captured
         graph.replay()
         return made
 
+    def _at_last(self, work: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
+        try:
+            return self._capture(work)
+        except torch.OutOfMemoryError:  # unused memory is not given back during a capture
+            torch.cuda.empty_cache()
+            return self._capture(work)
+
     def _capture(self, work: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
         graph, aside = torch.cuda.CUDAGraph(), stream_of(self.device)
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            work()  # kernels are compiled, libraries allocate: nothing of a graph
-            # torch.cuda.graph would give all unused memory back first, which takes a while in midst of an answer.
-            graph.capture_begin(self.pool(), capture_error_mode="thread_local")
-            try:
-                made = work()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(aside)
+        try:
+            with torch.cuda.stream(aside):
+                work()  # kernels are compiled, libraries allocate: nothing of a graph
+                try:
+                    # Not by torch.cuda.graph, which gives unused memory back first: a while in midst of an answer.
+                    graph.capture_begin(self.pool(), capture_error_mode="thread_local")
+                    made = work()
+                finally:
+                    graph.capture_end()
+        finally:  # an interrupt may have come: what runs there still must not meet what comes next here
+            torch.cuda.current_stream().wait_stream(aside)
         return graph, made
 
 

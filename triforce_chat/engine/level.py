@@ -86,7 +86,8 @@ class Autoregressive:
         for i, end in enumerate(range(len(tokens), len(history))):
             known = history[:end]
             drawn = sampler.next(self.model(self.cache.pending(known), self.cache, 1), known)
-            rows = rows if i else drawn.probs.new_empty(n, self.model.vocabulary)
+            if i == 0:  # now their dtype is known
+                rows = drawn.probs.new_empty(n, self.model.vocabulary)
             rows[i] = drawn.probs[0]
             history[end : end + 1] = drawn.word[:1]
         return Draft(self.accord.tokens(history[len(tokens) :]), rows)

@@ -165,8 +165,8 @@ class Planner:
                 arm.trials += 1
                 return Choice(0.0, min(TRIALS[arm.trials - 1], most), arm)
             waited = self.rounds - arm.measured_at
-            if arm.measured and waited > arm.patience:
-                again = self._drafted(arm, most)
+            if waited > arm.patience:
+                again = self._drafted(arm, most) if arm.measured else Choice(best, min(TRIALS[0], most), arm)
                 if again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience:
                     arm.patience *= 2
                     return Choice(0.0, again.n, arm)
@@ -223,9 +223,8 @@ class Planner:
             return
         if proposed:
             arm.learn_cost(drafting, self.choice.n, proposed, self.rounds)
-        elif (
-            self.choice.n and not arm.asked
-        ):  # what it drafts out of had to be built first: that was no trial
+        elif self.choice.n and not arm.asked:
+            # What it drafts out of had to be built first: that was no trial.
             arm.trials = max(0, arm.trials - 1)
         arm.asked = arm.asked or self.choice.n > 0
         arm.survival.learn(proposed, accepted)

@@ -57,7 +57,7 @@ class Given:
 
 
 class Drawn(NamedTuple):
-    """What was made of it: overwritten by the next of its kind."""
+    """What was made of it: overwritten by the next, as graphs share their memory."""
 
     probs: Tensor  # [n+1, V]
     word: Tensor  # [.], whole numbers for the host, of which the last says whether all nuclei were whole
@@ -119,15 +119,14 @@ class Replay:
                 Chances.blank(len(draft), device),
             )
         self.graph: Graph[Drawn] = Graph(device, pool)
-        made = self.given.logits.numel() * torch.float32.itemsize
-        self.bytes = self.given.logits.nbytes + self.given.draft.probs.nbytes + made
+        self.bytes = size_of(logits, draft)
 
     def fill(self, logits: Tensor, draft: Draft, said: Tensor | None) -> None:
         self.given.logits.copy_(logits)
         if len(draft):
             self.given.draft.tokens.copy_(draft.tokens)
             self.given.draft.probs.copy_(draft.probs)
-        if self.given.said and said is not None:
+        if self.given.said is not None and said is not None:
             self.given.said.tokens[: len(said)] = said
             self.given.said.length.fill_(len(said))
 
@@ -151,15 +150,20 @@ class Replays:
         return desk
 
     def _new(self, logits: Tensor, draft: Draft, room: int) -> Replay:
-        desk = Replay(logits, draft, room, self.pool)
-        while self.made and desk.bytes + sum(each.bytes for each in self.made.values()) > self.most:
+        more = size_of(logits, draft)
+        while self.made and more + sum(each.bytes for each in self.made.values()) > self.most:
             del self.made[next(iter(self.made))]
-        return desk
+        return Replay(logits, draft, room, self.pool)
 
     def pool(self) -> Any:
         """The memory that the graphs share; None before there is one."""
         captured = (each.graph.captured for each in self.made.values())
         return next((each[0].pool() for each in captured if each), None)
+
+
+def size_of(logits: Tensor, draft: Draft) -> int:
+    """Bytes of what is laid there, and of the distributions that are made of it."""
+    return logits.nbytes + draft.probs.nbytes + logits.numel() * torch.float32.itemsize
 
 
 def rounded_up(tokens: int) -> int:

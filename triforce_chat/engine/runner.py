@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -56,7 +57,7 @@ class Runner:
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # Triton launches on the current one
+            torch.cuda.set_device(self.device)  # for what is done outside of forwards, by this thread
         ranks: int = model.tp_size or 1
         self.shape = Shape.of(model.config, model.dtype, model.device, ranks)
         self.decoder: Decoder | None = None
@@ -104,12 +105,16 @@ class Runner:
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
+        with self._at_device():
+            return self._fed(ids, cache, rows)
+
+    def _fed(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
         n = len(ids)
         ids = self._embedded(ids)
         place = cache.place() if self.decoder else None
         size = self.captures.size(n, place) if place else None
-        # Also ahead of a forward that is too long for it, and overwrites what this touched.
-        touched = self.captures.prepare(ids, place, cache.position) if place else 0
+        # Also ahead of a draft's first forward, which is too long for it and overwrites what this touched.
+        touched = self.captures.prepare(ids, place, cache.position) if place and (size or rows == 1) else 0
         if place and size:
             logits = self.captures(ids, place, cache.position, size)[n - rows :]
             cache.placed(n, max(size, touched))
@@ -121,8 +126,13 @@ class Runner:
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: KVCache) -> None:
         """Feed ids [n] for their keys and values only."""
-        self._hidden(self._embedded(ids), cache)
+        with self._at_device():
+            self._hidden(self._embedded(ids), cache)
         cache.advance(len(ids))
+
+    def _at_device(self) -> AbstractContextManager[Any]:
+        """Triton launches on the current GPU, and every thread has one of its own."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """Ids that have an embedding: padding that a target drew has no text, so any token will do for it."""

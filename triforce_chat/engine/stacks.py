@@ -146,7 +146,8 @@ class Builder:
     @property
     def budget(self) -> Budget:
         own = self.options.budget
-        return replace(own, stride=min(own.stride, STREAMED_STRIDE)) if self.streamed else own
+        planned = self.options.gamma is None  # else nothing may depend on where memory happens to be free
+        return replace(own, stride=min(own.stride, STREAMED_STRIDE)) if self.streamed and planned else own
 
     def lookup(self) -> NgramLookup:
         return NgramLookup(self.target.vocabulary)

@@ -10,7 +10,7 @@ from triforce_chat.engine.cache.host import BUFFERS
 from triforce_chat.engine.cache.slab import GRAIN
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
 from triforce_chat.engine.engine import GPU_PREFILL_CHUNK, PREFILL_CHUNK, SLACK
-from triforce_chat.engine.stacks import StackOptions
+from triforce_chat.engine.stacks import MOST_DRAFT_GAMMA, MOST_GAMMA, StackOptions
 from triforce_chat.errors import ModelError, UsageError
 from triforce_chat.models.describe import Description, describe
 from triforce_chat.models.memory import free_bytes
@@ -20,6 +20,7 @@ from triforce_chat.planning.work import Layout, Stack, Work
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 Machine = tuple[torch.device, torch.dtype, Memory]  # the numbers are in that dtype
+LONGEST = MOST_GAMMA + MOST_DRAFT_GAMMA  # tokens of a draft, made by whole rounds of a middle level
 SCORES = 2  # tensors of scores that oneDNN's attention writes: as they are, and after softmax
 # Caches of a stack, beside the full one: retrieval caches, streaming caches of the draft.
 CACHES = {
@@ -74,6 +75,9 @@ def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype, gpus
         buffers=BUFFERS,
         prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
+        kept_rows=0
+        if on_cpu
+        else sum(range(LONGEST + 2)),  # as many for each length of a draft, and one more
         # torch's kernel does where the processor multiplies 16-bit tiles.
         copied_kv=on_cpu and dtype.itemsize == 2 and torch.cpu._is_amx_tile_supported(),
         packed=packed and gpus == 1,  # as the runner does

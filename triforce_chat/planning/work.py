@@ -22,6 +22,7 @@ class Layout:
     prefill: int  # of one chunk of the prefill
     buffers: int  # layers of KV on the device while KV lies in host memory
     score_rows: int  # as long as the context that attention writes out at a time; 0 with a flash kernel
+    kept_rows: int  # of logits and distributions that graphs keep
     copied_kv: bool  # attention copies a layer's keys and values into another layout first
     packed: bool  # linear layers are copied into another layout, the output matrix too where it is tied
 
@@ -102,7 +103,8 @@ class Work:
         A chunk of n tokens keeps its residual stream, and what goes into and comes out of a block. On top come,
         one after the other and never together: the copies in fp32 that a norm computes with; the queries, keys
         and values while RoPE turns them; the attention's own; the gate, the branch beside it and their product
-        in the MLP. Logits stay for few tokens, with two fp32 tensors of probabilities and an index for each.
+        in the MLP. Logits stay for few tokens, with two fp32 tensors of probabilities and an index for each. What a
+        GPU's graphs draw tokens from and judge drafts by stays, too.
         """
         d, n, size = self.target, self.prefill, self.itemsize
         queries, keys, mlp = (part // self.gpus for part in (d.queries, d.keys, d.mlp))
@@ -111,7 +113,8 @@ class Work:
         attention = size * (3 * queries + 2 * keys)
         layer = max(n * norm, n * rotary, n * attention + self._attending, n * 3 * mlp * size)
         chunk = STREAMS * n * d.hidden * size + layer + self._mask
-        return max(chunk, LOGIT_ROWS * d.vocabulary * (size + 2 * FP32 + INT64))
+        kept = self.layout.kept_rows * d.vocabulary * (size + 2 * FP32)
+        return max(chunk, LOGIT_ROWS * d.vocabulary * (size + 2 * FP32 + INT64)) + kept
 
     @property
     def _attending(self) -> int:
