@@ -51,6 +51,7 @@ class Captures:
         self.decoder, self.device = decoder, device
         self.made: WeakKeyDictionary[Slab, dict[int, Captured]] = WeakKeyDictionary()
         self.handle: Any = None  # of the memory that the graphs share
+        decoder.accord.recorded(self)
 
     def size(self, n: int, place: Place) -> int | None:
         """Tokens of the captured forward that takes n tokens; None where there is no such thing."""
@@ -82,6 +83,10 @@ class Captures:
             self.handle = torch.cuda.graph_pool_handle()
         return self.handle
 
+    def forget(self) -> None:
+        """Give all graphs up; what is asked for next is captured anew."""
+        self.made.clear()
+
     def _forward(self, place: Place) -> Callable[[Captured], Tensor]:
         # Not the slab itself: it must be free to go.
         ring, keys, values = place.queries, place.slab.keys, place.slab.values
@@ -97,6 +102,6 @@ class Captures:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
                 return kernels.decode_attention(q, keys[layer], values[layer], given.slot, scale, most)
 
-            return self.decoder.head(self.decoder(given.ids, positions, attend))
+            return self.decoder.logits(self.decoder(given.ids, positions, attend))
 
         return forward

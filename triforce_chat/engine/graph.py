@@ -36,7 +36,8 @@ class Graph(Generic[Made]):
         graph, aside = torch.cuda.CUDAGraph(), stream_of(self.device)
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            work()  # kernels are compiled, libraries allocate: nothing of a graph
+            # Kernels are compiled, libraries allocate, ranks connect for sums of this size: nothing of a graph.
+            work()
             # torch.cuda.graph would give all unused memory back first, which takes a while in midst of an answer.
             graph.capture_begin(self.pool(), capture_error_mode="thread_local")
             try:
