@@ -63,13 +63,17 @@ def fuse() -> None:
 
 
 def logits(engine: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
-    """What the model says of ``ids``, and what its 8-bit copies do: few at a time, and many."""
+    """What the model says of ``ids``, few at a time and many; what its 8-bit copies and transformers' blocks do."""
+    from copy import copy
+
     import torch
 
     from triforce_chat.engine.cache.full import FullCache
 
     target, given, found = engine.target, torch.tensor(ids, device=engine.target.device), {}
-    for name, model in (("dense", target), ("narrow", target.narrow)):
+    stock = copy(target)
+    stock.decoder = None
+    for name, model in (("dense", target), ("narrow", target.narrow), ("stock", stock)):
         cache = FullCache(target.shape, len(ids) + 64)
         model.prefill(given[:30], cache)
         parts = (given[30:33], given[33:34], given[34:])
@@ -202,7 +206,7 @@ def order_of(model: str, size: int) -> dict[str, Any]:
             tp=size,
         ),
         "room": ROOM,
-        "shape": BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=8, mlp=96)
+        "shape": BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=16, mlp=96)
         if big
         else None,
     }
