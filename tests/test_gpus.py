@@ -24,6 +24,7 @@ PATIENCE = 300  # seconds for what should succeed
 SOON = 5.0  # seconds in which a lost rank ends all
 LOST = 8  # exit code
 SIZES = {"max_position_embeddings": 65_536, "vocab_size": 100, "initializer_range": 0.3}
+SIZES |= {"head_dim": 16}  # the smallest that is fused
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.device_count() < 2, reason="one GPU only"),
@@ -76,6 +77,32 @@ def test_scores_are_those_of_one_gpu(found: dict[str, Any]) -> None:
     assert (shared - alone).abs().max() <= 1e-4 * alone.abs().max()
 
 
+def test_forwards_over_what_is_on_the_chip_are_captured(
+    found: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("triton")
+    near = request.node.callspec.params["found"] == "device"
+    assert bool(found["llama"]["captured"]) == near
+    assert bool(found["llama.big"]["captured"]) == near
+
+
+@pytest.mark.parametrize("model", ["llama", "llama.big"])
+def test_logits_are_those_of_one_gpu(found: dict[str, Any], model: str) -> None:
+    """Of fused blocks; in 8 bits, where the ranks scale for themselves, they are as nearly right."""
+    pytest.importorskip("triton")
+    alone, shared = (
+        {name: torch.tensor(rows) for name, rows in each.items()} for each in found[model]["logits"]
+    )
+    exact = alone["dense"]
+    assert (shared["dense"] - exact).abs().max() <= 1e-4 * exact.abs().max()
+    off = [(each["narrow"] - exact).norm() / exact.norm() for each in (alone, shared)]
+    assert 0 < off[1] < 1.2 * off[0] < 0.1
+
+
+def test_a_middle_in_8_bits_changes_no_answer(found: dict[str, Any]) -> None:
+    assert found["llama"]["narrow"] == found["llama"]["alone"]["plain"]
+
+
 def test_sampling_with_a_seed_gives_the_same_tokens(found: dict[str, Any]) -> None:
     assert found["llama"]["shared"]["seeded"] == found["llama"]["alone"]["seeded"]
 
@@ -89,15 +116,35 @@ def test_each_gpu_has_its_part_of_the_heads(found: dict[str, Any]) -> None:
     assert found["llama"]["heads"] == [2, 1]
 
 
+def asked(shelf: Path, home: Path, tokens: int) -> subprocess.Popen[str]:
+    """An answer on two GPUs of so many tokens, or up to the model's own end."""
+    flags = ("--model", "llama", "--draft", "none", "--device", "cuda", "--tp", "2", "--jsonl", "--no-cache")
+    command = [sys.executable, "-m", "triforce_chat", "ask", "Why?", *flags, "--max-tokens", str(tokens)]
+    environ = {**os.environ, "XDG_STATE_HOME": str(home)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=shelf, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_graphs_with_sums_of_the_ranks_do_not_keep_a_process(shelf: Path, tmp_path: Path) -> None:
+    """NCCL waits for the last graph that holds a call of it."""
+    process = asked(shelf, tmp_path, 20)
+    try:
+        assert process.stdout is not None
+        while '"finished"' not in process.stdout.readline():
+            assert process.poll() is None, process.communicate()
+        finished = time.monotonic()
+        _, told = process.communicate(timeout=PATIENCE)
+        assert time.monotonic() - finished < SOON
+        assert process.returncode == 0, told
+    finally:
+        process.kill()
+
+
 @pytest.fixture
 def endless(shelf: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """An answer on two GPUs that goes on for long; whatever is left of it is killed."""
     mute_special_tokens(shelf / "llama")
-    flags = ("--model", "llama", "--draft", "none", "--device", "cuda", "--tp", "2", "--jsonl", "--no-cache")
-    command = [sys.executable, "-m", "triforce_chat", "ask", "Why?", *flags, "--max-tokens", "60000"]
-    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=shelf, env=environ, stdout=pipe, stderr=pipe, text=True)
+    process = asked(shelf, tmp_path, 60_000)
     yield process
     process.kill()
     process.communicate()

@@ -242,7 +242,9 @@ def test_where_keys_and_values_stream_the_retrieval_cache_takes_what_room_there_
     assert small < 0.6 * larger < 0.36 * largest
     assert room("100GB") == small  # everything on the device, and the paper's budget
     assert room("40GB", "--offload", "--budget", "4096") == small
-    assert room("40GB", "--offload", "--stack", "triforce", "--seed", "0") == small  # what a seed gives knows nothing of memory
+    assert (
+        room("40GB", "--offload", "--stack", "triforce", "--seed", "0") == small
+    )  # what a seed gives knows nothing of memory
 
 
 @pytest.mark.parametrize("size", ["24GB", "32GB", "48GB", "80GB"])

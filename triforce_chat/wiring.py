@@ -32,7 +32,7 @@ from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Report, unheard
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.sharding import split
-from triforce_chat.planning.draw import Machine, draft_described, memory_of, work_of
+from triforce_chat.planning.draw import Machine, agreed, draft_described, memory_of, work_of
 from triforce_chat.planning.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
 from triforce_chat.planning.words import moved_line, plan_line, shortage
 from triforce_chat.units import readable
@@ -104,7 +104,7 @@ def load_engine(
     largest = LARGEST_BUDGET if settings.budget else accord.least(plan.work.stack.budget)
     target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest)
     try:
-        runner = Runner(target.model)
+        runner = Runner(target.model, accord=accord)
         drafter = Runner(draft.model, target.vocab_size) if draft else None
         engine = Engine(
             runner,
@@ -197,8 +197,8 @@ def memory_plan(
     device = torch.device(name)
     if shape:
         model = dataclasses.replace(model, fields={**model.fields, **shape.fields})
-    memory, drafting = memory_of(device, accord.sharing, device_memory), draft_described(draft)
-    return plan_of(settings, model, drafting, context, (device, dtype, memory), accord.size)
+    memory = agreed(memory_of(device, accord.sharing, device_memory), accord)
+    return plan_of(settings, model, draft_described(draft), context, (device, dtype, memory), accord.size)
 
 
 def plan_of(

@@ -131,6 +131,18 @@ def test_captured_forwards_go_with_their_slab(model: Any, monkeypatch: pytest.Mo
     assert not made.captures.made
 
 
+def test_graphs_that_were_given_up_are_captured_anew(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(model, monkeypatch, True)
+    ids, said = torch.tensor(PROMPT[:9], device=DEVICE), []
+    cache = FullCache(made.shape, 64)
+    for _ in range(2):
+        said.append(made(ids, cache, 9).clone())
+        made.captures.forget()
+        assert not made.captures.made
+        cache.truncate(0)
+    assert torch.equal(*said)
+
+
 def test_sizes_leave_no_room_unused() -> None:
     assert SIZES[0] == 1
     assert all(after <= 1.5 * before + 1 for before, after in pairwise(SIZES))

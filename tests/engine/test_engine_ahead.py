@@ -210,18 +210,30 @@ class Two(Alone):
     ("device", "ahead"), [("cpu", False), pytest.param("cuda", True, marks=pytest.mark.gpu)]
 )
 def test_who_runs_ahead(device: str, ahead: bool) -> None:
-    """Whoever has a device to wait for, all keys and values on it, and nobody to agree with."""
+    """Whoever has a device to wait for, and all keys and values on it."""
     target = Runner(random_model().to(device))
     near, far = (FullCache(target.shape, 64, store=store) for store in (Slab, HostStore))
 
     def plain(full: FullCache, accord: Any) -> Any:
         return Builder(target, full, None, StackOptions("autoregressive"), nothing, accord).build()
 
-    assert isinstance(plain(near, Alone()), Ahead) == ahead
-    for full, accord in ((near, Two()), (far, Alone())):
-        top = plain(full, accord)
+    for accord in (Alone(), Two()):
+        assert isinstance(plain(near, accord), Ahead) == ahead
+        top = plain(far, accord)
         assert isinstance(top, Speculative)
         assert isinstance(top.drafter, Silent)
+
+
+def test_rank_0_says_what_comes_next() -> None:
+    """Also to the forward that runs ahead."""
+
+    class Other(Alone):
+        def verdict(self, own: Tensor) -> Tensor:
+            return own.new_tensor([5, 1])  # the token, and that its nucleus was whole
+
+    cache = ToyCache()
+    level = Ahead("x", Blind(), cache, nothing, Other())
+    assert list(level.rounds(torch.tensor([3, 4]), Sampler(Sampling()), 4)) == [[5]] * 4
 
 
 @pytest.mark.parametrize("device", ["cpu", *GPU])

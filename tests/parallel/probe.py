@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).parent
 FOLDER = "PROBE_FOLDER"
 DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # variables; without them on the CPU
+FUSED = "PROBE_FUSED"  # the same; with it in fused blocks and captured forwards, as on a GPU
 BIG = ".big"
 BRIEF = (BIG, "adapter", ".gguf", "nine")  # models whose stacks are like those of another
 ROOM, TOKENS, PROMPT = 400, 8, 110
@@ -32,7 +33,52 @@ def held(engine: Any) -> dict[str, Any]:
         levels.append(level.cache.length)
         level = getattr(level, "drafter", None)
     tokens = hashlib.sha256(repr(engine.cached).encode()).hexdigest()
-    return {"cached": len(engine.cached), "tokens": tokens, "levels": levels, "read": len(engine.read)}
+    return {
+        "cached": len(engine.cached),
+        "tokens": tokens,
+        "levels": levels,
+        "read": len(engine.read),
+        "captured": captured(engine),
+    }
+
+
+def captured(engine: Any) -> list[int]:
+    """Tokens of the forwards that are captured over the full cache."""
+    captures = getattr(engine.target, "captures", None)
+    return list(captures.made.get(engine.full.slab, ())) if captures else []
+
+
+def fuse() -> None:
+    """Fused blocks by plain arithmetic, and captured forwards whose replays overwrite what they made."""
+    import plain_kernels
+    import pytest
+    from replaying import emulate
+
+    from triforce_chat.engine import runner
+
+    patch = pytest.MonkeyPatch()
+    plain_kernels.replace(patch)
+    emulate(patch)
+    patch.setattr(runner, "fusible", lambda _: True)
+
+
+def logits(engine: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
+    """What the model says of ``ids``, few at a time and many; what its 8-bit copies and transformers' blocks do."""
+    from copy import copy
+
+    import torch
+
+    from triforce_chat.engine.cache.full import FullCache
+
+    target, given, found = engine.target, torch.tensor(ids, device=engine.target.device), {}
+    stock = copy(target)
+    stock.decoder = None
+    for name, model in (("dense", target), ("narrow", target.narrow), ("stock", stock)):
+        cache = FullCache(target.shape, len(ids) + 64)
+        model.prefill(given[:30], cache)
+        parts = (given[30:33], given[33:34], given[34:])
+        found[name] = [row for part in parts for row in model(part, cache, len(part)).tolist()]
+    return found
 
 
 def note(rank: int, engine: Any) -> None:
@@ -45,9 +91,14 @@ def started(line: int, rank: int, size: int) -> None:
     from triforce_chat.parallel import worker
 
     obey = worker.obey
+    if FUSED in os.environ:
+        fuse()
 
-    def noted(engine: Any, *more: Any) -> None:
-        obey(engine, *more)
+    def noted(engine: Any, call: Any, inbox: Any) -> None:
+        if call.method == "logits":
+            logits(engine, *call.arguments)
+        else:
+            obey(engine, call, inbox)
         note(rank, engine)
 
     worker.obey = noted
@@ -65,12 +116,12 @@ class Trial:
         self.prompt: list[int] = torch.randint(3, 90, (PROMPT,), generator=generator).tolist()
         self.prompt[60:80] = self.prompt[20:40]  # something to look up
 
-    def restack(self, name: str) -> None:
+    def restack(self, name: str, middle: str = "auto") -> None:
         from triforce_chat.engine.cache.retrieval import Budget
         from triforce_chat.engine.stacks import StackOptions
 
         budget = Budget(tokens=48, chunk=4, sinks=4, tail=8, stride=16, scratch=32, queries=4)
-        self.answering.restack(StackOptions(name, 6, 2, budget=budget))
+        self.answering.restack(StackOptions(name, 6, 2, budget=budget, middle=middle))
         self.each()
 
     def tokens(self, plain: bool = False, cut: int = 0, **sampling: Any) -> list[int]:
@@ -104,6 +155,11 @@ class Trial:
             self.restack(name)
             found[name] = self.tokens()
         return found
+
+    def narrow(self) -> list[int]:
+        """With a middle level in 8 bits."""
+        self.restack("triforce", middle="int8")
+        return self.tokens()
 
     def interrupts(self) -> list[list[int]]:
         """What was said up to the interrupt, and the answer to a question that shares the prompt's middle only."""
@@ -150,7 +206,7 @@ def order_of(model: str, size: int) -> dict[str, Any]:
             tp=size,
         ),
         "room": ROOM,
-        "shape": BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=8, mlp=96)
+        "shape": BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=16, mlp=96)
         if big
         else None,
     }
@@ -164,6 +220,16 @@ def numbers(model: Any, ranks: int) -> tuple[int, int]:
 
     parts = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
     return sum(part.numel() for part in parts), Dimensions.of(model.config.to_dict()).parameters(ranks)
+
+
+def together_logits(conductor: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
+    """``logits`` on all ranks at the same time."""
+    from triforce_chat.parallel.orders import Call
+
+    conductor.team.tell(Call("logits", (ids,)))
+    found = logits(conductor.engine, ids)
+    note(0, conductor.engine)
+    return found
 
 
 def nothing() -> None:
@@ -180,6 +246,8 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     from triforce_chat.wiring import load_engine
 
     torch.set_num_threads(1)
+    if FUSED in os.environ:
+        fuse()
     start._START = start._START.replace("triforce_chat.parallel.worker", "probe")
     place = Place(0, 0, size, size)
     lead = Lead(place, *start.gathered(place))
@@ -194,6 +262,10 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             found["stacks"] = shared.stacks(STACKS)
         if Path(model).name == "llama":
             found["interrupts"] = [alone.interrupts(), shared.interrupts()]
+        if together.target.decoder:
+            found["narrow"] = shared.narrow()
+            found["logits"] = [logits(engine, alone.prompt), together_logits(together, alone.prompt)]
+            found["captured"] = captured(together.engine)
         found["heads"] = [together.target.shape.query_heads, together.target.shape.kv_heads]
         found["numbers"] = numbers(together.target.model, size)
         yield Path(model).name, found

@@ -39,7 +39,11 @@ class Found:
 
 
 def once(
-    factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Sequence[str]], size: int
+    factory: pytest.TempPathFactory,
+    name: str,
+    make: Callable[[Path], Sequence[str]],
+    size: int,
+    **environ: str,
 ) -> Found:
     """Run the program once, even where several processes share the tests; ``make`` saves the models it names."""
     base = factory.getbasetemp()
@@ -49,7 +53,14 @@ def once(
             folder.mkdir()
             models = [str(folder / model) for model in make(folder)]
             command = [sys.executable, str(PROBE), str(size), str(folder), *models]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+                env={**os.environ, **environ},
+            )
             assert done.returncode == 0, done.stderr
             (folder / SAID).write_text(done.stdout + done.stderr)
     return Found(folder, size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,24 @@ from torch import Tensor
 from triforce_chat import wiring
 from triforce_chat.command_line import in_one_process
 from triforce_chat.config import Settings
+from triforce_chat.engine import runner
 from triforce_chat.engine.accord import Alone
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.options import Sampling
+from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, RankLost, UsageError
 from triforce_chat.models.sharding import check_ranks, shared_sizes
 from triforce_chat.parallel.conductor import Conductor, seeded, shared_fate
 from triforce_chat.parallel.failure import deserted, last_words
-from triforce_chat.parallel.group import device_of
+from triforce_chat.parallel.group import Ranks, device_of
 from triforce_chat.parallel.lead import Lead
 from triforce_chat.parallel.orders import Call, Order, Step
 from triforce_chat.parallel.place import Place, place_of
 from triforce_chat.parallel.start import store_at
 from triforce_chat.planning import draw
+from triforce_chat.planning.plan import Memory
 
 PROMPT = list(range(3, 40))
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -160,6 +165,67 @@ def test_chance_is_shared(lab: Lab) -> None:
     seeds = {order.arguments[0].sampling.seed for order in team.orders if isinstance(order, Call)}
     assert len(seeds) == 2
     assert None not in seeds
+
+
+def test_other_ranks_are_told_before_they_are_needed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack is built together: how much memory is free, for one, is agreed on."""
+    team: Any = Recorder()
+    conductor, told = Conductor(lab.engine("lookup"), team), []
+    monkeypatch.setattr(conductor.engine, "restack", lambda _: told.extend(team.orders))
+    conductor.restack(conductor.options)
+    assert told == [Call("restack", (conductor.options,))]
+
+
+class Poorest(Alone):
+    """Another rank has less."""
+
+    def __init__(self, has: int) -> None:
+        self.has = has
+
+    def least(self, own: int) -> int:
+        return min(own, self.has)
+
+
+def test_all_ranks_plan_with_the_memory_of_the_poorest() -> None:
+    assert draw.agreed(Memory(9, None), Poorest(7)) == Memory(7, 7)
+    assert draw.agreed(Memory(9, None), Poorest(1 << 62)) == Memory(9, None)
+
+
+def test_blocks_are_fused_on_all_ranks_or_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(runner, "fusible", lambda _: True)
+    for has, fused in ((1, True), (0, False)):
+        made = Runner(copy.deepcopy(lab.stock), accord=Poorest(has))
+        assert bool(made.decoder) == fused
+
+
+def test_eight_bits_need_room_on_all_ranks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(runner, "fusible", lambda _: True)
+    monkeypatch.setattr(runner, "allowed_bytes", lambda _: 80 << 30)
+    for has, room in ((80 << 30, True), (1 << 30, False)):
+        made = Runner(copy.deepcopy(lab.stock), accord=Poorest(has))
+        made.device, made.shape = torch.device("cuda"), replace(made.shape, dtype=torch.bfloat16)
+        assert made.room_for_narrow == room
+
+
+def test_graphs_go_before_the_ranks_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    happened: list[str] = []
+
+    class Graphs:
+        def forget(self) -> None:
+            happened.append("forgotten")
+
+    graphs, ranks = Graphs(), Ranks(Place(0, 0, 1, 1), torch.distributed.HashStore(), "cpu")
+    ranks.recorded(graphs)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: happened.append("left"))
+    ranks.leave()
+    assert happened == ["forgotten", "left"]
+    monkeypatch.undo()
+    ranks.leave()
 
 
 def test_a_seed_of_the_users_stays() -> None:

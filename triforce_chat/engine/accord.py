@@ -1,4 +1,4 @@
-"""How the processes that share one model's weights stay in step.
+"""How the processes that share one model's weights stay in step, and put together what each computed.
 
 Each of them runs the same decoder on the same request and holds some of the target's heads. What the clock,
 chance or rounding has a say in is decided by rank 0 alone, so that no rank ever feeds other tokens than it does.
@@ -11,8 +11,21 @@ from typing import Protocol
 from torch import Tensor
 
 
+class Recorder(Protocol):
+    """Has CUDA graphs in which ranks talk to each other."""
+
+    def forget(self) -> None:
+        """Give them up."""
+        ...
+
+
 class Accord(Protocol):
     """Every rank calls these in the same order, with values of the same shape."""
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+        ...
 
     @property
     def size(self) -> int:
@@ -37,17 +50,22 @@ class Accord(Protocol):
         ...
 
     def total(self, own: Tensor) -> Tensor:
-        """What the ranks' tensors add up to."""
+        """What the ranks' tensors add up to, in place of ``own``; bit by bit the same on all ranks."""
         ...
 
     def least(self, own: int) -> int:
         """The smallest of the ranks' numbers."""
         ...
 
+    def recorded(self, by: Recorder) -> None:
+        """Its graphs may hold calls of ``total``; they are given up before the ranks part."""
+        ...
+
 
 class Alone:
     """One process with the whole model: nobody to agree with."""
 
+    rank = 0
     size = 1
     sharing = 1
 
@@ -65,6 +83,9 @@ class Alone:
 
     def least(self, own: int) -> int:
         return own
+
+    def recorded(self, by: Recorder) -> None:
+        pass
 
 
 ALONE = Alone()

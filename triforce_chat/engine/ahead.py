@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.slab import KVCache
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.level import Level, Silent
@@ -23,8 +24,16 @@ from triforce_chat.engine.sampling import Sampler
 class Ahead:
     """Makes the tokens of ``Speculative`` over ``Silent`` out of the same random numbers."""
 
-    def __init__(self, name: str, model: Forward, cache: KVCache, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Forward,
+        cache: KVCache,
+        emit: Callable[[Event], None],
+        accord: Accord = ALONE,
+    ) -> None:
         self.name, self.model, self.cache, self.emit = name, model, cache, emit
+        self.accord = accord
         self.drafter: Level = Silent(model)
 
     def rounds(self, tokens: Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:
@@ -49,7 +58,8 @@ class Ahead:
     def step(self, history: Tensor, end: int, sampler: Sampler) -> Message:
         """Draw ``history[end]`` from what follows the tokens before it, and send word of it."""
         known = history[:end]
-        word = sampler.next(self.model(self.cache.pending(known), self.cache, 1), known).word
+        drawn = sampler.next(self.model(self.cache.pending(known), self.cache, 1), known)
+        word = self.accord.verdict(drawn.word)
         history[end : end + 1] = word[:1]
         return sampler.tell(word)
 

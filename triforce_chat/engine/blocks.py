@@ -5,6 +5,9 @@ Of a step of a middle level, the many small kernels of transformers' own forward
 projections that read the same input are merged, norms, rotary embeddings and gates are one kernel each, and sums
 into the residual stream belong to the matrix products. The model keeps its weights: its matrices become parts of
 the merged ones, and its own forward works as before.
+
+Ranks that share a model have some of the heads and neurons each. Twice in a block their summands of the stream are
+added up, to which rank 0 alone contributes what all have alike: the stream so far, and biases.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from triforce_chat.engine import kernels
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.cache.slab import Shape
+from triforce_chat.engine.parts import Embedding, part, reseat, whole_logits
 
 # the layer's number, q [n, Hq, D], k and v [n, Hkv, D], not rotated yet -> [n, Hq, D]
 Attend = Callable[[int, Tensor, Tensor, Tensor, Angles], Tensor]
@@ -42,8 +47,10 @@ class Dense:
         """Of [gates, others] of the normed x [n, I]: silu of the gates times the others, [n, O/2]."""
         return kernels.silu_mul(self.normed(x, norm))
 
-    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        """The product of x [n, I] added to ``stream`` [n, O], which is overwritten."""
+    def onto(self, stream: Tensor | None, x: Tensor) -> Tensor:
+        """The product of x [n, I] added to ``stream`` [n, O], which is overwritten; by itself without one."""
+        if stream is None:
+            return self(x)
         if self.bias is not None:
             stream += self.bias
         summed: Tensor = stream.addmm_(x, self.weight.t())
@@ -68,7 +75,7 @@ class Narrow:
             return kernels.silu_mul(self.normed(x, norm))
         return kernels.int8_linear(x, self.weight, norm=norm, gated=True)
 
-    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+    def onto(self, stream: Tensor | None, x: Tensor) -> Tensor:
         out = kernels.int8_linear(x, self.weight, stream)
         return out if self.bias is None else out + self.bias
 
@@ -81,19 +88,24 @@ Product = Dense | Narrow
 
 def merged(*linears: Any) -> Dense:
     """One product for several that read the same input; their weights become its rows."""
-    weight = torch.cat([linear.weight for linear in linears])
-    sizes = [linear.out_features for linear in linears]
-    for linear, part in zip(linears, weight.split(sizes), strict=True):
-        linear.weight = nn.Parameter(part, requires_grad=False)
-    biases = [linear.bias for linear in linears]
+    weights = [part(linear.weight) for linear in linears]
+    weight = torch.cat(weights)
+    for linear, own in zip(linears, weight.split([len(each) for each in weights]), strict=True):
+        reseat(linear, own)
+    biases = [part(linear.bias) for linear in linears]
     return Dense(weight, None if biases[0] is None else torch.cat(biases))
 
 
-class Block:
-    """One decoder block of a Llama, Mistral, Qwen2 or Qwen3."""
+def summand(linear: Any, accord: Accord) -> Dense:
+    """A product of inputs that the ranks share, of which each makes a summand."""
+    return Dense(part(linear.weight), part(linear.bias) if accord.rank == 0 else None)
 
-    def __init__(self, layer: Any, shape: Shape) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+
+class Block:
+    """One decoder block of a Llama, Mistral, Qwen2 or Qwen3, or a rank's part of it."""
+
+    def __init__(self, layer: Any, shape: Shape, accord: Accord) -> None:
+        attention, mlp, self.accord = layer.self_attn, layer.mlp, accord
         self.number: int = attention.layer_idx
         self.heads = (shape.query_heads, shape.kv_heads, shape.kv_heads)
         self.dim = shape.head_dim
@@ -101,9 +113,9 @@ class Block:
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         self.head_norms = [norm and plain(norm) for norm in norms]
         self.into: Product = merged(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out: Product = Dense(attention.o_proj.weight, attention.o_proj.bias)
+        self.out: Product = summand(attention.o_proj, accord)
         self.gates: Product = merged(mlp.gate_proj, mlp.up_proj)
-        self.down: Product = Dense(mlp.down_proj.weight, mlp.down_proj.bias)
+        self.down: Product = summand(mlp.down_proj, accord)
 
     def narrow(self) -> Block:
         """The same with copies of the matrices in 8 bits."""
@@ -116,27 +128,32 @@ class Block:
         n = len(stream)
         q, k, v = self.into.normed(stream, self.before).view(n, -1, self.dim).split(self.heads, 1)
         q, k = (
-            part if norm is None else kernels.rms_norm(part, *norm)
-            for part, norm in zip((q, k), self.head_norms, strict=True)
+            each if norm is None else kernels.rms_norm(each, *norm)
+            for each, norm in zip((q, k), self.head_norms, strict=True)
         )
         mixed = attend(self.number, q, k, v, angles)
-        stream = self.out.onto(stream, mixed.reshape(n, -1))
-        return self.down.onto(stream, self.gates.gated(stream, self.between))
+        stream = self._onto(stream, self.out, mixed.reshape(n, -1))
+        return self._onto(stream, self.down, self.gates.gated(stream, self.between))
+
+    def _onto(self, stream: Tensor, product: Product, x: Tensor) -> Tensor:
+        """The stream [n, C] and what all ranks' products of x [n, I] add to it."""
+        return self.accord.total(product.onto(stream if self.accord.rank == 0 else None, x))
 
 
 def plain(norm: Any) -> kernels.Norm:
     """A norm of transformers'."""
-    return kernels.Norm(norm.weight, norm.variance_epsilon)
+    return kernels.Norm(part(norm.weight), norm.variance_epsilon)
 
 
 class Decoder:
-    """A whole model."""
+    """A whole model, or what one of the ranks in ``accord`` has of it."""
 
-    def __init__(self, model: Any, shape: Shape) -> None:
-        base = model.base_model
-        self.embed, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, plain(base.norm)
-        self.blocks = [Block(layer, shape) for layer in base.layers]
-        self.head: Product = Dense(model.lm_head.weight, model.lm_head.bias)
+    def __init__(self, model: Any, shape: Shape, accord: Accord = ALONE) -> None:
+        base, self.vocabulary, self.accord = model.base_model, model.config.vocab_size, accord
+        self.embed = Embedding(part(base.embed_tokens.weight), self.vocabulary, accord)
+        self.rotary, self.norm = base.rotary_emb, plain(base.norm)
+        self.blocks = [Block(layer, shape, accord) for layer in base.layers]
+        self.head: Product = Dense(part(model.lm_head.weight), part(model.lm_head.bias))
 
     def narrow(self) -> Decoder:
         """The same with copies of the matrices in 8 bits; the embeddings are shared."""
@@ -158,3 +175,7 @@ class Decoder:
         for block in self.blocks:
             stream = block(stream, angles, attend)
         return kernels.rms_norm(stream, *self.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Last hidden states [n, C] -> [n, V]."""
+        return whole_logits(self.head(hidden), self.vocabulary, self.accord)

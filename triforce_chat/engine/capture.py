@@ -26,14 +26,19 @@ class Captured:
     """One forward of ``size`` tokens; which slots, positions and ids are inputs of every replay."""
 
     def __init__(
-        self, forward: Callable[[Captured], Tensor], size: int, device: torch.device, pool: Callable[[], Any]
+        self,
+        forward: Callable[[Captured], Tensor],
+        size: int,
+        device: torch.device,
+        pool: Callable[[], Any],
+        again: bool,
     ) -> None:
         self.ids = torch.zeros(size, dtype=torch.long, device=device)
         self.at = torch.zeros(2, dtype=torch.long, device=device)
         self.slot, self.position = self.at[:1], self.at[1:]  # of the first token; the position is for RoPE
         self.steps = torch.arange(size, device=device)
         self.forward = forward
-        self.graph: Graph[Tensor] = Graph(device, pool)
+        self.graph: Graph[Tensor] = Graph(device, pool, again)
 
     def __call__(self, ids: Tensor, slot: int, position: int) -> Tensor:
         """Logits [size, V] behind ids [n], n up to ``size``; valid until the next forward."""
@@ -49,6 +54,7 @@ class Captures:
         self.decoder, self.device = decoder, device
         self.made: WeakKeyDictionary[Slab, dict[int, Captured]] = WeakKeyDictionary()
         self.handle: Any = None  # of the memory that the graphs share
+        decoder.accord.recorded(self)
 
     def size(self, n: int, place: Place) -> int | None:
         """Tokens of the captured forward that takes n tokens; None where there is no such thing."""
@@ -71,7 +77,8 @@ class Captures:
         """Logits [n, V] behind ids [n], valid until the next forward; their keys and values are in the slab."""
         of_slab = self.made.setdefault(place.slab, {})
         if size not in of_slab:
-            of_slab[size] = Captured(self._forward(place), size, self.device, self.pool)
+            alone = self.decoder.accord.size == 1
+            of_slab[size] = Captured(self._forward(place), size, self.device, self.pool, alone)
         return of_slab[size](ids, place.slot, position)[: len(ids)]
 
     def pool(self) -> Any:
@@ -79,6 +86,10 @@ class Captures:
         if not any(each.graph.captured for of_slab in self.made.values() for each in of_slab.values()):
             self.handle = torch.cuda.graph_pool_handle()
         return self.handle
+
+    def forget(self) -> None:
+        """Give all graphs up; what is asked for next is captured anew."""
+        self.made.clear()
 
     def _forward(self, place: Place) -> Callable[[Captured], Tensor]:
         # Not the slab itself: it must be free to go.
@@ -95,6 +106,6 @@ class Captures:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
                 return kernels.decode_attention(q, keys[layer], values[layer], given.slot, scale, most)
 
-            return self.decoder.head(self.decoder(given.ids, positions, attend))
+            return self.decoder.logits(self.decoder(given.ids, positions, attend))
 
         return forward

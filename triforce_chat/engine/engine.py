@@ -79,11 +79,14 @@ class Engine:
 
     def restack(self, options: StackOptions) -> None:
         """Put another stack on the same cache."""
-        self.desks: Desks = (
-            Replays() if self.target.device.type == "cuda" else DIRECT
-        )  # with its graphs, if any
-        self.top = self._build(options)
+        # With its graphs, if any.
+        self.desks: Desks = Replays() if self.target.device.type == "cuda" else DIRECT
+        self.top = self._builder(options).build()
         self.options = options
+
+    def check(self, options: StackOptions) -> None:
+        """Raise UsageError unless ``restack`` takes these options."""
+        self._builder(options).check()
 
     @property
     def expected(self) -> Expected:
@@ -91,8 +94,8 @@ class Engine:
         drafter = self.top.drafter
         return drafter.expected if isinstance(drafter, Planner) else Expected(0.0, 0.0)
 
-    def _build(self, options: StackOptions) -> Top:
-        return Builder(self.target, self.full, self.draft, options, self.pending.append, self.accord).build()
+    def _builder(self, options: StackOptions) -> Builder:
+        return Builder(self.target, self.full, self.draft, options, self.pending.append, self.accord)
 
     def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]:
         """Bring the full cache to exactly ``prompt``; may be closed at any chunk and resumed later."""
@@ -202,7 +205,7 @@ class Engine:
             cached = progress.cached
             yield progress
         ready = time.perf_counter()
-        answer = Answer(self, request, self._build(PLAIN) if plain else self.top)
+        answer = Answer(self, request, self._builder(PLAIN).build() if plain else self.top)
         yield from answer.events()
         finished = time.perf_counter()
         yield Finished(

@@ -14,11 +14,12 @@ Made = TypeVar("Made")
 class Graph(Generic[Made]):
     """One piece of work. On a device without graphs it is done anew at every call.
 
-    ``pool`` is asked, just before the capture, where the graph shall take its memory from.
+    ``pool`` is asked, just before the capture, where the graph shall take its memory from. ``again``: a capture that
+    runs out of memory may be repeated, which ranks that talk to each other in it must not do by themselves.
     """
 
-    def __init__(self, device: torch.device, pool: Callable[[], Any]) -> None:
-        self.device, self.pool = device, pool
+    def __init__(self, device: torch.device, pool: Callable[[], Any], again: bool = True) -> None:
+        self.device, self.pool, self.again = device, pool, again
         self.captured: tuple[torch.cuda.CUDAGraph, Made] | None = None
 
     def __call__(self, work: Callable[[], Made]) -> Made:
@@ -36,6 +37,8 @@ class Graph(Generic[Made]):
         try:
             return self._capture(work)
         except torch.OutOfMemoryError:  # unused memory is not given back during a capture
+            if not self.again:
+                raise
             torch.cuda.empty_cache()
             return self._capture(work)
 
@@ -44,7 +47,8 @@ class Graph(Generic[Made]):
         aside.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(aside):
-                work()  # kernels are compiled, libraries allocate: nothing of a graph
+                # Kernels are compiled, libraries allocate, ranks connect for sums of this size: nothing of a graph.
+                work()
                 try:
                     # Not by torch.cuda.graph, which gives unused memory back first: a while in midst of an answer.
                     graph.capture_begin(self.pool(), capture_error_mode="thread_local")

@@ -1,4 +1,4 @@
-"""Runs transformers' own forward of one model under any cache."""
+"""Runs one model's forward under any cache: by fused blocks where they are known, or transformers' own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine import attention, onednn
+from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.slab import KVCache, Shape
 
 if TYPE_CHECKING:
@@ -46,30 +47,27 @@ class Runner:
 
     Takes the model over: it gets this program's attention function and, on a CPU, packed weights.
     ``vocabulary`` is the width that its logits shall have, a target's for its draft: families pad the same
-    tokens to different widths. None keeps the model's own.
+    tokens to different widths. None keeps the model's own. The ranks that share the model make theirs together.
     """
 
-    def __init__(self, model: Any, vocabulary: int | None = None) -> None:
+    def __init__(self, model: Any, vocabulary: int | None = None, accord: Accord = ALONE) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
-        self.model = model
+        self.model, self.accord = model, accord
         self.known: int = model.config.vocab_size  # ids from here on have no embedding
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # for what is done outside of forwards, by this thread
-        ranks: int = model.tp_size or 1
-        self.shape = Shape.of(model.config, model.dtype, model.device, ranks)
+        self.shape = Shape.of(model.config, model.dtype, model.device, accord.size)
         self.decoder: Decoder | None = None
-        if ranks > 1:  # transformers reads its shards of a weight in the forward; there is no dense one
-            return
-        if fusible(model):
+        if accord.least(fusible(model)):
             from triforce_chat.engine.blocks import Decoder
             from triforce_chat.engine.capture import Captures
 
-            self.decoder = Decoder(model, self.shape)
+            self.decoder = Decoder(model, self.shape, accord)
             self.captures = Captures(self.decoder, self.device)
-        elif onednn.available(self.device, self.shape.dtype):
+        elif accord.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
 
     @cached_property
@@ -101,7 +99,7 @@ class Runner:
         # In fp16 the fused norm of 8-bit products could overflow.
         if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
             return False
-        return allowed_bytes(self.device) > self.decoder.matrix_numbers + SPARE
+        return self.accord.least(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
@@ -119,7 +117,8 @@ class Runner:
             logits = self.captures(ids, place, cache.position, size)[n - rows :]
             cache.placed(n, max(size, touched))
         else:
-            logits = self.model.lm_head(self._hidden(ids, cache)[n - rows :])
+            head = self.decoder.logits if self.decoder else self.model.lm_head
+            logits = head(self._hidden(ids, cache)[n - rows :])
         cache.advance(n)
         return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
 

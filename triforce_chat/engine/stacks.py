@@ -58,10 +58,16 @@ class Builder:
         self.accord, self.clock = accord, clock_of(target.device)
 
     def build(self) -> Top:
-        makers = self.makers()
-        if self.options.name not in makers:
-            raise UsageError(f"no stack '{self.options.name}'; choose one of {', '.join(makers)}")
-        return makers[self.options.name]()
+        self.check()
+        return self.makers()[self.options.name]()
+
+    def check(self) -> None:
+        """Raise UsageError unless it can be built; which every rank finds out by itself."""
+        name, makers = self.options.name, self.makers()
+        if name not in makers:
+            raise UsageError(f"no stack '{name}'; choose one of {', '.join(makers)}")
+        if name == "naive" and self.draft is None:
+            raise UsageError("the stack 'naive' needs a draft model: pass --draft")
 
     def makers(self) -> dict[str, Callable[[], Top]]:
         return {
@@ -80,15 +86,13 @@ class Builder:
         return self.over(self.planned([hierarchy, *self.drafts()]))
 
     def naive(self) -> Speculative:
-        if self.draft is None:
-            raise UsageError("the stack 'naive' needs a draft model: pass --draft")
+        assert self.draft is not None
         return self.top(self.drafter(self.draft))
 
     def plain(self) -> Top:
         """No drafts; ahead of the host where the device works by itself, and a forward is cheap to take back."""
-        queued = self.target.device.type == "cuda" and isinstance(self.full.slab, Slab)
-        if queued and self.accord.size == 1:
-            return Ahead("target", self.target, self.full, self.emit)
+        if self.target.device.type == "cuda" and isinstance(self.full.slab, Slab):
+            return Ahead("target", self.target, self.full, self.emit, self.accord)
         return self.over(Silent(self.target))
 
     def top(self, drafter: Level) -> Speculative:

@@ -16,7 +16,7 @@ from triforce_chat.engine.memory import Passage
 from triforce_chat.engine.planner import Expected
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.stacks import StackOptions
-from triforce_chat.errors import RankLost, UsageError
+from triforce_chat.errors import RankLost
 from triforce_chat.parallel.failure import deserted
 from triforce_chat.parallel.orders import Call, Step
 from triforce_chat.parallel.team import Team
@@ -59,16 +59,10 @@ class Conductor:
         return self.engine.decode
 
     def restack(self, options: StackOptions) -> None:
-        refused: UsageError | None = None  # which every rank would raise
+        self.engine.check(options)
         with shared_fate(self.team):
-            try:
-                self.engine.restack(options)
-            except UsageError as error:
-                refused = error
-            else:
-                self.team.tell(Call("restack", (options,)))
-        if refused:
-            raise refused
+            self.team.tell(Call("restack", (options,)))
+            self.engine.restack(options)
 
     def settle(self, tokens: Sequence[int]) -> None:
         with shared_fate(self.team):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from triforce_chat.engine.accord import Recorder
 from triforce_chat.errors import UsageError
 from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.start import FOR_EVER
@@ -40,6 +43,8 @@ class Ranks:
         self.rank, self.size = place.rank, place.size
         self.device = torch.device(device)
         self.sharing = place.local_size if self.device.type == "cpu" else 1
+        self.recorders: WeakSet[Recorder] = WeakSet()
+        atexit.register(self.forget)
         os.environ["LOCAL_RANK"] = str(place.local_rank)  # where transformers looks
         if self.device.type == "cpu":
             share_cores(place)
@@ -69,17 +74,25 @@ class Ranks:
         return self.tokens(own)
 
     def total(self, own: Tensor) -> Tensor:
-        whole = own.clone()
-        dist.all_reduce(whole)
-        return whole
+        dist.all_reduce(own)
+        return own
 
     def least(self, own: int) -> int:
         number = torch.tensor(own, device=self.device)
         dist.all_reduce(number, dist.ReduceOp.MIN)
         return int(number)
 
+    def recorded(self, by: Recorder) -> None:
+        self.recorders.add(by)
+
+    def forget(self) -> None:
+        """Give up all graphs: NCCL's part of the process does not end while one of them holds a call of it."""
+        for each in list(self.recorders):
+            each.forget()
+
     def leave(self) -> None:
         """Once no rank calls the group any more."""
+        self.forget()
         dist.destroy_process_group()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from triforce_chat.engine import onednn
+from triforce_chat.engine.accord import Accord
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.host import BUFFERS
 from triforce_chat.engine.cache.slab import GRAIN
@@ -21,6 +24,7 @@ from triforce_chat.planning.work import Layout, Stack, Work
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 Machine = tuple[torch.device, torch.dtype, Memory]  # the numbers are in that dtype
 LONGEST = MOST_GAMMA + MOST_DRAFT_GAMMA  # tokens of a draft, made by whole rounds of a middle level
+UNBOUNDED = 1 << 62  # bytes; what nobody knows the end of
 SCORES = 2  # tensors of scores that oneDNN's attention writes: as they are, and after softmax
 # Caches of a stack, beside the full one: retrieval caches, streaming caches of the draft.
 CACHES = {
@@ -103,6 +107,16 @@ def memory_of(device: torch.device, gpus: int = 1, own: int | None = None, host:
         share = None if main is None else main // gpus
         return Memory(share, share, is_host=True)
     return Memory(own or free_bytes(device), main)
+
+
+def agreed(own: Memory, accord: Accord) -> Memory:
+    """What every rank has: they read their caches in step, so they have to lay them out alike."""
+
+    def least(size: int | None) -> int | None:
+        known = accord.least(UNBOUNDED if size is None else size)
+        return None if known == UNBOUNDED else known
+
+    return dataclasses.replace(own, device=least(own.device), host=least(own.host))
 
 
 def draft_described(name: str | None) -> Description | None:
