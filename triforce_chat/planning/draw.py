@@ -79,9 +79,8 @@ def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype, gpus
         buffers=BUFFERS,
         prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
-        kept_rows=0
-        if on_cpu
-        else sum(range(LONGEST + 2)),  # as many for each length of a draft, and one more
+        # For each length of a draft as many, and one more.
+        kept_rows=0 if on_cpu else sum(range(LONGEST + 2)),
         # torch's kernel does where the processor multiplies 16-bit tiles.
         copied_kv=on_cpu and dtype.itemsize == 2 and torch.cpu._is_amx_tile_supported(),
         packed=packed and gpus == 1,  # as the runner does
