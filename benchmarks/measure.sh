@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the figures on a data-centre GPU are measured with: measure.sh FOLDER-OF-NOVELS FOLDER-FOR-RECORDS STEP...
-# The folder holds the four novels below as .txt. Seconds are estimates for one H200; a first run compiles kernels.
+# The folder holds the novels below. Seconds are estimates for one H200; a first run compiles kernels.
 set -euo pipefail
 novels=$(realpath "$1") out=$(realpath "$2")
 shift 2
@@ -13,9 +13,8 @@ long=124928 longer=130048
 bench() { # NAME option...
     triforce-chat bench ${texts:-$books} --no-cache --repeats 1 --past-end --tokens 256 "${@:2}" --json >"$out/$1.json"
 }
-# The tables have no penalty, as the paper's have none.
+# Tables without a penalty, as the paper's have none.
 big() { bench "$1" --repetition-penalty 1 --inflate llama-2-7b "${@:2}"; }
-one() { big "$1" --contexts $long --prompts 1 --temperatures 0 --plain-tokens 64 "${@:2}"; }
 far() { big "$1" --offload --contexts $longer --stacks $pair --plain-tokens 8 "${@:2}"; }
 pair="autoregressive,triforce"
 
@@ -34,7 +33,8 @@ for step in "$@"; do
     identity) big identity --contexts $long --stacks $pair --temperatures 0 --prompts 4 --tokens 1000 ;; # 150 s
     stacks) big stacks --contexts $long --stacks autoregressive,auto,triforce,retrieval,streaming,naive,lookup \
         --temperatures 0.6 --prompts 2 --plain-tokens 64 ;; # 70 s
-    ablations) one ablations --stacks $pair --one-by-one --vary chunk=1,2,4,8,16,32,64,128,256 \
+    ablations) big ablations --contexts $long --prompts 1 --temperatures 0 --plain-tokens 64 --stacks $pair \
+        --one-by-one --vary chunk=1,2,4,8,16,32,64,128,256 \
         --vary budget=512,1024,2048,4096,8192,16384 --vary draft-gamma=1,2,3,4,5,6,8 --vary gamma=1,2,4,6,8,12,16 \
         --vary policy=mean,minmax --vary middle=full,int8 --vary tokens=256,512,1024,2048,4096 ;; # 200 s
     contexts) big contexts --contexts 4096,8192,16384,32768,65536,$long --stacks autoregressive,auto,triforce \

@@ -31,7 +31,7 @@ from triforce_chat.engine.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.load import LoadedModel, load_model
 
-LOADED: Any = SimpleNamespace(context=400, sampling={}, largest_budget=4096)
+LOADED: Any = SimpleNamespace(context=400, sampling={})
 
 
 def test_every_combination_and_plain_decoding_once_a_temperature() -> None:
@@ -257,10 +257,10 @@ def test_a_long_prefill_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def small_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stack_of(settings: Settings, *_: int) -> StackOptions:
+    def stack_for(settings: Settings, _: Any) -> StackOptions:
         return StackOptions(settings.stack, 4, 2, "mean", SMALL_BUDGET)
 
-    monkeypatch.setattr(measure, "stack_of", stack_of)
+    monkeypatch.setattr(measure, "stack_for", stack_for)
 
 
 @pytest.mark.usefixtures("small_stacks")

@@ -30,7 +30,7 @@ from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.stacks import StackOptions
 
-LOADED: Any = SimpleNamespace(context=400, sampling={}, largest_budget=4096)
+LOADED: Any = SimpleNamespace(context=400, sampling={})
 MAIN = 7
 
 
@@ -207,7 +207,7 @@ def test_what_streams_from_the_host_bounds_a_step() -> None:
 @pytest.mark.parametrize("stack", ["triforce", "autoregressive", "auto"])
 def test_a_profile_on_the_cpu(lab: Lab, stack: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
-        measure, "stack_of", lambda settings, *_: StackOptions(settings.stack, 4, 2, "mean", SMALL_BUDGET)
+        measure, "stack_for", lambda settings, _: StackOptions(settings.stack, 4, 2, "mean", SMALL_BUDGET)
     )
     monkeypatch.setitem(floor.SIZE, "cpu", 1 << 20)
     bench = Bench(lab.engine(), LOADED, 1, 4)

@@ -201,10 +201,10 @@ def verify(
     )
     engine, target, _ = open_answering(settings, screen, warn=partial(show_warning, options, screen))
     from triforce_chat.verification import verify_stacks
-    from triforce_chat.wiring import stack_of
+    from triforce_chat.wiring import stack_for
 
     names = stacks_to_test(options, engine)
-    stack = stack_of(settings, target.context, target.largest_budget)
+    stack = stack_for(settings, target)
     text = "\n\n".join(texts) or prompt("verify")
     outcomes = []
     for outcome in verify_stacks(engine, target, text, stack, names, tokens):

@@ -26,7 +26,7 @@ from triforce_chat.prompts import prompt
 from triforce_chat.sessions.values import Past
 from triforce_chat.sourcing import Placed, sources
 from triforce_chat.ui.conversation import Turn
-from triforce_chat.wiring import sampling_of, stack_of
+from triforce_chat.wiring import sampling_of, stack_for
 
 QUESTION_ROOM = 64  # tokens kept free for a question when a document is added
 END = -2  # stands behind a document while a prompt is put together
@@ -125,7 +125,7 @@ class Session:
     def set_option(self, name: str, value: str) -> None:
         changed = self.settings.with_text(name, value)
         sampling_of(changed, self.loaded)  # complains about what makes no sense
-        options = stack_of(changed, self.loaded.context, self.loaded.largest_budget)
+        options = stack_for(changed, self.loaded)
         if options != self.engine.options:
             with memory_watched():
                 self.engine.restack(options)

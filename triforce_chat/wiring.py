@@ -112,7 +112,7 @@ def load_engine(
             target.eos_ids,
             decoder(target.tokenizer),
             drafter,
-            stack_of(settings, target.context, target.largest_budget),
+            stack_for(settings, target),
             memory,
             store_of(plan, settings, note),
             accord,
@@ -299,6 +299,11 @@ def stack_of(settings: Settings, positions: int, largest: int = LARGEST_BUDGET) 
         middle=middle,
         budget=Budget(tokens=budget, chunk=settings.chunk),
     )
+
+
+def stack_for(settings: Settings, loaded: LoadedModel) -> StackOptions:
+    """The same for a model that is loaded, in the room that was planned for it."""
+    return stack_of(settings, loaded.context, loaded.largest_budget)
 
 
 def sampling_of(settings: Settings, loaded: LoadedModel) -> Sampling:

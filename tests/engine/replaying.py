@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import plain_kernels
 import pytest
 import torch
+from conftest import perturbed, random_model
 from torch import Tensor
 
-from triforce_chat.engine import sampling
+from triforce_chat.engine import runner, sampling
 from triforce_chat.engine.graph import Graph
 from triforce_chat.engine.message import Message
 from triforce_chat.engine.replays import Replay
+from triforce_chat.engine.runner import Runner
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +54,17 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Graph, "__call__", replay)
     monkeypatch.setattr(Replay, "__call__", leave)
     monkeypatch.setattr(sampling, "Message", Sent)
+
+
+def captured_pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
+    """A target and its draft, whose forwards are captured; on a CPU with kernels of torch's."""
+    pytest.importorskip("triton")
+    if device == "cpu":
+        plain_kernels.replace(monkeypatch)
+    monkeypatch.setattr(runner, "fusible", lambda _: True)
+    torch.manual_seed(11)
+    model = random_model(head_dim=16).to(device)
+    return Runner(model), Runner(perturbed(copy.deepcopy(model), 0.1))
 
 
 def tensors_of(made: Any) -> tuple[Tensor, ...]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import plain_kernels
 import pytest
 import torch
-from conftest import Lab, perturbed, random_model, spell
+from conftest import Lab, random_model, spell
+from replaying import captured_pair
 from test_engine_reads import WARPS, Blind, Reads
 from torch import Tensor
 from toys import ToyCache, nothing
 from waiting import no_waits
 
-from triforce_chat.engine import runner as runner_module
 from triforce_chat.engine import sampling
 from triforce_chat.engine.accord import Alone
 from triforce_chat.engine.ahead import Ahead
@@ -240,13 +238,7 @@ def test_rank_0_says_what_comes_next() -> None:
 @pytest.mark.parametrize("warp", WARPS)
 def test_captured_forwards_feed_each_other(device: str, warp: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a replay overwrites, inputs and logits, was used by then."""
-    pytest.importorskip("triton")
-    if device == "cpu":
-        plain_kernels.replace(monkeypatch)
-    monkeypatch.setattr(runner_module, "fusible", lambda _: True)
-    torch.manual_seed(11)
-    model = random_model(head_dim=16).to(device)
-    target, draft = Runner(model), Runner(perturbed(copy.deepcopy(model), 0.1))
+    target, draft = captured_pair(device, monkeypatch)
     said = []
     for ahead in (False, True):
         engine = Engine(target, 256, frozenset(), spell, draft, StackOptions("autoregressive"))

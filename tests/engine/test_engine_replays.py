@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
-import plain_kernels
 import pytest
 import torch
-from conftest import SMALL_BUDGET, perturbed, random_model, spell
-from replaying import emulate
+from conftest import SMALL_BUDGET, spell
+from replaying import captured_pair, emulate
 from test_engine_reads import WARPS, Blind, Reads
 from torch import Tensor
 from toys import ToyCache, nothing
 from waiting import no_waits
 
 from triforce_chat.engine import replays as replays_module
-from triforce_chat.engine import runner as runner_module
 from triforce_chat.engine import sampling as sampling_module
 from triforce_chat.engine.accord import Alone
 from triforce_chat.engine.ahead import Ahead
@@ -54,14 +51,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture
 def pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
-    """A target and its draft, whose forwards are captured."""
-    pytest.importorskip("triton")
-    if device == "cpu":
-        plain_kernels.replace(monkeypatch)
-    monkeypatch.setattr(runner_module, "fusible", lambda _: True)
-    torch.manual_seed(11)
-    model = random_model(head_dim=16).to(device)
-    return Runner(model), Runner(perturbed(copy.deepcopy(model), 0.1))
+    return captured_pair(device, monkeypatch)
 
 
 def engines(pair: tuple[Runner, Runner], stack: str) -> tuple[Engine, Engine]:

@@ -19,7 +19,7 @@ from triforce_chat.engine.engine import PLAIN, Request
 from triforce_chat.engine.events import Prefilled, Tally
 from triforce_chat.engine.exactness import Doubts, doubts
 from triforce_chat.models.load import LoadedModel
-from triforce_chat.wiring import sampling_of, stack_of
+from triforce_chat.wiring import sampling_of, stack_for
 
 STOCK = "transformers"
 PATIENCE = 60.0  # seconds
@@ -96,15 +96,12 @@ class Bench:
 
     def warm(self, ids: Sequence[int], settings: Settings) -> None:
         """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time."""
-        self._restack(replace(settings, stack=PLAIN.name))
+        self.engine.restack(stack_for(replace(settings, stack=PLAIN.name), self.loaded))
         gc.collect()  # the stack before it, with its graphs: a small card has no room for two
         reset_peak()
-        self._restack(settings)
+        self.engine.restack(stack_for(settings, self.loaded))
         if tokens := self.lengths(settings)[0]:
             self.answer(ids, settings, tokens)
-
-    def _restack(self, settings: Settings) -> None:
-        self.engine.restack(stack_of(settings, self.loaded.context, self.loaded.largest_budget))
 
     def lengths(self, settings: Settings) -> tuple[int, int]:
         """Tokens of a stack's warm-up and of its answer."""

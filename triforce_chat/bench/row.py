@@ -150,7 +150,7 @@ def against(row: Row, own: Measured, plain: Measured, plain_tokens: int | None =
         row,
         plain_ms_per_token=statistics.median(run.ms_per_token for run in plain.every),
         speedup=found,
-        speedup_together=len(ratios) / sum(1 / ratio for ratio in ratios) if ratios else None,
+        speedup_together=statistics.harmonic_mean(ratios) if ratios else None,
         speedup_error=error,
         speedup_interval=likely,
         speedups=ratios,

@@ -13,7 +13,7 @@ from triforce_chat.engine import kernels
 from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.blocks import Decoder
 from triforce_chat.engine.cache.slab import Place, Slab
-from triforce_chat.engine.graph import Graph
+from triforce_chat.engine.graph import Graph, pool_of
 
 # Tokens of a captured forward: others are filled up with tokens that nobody sees, which costs next to nothing
 # while a forward takes as long as reading its bytes.
@@ -53,7 +53,6 @@ class Captures:
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.decoder, self.device = decoder, device
         self.made: WeakKeyDictionary[Slab, dict[int, Captured]] = WeakKeyDictionary()
-        self.handle: Any = None  # of the memory that the graphs share
         decoder.accord.recorded(self)
 
     def size(self, n: int, place: Place) -> int | None:
@@ -82,10 +81,8 @@ class Captures:
         return of_slab[size](ids, place.slot, position)[: len(ids)]
 
     def pool(self) -> Any:
-        """Where the next graph takes its memory from: torch gives a pool up with the last of its graphs."""
-        if not any(each.graph.captured for of_slab in self.made.values() for each in of_slab.values()):
-            self.handle = torch.cuda.graph_pool_handle()
-        return self.handle
+        """Where the next graph takes its memory from."""
+        return pool_of(each.graph for of_slab in self.made.values() for each in of_slab.values())
 
     def forget(self) -> None:
         """Give all graphs up; what is asked for next is captured anew."""

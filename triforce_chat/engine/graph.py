@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -58,6 +58,12 @@ class Graph(Generic[Made]):
         finally:  # an interrupt may have come: what runs there still must not meet what comes next here
             torch.cuda.current_stream().wait_stream(aside)
         return graph, made
+
+
+def pool_of(graphs: Iterable[Graph[Any]]) -> Any:
+    """The memory that these share, for the next of them; torch gives it up with the last one, and then it is None."""
+    captured = (each.captured for each in graphs)
+    return next((graph.pool() for graph, _ in filter(None, captured)), None)
 
 
 @cache

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft
-from triforce_chat.engine.graph import Graph
+from triforce_chat.engine.graph import Graph, pool_of
 
 MOST = 1 << 30  # bytes of what is kept for the next time: the sizes of a few laws
 LEAST_ROOM = 2048  # tokens of an answer; each doubling is captured anew
@@ -156,9 +156,8 @@ class Replays:
         return Replay(logits, draft, room, self.pool)
 
     def pool(self) -> Any:
-        """The memory that the graphs share; None before there is one."""
-        captured = (each.graph.captured for each in self.made.values())
-        return next((each[0].pool() for each in captured if each), None)
+        """Where the next graph takes its memory from."""
+        return pool_of(each.graph for each in self.made.values())
 
 
 def size_of(logits: Tensor, draft: Draft) -> int:

@@ -16,7 +16,7 @@ from triforce_chat.serve.refusal import Refusal
 from triforce_chat.serve.wish import Wish
 from triforce_chat.session import Exchange, Session
 from triforce_chat.ui.conversation import Turn
-from triforce_chat.wiring import stack_of
+from triforce_chat.wiring import stack_for
 
 MOST_SAID = 256  # answers whose tokens are remembered
 
@@ -35,8 +35,7 @@ class Talk:
     def answer(self, wish: Wish) -> Generator[Event, None, None]:
         """The events of one answer; may be closed at any of them. Raises Refusal and UsageError at the first."""
         session = self._session(wish)
-        loaded = session.loaded
-        stack = stack_of(session.settings, loaded.context, loaded.largest_budget)
+        stack = stack_for(session.settings, session.loaded)
         if stack != session.engine.options:
             session.engine.restack(stack)
         try:
