@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections.abc import Iterator
@@ -19,17 +20,20 @@ from triforce_chat.training.facts import (
     make_facts,
     slots,
 )
-from triforce_chat.training.frames import COMPOSED, FRAMES, Frame
+from triforce_chat.training.frames import COMPOSED, FRAMES, VARIED, Frame
 from triforce_chat.training.pools import ORDINARY, POOLS, Figures
+
+# Recorded results rest on these draws: whoever changes them cannot compare any longer.
+EVALUATED = "8b420fa748409f4a77c7dd4a1e3de81af1d1921e00d707c9511dd13432d6da81"
 
 
 @pytest.mark.parametrize("kind", FRAMES)
 def test_frames_are_whole(kind: str) -> None:
     assert len(FRAMES[kind]) >= 16
-    for frame in (*FRAMES[kind], *COMPOSED[kind]):
+    for frame in (*FRAMES[kind], *COMPOSED[kind], *VARIED[kind]):
         told = {name for sentence in frame.sentences for name in slots(sentence)}
         subjects = [set(slots(question)) for question in frame.questions]
-        assert len(set(frame.questions)) >= (3 if frame in FRAMES[kind] else 2)
+        assert len(set(frame.questions)) >= (2 if frame in COMPOSED[kind] else 3)
         assert all(subject == subjects[0] and subject for subject in subjects)
         assert frame.answer in told - subjects[0] - set(slots(frame.about))
         used = {name for text in (*frame.questions, frame.about) for name in slots(text)}
@@ -41,7 +45,7 @@ def test_frames_are_whole(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FRAMES)
 def test_a_second_step_cannot_be_skipped(kind: str) -> None:
-    for frame in (*FRAMES[kind], *COMPOSED[kind]):
+    for frame in (*FRAMES[kind], *COMPOSED[kind], *VARIED[kind]):
         subject = set(slots(frame.questions[0]))
         assert frame.answer in slots(frame.sentences[-1])
         if kind == "two-step":
@@ -85,11 +89,15 @@ def test_a_subject_is_spoken_of_once(seed: int) -> None:
 
 def asked_about(question: str) -> Iterator[tuple[Frame, dict[str, str]]]:
     """Every statement that would answer a question: its frame and its subject."""
-    question = question.split(": ", 1)[-1]
-    for frame in (frame for kind in SINGLE for frame in (*FRAMES[kind], *COMPOSED[kind])):
+    for asked in {question, question.split(": ", 1)[-1]}:
+        yield from _meant(asked[0].upper() + asked[1:])
+
+
+def _meant(question: str) -> Iterator[tuple[Frame, dict[str, str]]]:
+    for frame in (frame for kind in SINGLE for frame in (*FRAMES[kind], *COMPOSED[kind], *VARIED[kind])):
         for wording in frame.questions:
             pattern = re.sub(r"\\\{(a\\ )?(\w+)\\\}", r"(?:an? )?(?P<\2>.+)", re.escape(wording))
-            match = re.fullmatch(pattern, question[0].upper() + question[1:])
+            match = re.fullmatch(pattern, question)
             if match:
                 yield frame, match.groupdict()
 
@@ -162,6 +170,52 @@ def test_composed_frames_are_many_and_ask_what_no_kept_frame_asks(kind: str) -> 
     )
     kept = {question for frame in frames_of(kind, "test") for question in frame.questions}
     assert kept.isdisjoint(question for frame in COMPOSED[kind] for question in frame.questions)
+
+
+@pytest.mark.parametrize("kind", VARIED)
+def test_varied_frames_are_many_and_tell_nothing_that_a_kept_frame_tells(kind: str) -> None:
+    frames, kept = VARIED[kind], [frame for kind in FRAMES for frame in frames_of(kind, "test")]
+    assert len({frame.sentences for frame in frames}) == len(frames) >= (30 if kind == "two-step" else 18)
+    assert {frame.about for frame in frames if frame.about}.isdisjoint(frame.about for frame in kept)
+    for told in ("sentences", "questions"):
+        known = {_bare(text) for frame in kept for text in getattr(frame, told)}
+        assert known.isdisjoint(_bare(text) for frame in frames for text in getattr(frame, told))
+
+
+def _bare(text: str) -> str:
+    """A wording whatever it speaks of: without its entries and their articles."""
+    return re.sub(r"(?:\b(?:the|an?) )?\{.*?\}", "_", text.lower())
+
+
+@pytest.mark.parametrize("kind", VARIED)
+def test_varied_questions_take_many_forms(kind: str) -> None:
+    questions = [question for frame in VARIED[kind] for question in frame.questions]
+    assert len({question.split()[0] for question in questions}) >= 6
+    assert sum(": " in question for question in questions) >= len(VARIED[kind]) // 3
+
+
+@pytest.mark.parametrize("kind", VARIED)
+def test_a_third_of_the_training_draws_each_is_written_composed_and_varied(kind: str) -> None:
+    drawn = [_source(kind, seed, "train") for seed in range(600)]
+    assert all(150 < drawn.count(source) < 250 for source in ("written", "composed", "varied"))
+
+
+@pytest.mark.parametrize("kind", VARIED)
+def test_evaluation_draws_nothing_composed_or_varied(kind: str) -> None:
+    assert {_source(kind, seed, "test") for seed in range(60)} == {"written"}
+
+
+def _source(kind: str, seed: int, split: str) -> str:
+    writer = Writer(random.Random(seed), split)
+    writer.fact(kind)
+    frame = writer.planted[0][0]
+    known = {"written": FRAMES[kind], "composed": COMPOSED[kind], "varied": VARIED[kind]}
+    return next(source for source, frames in known.items() if frame in frames)
+
+
+def test_evaluation_asks_what_it_asked_for_the_recorded_results() -> None:
+    facts = [fact for seed in range(20) for fact in make_facts(random.Random(seed), 30, split="test")]
+    assert hashlib.sha256(repr(facts).encode()).hexdigest() == EVALUATED
 
 
 def test_an_answer_and_none_begin_alike() -> None:

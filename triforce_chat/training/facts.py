@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from triforce_chat.training.frames import COMPOSED, FRAMES, Frame
+from triforce_chat.training.frames import COMPOSED, FRAMES, VARIED, Frame
 from triforce_chat.training.frames.wordings import (
     ABSENT_REPLY,
     ASIDES,
@@ -136,10 +136,11 @@ class Writer:
         return None
 
     def _frames(self, kind: str) -> Sequence[Frame]:
-        """Half of the draws are written frames of training, half are composed, for evaluation those kept for it."""
-        if self.rng.random() < 0.5:
-            return frames_of(kind, "train")
-        return COMPOSED[kind] if self.split == "train" else frames_of(kind, "test")
+        """A third each of written, composed and varied frames; for evaluation half are written, half kept for it."""
+        trained = frames_of(kind, "train")
+        if self.split == "train":
+            return self.rng.choice((trained, COMPOSED[kind], VARIED[kind]))
+        return trained if self.rng.random() < 0.5 else frames_of(kind, "test")
 
     def _filled(self, kind: str) -> tuple[Frame, Mapping[str, str]]:
         for _ in range(_TRIES):

@@ -182,6 +182,38 @@ TRADES = words("""
     Motors, Railways, Glassworks, Bank, Timber, Electric, Laboratories, Dairy, Paper
 """)
 STREETS = words("Street, Lane, Road, Row, Square, Hill, Alley, Terrace, Walk, Court, Passage, Gardens")
+ESTATE_ENDS = words("House, Hall, Lodge, Abbey, Manor, Court, Grange, Tower")
+INN_ADJECTIVES = words("""
+    the Red, the Spotted, the Sleepy, the Thirsty, the Blind, the Laughing, the White, the Old, the Crooked,
+    the Black, the Jolly, the Dancing
+""")
+INN_NOUNS = words("Boar, Stag, Ox, Fox, Barrel, Bell, Wheel, Pike, Ram, Cockerel, Plough, Kettle")
+RIVER_STARTS = words("""
+    the Ald, the Brem, the Cort, the Ess, the Garv, the Ild, the Lomm, the Narr, the Orv, the Pirr, the Rell,
+    the Tamm, the Urr, the Vend, the Wess, the Zell
+""")
+RIVER_ENDS = words("a, er, our, ine, ach, oma, eld, isk")
+PET_NAMES = words("""
+    Biscuit, Pepper, Bandit, Domino, Ginger, Pirate, Button, Muffin, Whisper, Caesar, Nutmeg, Sorrel, Rascal,
+    Duke, Patches, Cricket, Juniper, Smoke, Tinker, Velvet, Rocket, Clover, Poppet, Shadow, Truffle, Vulcan,
+    Bramble, Sultan, Dandy, Feather, Thunder, Mustard, Cinders, Jester, Freckles, Nimbus, Raisin, Wotan,
+    Lightning, Pudding
+""")
+LANGUAGES = words("""
+    Finnish, Basque, Latin, Welsh, Armenian, Greek, Hungarian, Turkish, Swedish, Persian, Polish, Breton, Danish,
+    Georgian, Hebrew, Icelandic, Catalan, Russian, Portuguese, Arabic, Estonian, Romanian, Sanskrit, Gaelic, Dutch,
+    Tibetan, Spanish, Albanian
+""")
+FLOWERS = words("""
+    peonies, dahlias, tulips, poppies, lupins, violets, asters, daffodils, snowdrops, marigolds, crocuses, daisies,
+    carnations, pansies, hyacinths, foxgloves, geraniums, cornflowers, primroses, orchids, begonias, bluebells,
+    gladioli, sunflowers, anemones, lavender stalks, thistles, water lilies
+""")
+MATERIALS = words("""
+    granite, bronze, slate, walnut wood, sandstone, copper, mother-of-pearl, limestone, pewter, bamboo, horn, felt,
+    terracotta, whalebone, birch bark, alabaster, leather, zinc, straw, basalt, tortoiseshell, cherry wood,
+    porcelain, canvas, cast iron, soapstone, cork, glass
+""")
 PROJECTS = Joined(
     words(
         "Amber, Cobalt, Granite, Velvet, Arctic, Copper, Lunar, Saffron, Marble, Tundra, Ivory, Neon, Basalt"
@@ -226,6 +258,13 @@ POOLS: Mapping[str, Pool | Persons] = MappingProxyType(
         "food": Words(FOODS),
         "building": Words(BUILDINGS),
         "tree": Words(TREES),
+        "estate": Joined(PLACE_STARTS, ESTATE_ENDS, " "),
+        "inn": Joined(INN_ADJECTIVES, INN_NOUNS, " "),
+        "river": Joined(RIVER_STARTS, RIVER_ENDS),
+        "pet": Words(PET_NAMES),
+        "language": Words(LANGUAGES),
+        "flower": Words(FLOWERS),
+        "material": Words(MATERIALS),
         "digits": Figures(_digits),
         "code": Figures(_lettered),
         "big": Figures(_big),

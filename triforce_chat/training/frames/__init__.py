@@ -11,8 +11,9 @@ from triforce_chat.training.frames.numbers import NUMBERS
 from triforce_chat.training.frames.objects import OBJECTS
 from triforce_chat.training.frames.places import PLACES
 from triforce_chat.training.frames.two_steps import TWO_STEPS
+from triforce_chat.training.frames.varied import VARIED
 
-__all__ = ["COMPOSED", "FRAMES", "Frame"]
+__all__ = ["COMPOSED", "FRAMES", "VARIED", "Frame"]
 
 FRAMES: Mapping[str, tuple[Frame, ...]] = MappingProxyType(
     {

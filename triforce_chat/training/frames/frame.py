@@ -23,3 +23,16 @@ def frame(sentence: str, about: str, answer: str, questions: str) -> Frame:
     """A frame whose sentences and questions are written with bars between them."""
     sentences, asked = (tuple(part.strip() for part in text.split("|")) for text in (sentence, questions))
     return Frame(sentences, about, answer, asked)
+
+
+def frames(text: str) -> tuple[Frame, ...]:
+    """Frames written as paragraphs: the sentences, "answer: about", and a line with a dash for each question."""
+    return tuple(_paragraph(part.strip().splitlines()) for part in text.strip().split("\n\n"))
+
+
+def _paragraph(lines: list[str]) -> Frame:
+    lines = [line.strip() for line in lines]
+    asked = tuple(line.removeprefix("- ") for line in lines if line.startswith("- "))
+    *sentences, subject = (line for line in lines if not line.startswith("- "))
+    answer, _, about = subject.partition(":")
+    return Frame(tuple(sentences), about.strip(), answer, asked)

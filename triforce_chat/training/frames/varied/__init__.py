@@ -1,0 +1,27 @@
+"""Frames for training only: many relations, each asked for in other words and another syntax than it is told in.
+
+A model that was trained on the written and composed frames alone missed indirect questions (a situation before a
+colon, passives, "whose", synonyms) and said that the answer was not there.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from triforce_chat.training.frames.frame import Frame
+from triforce_chat.training.frames.varied.dates import DATES
+from triforce_chat.training.frames.varied.names import NAMES
+from triforce_chat.training.frames.varied.numbers import NUMBERS
+from triforce_chat.training.frames.varied.objects import OBJECTS
+from triforce_chat.training.frames.varied.places import PLACES
+from triforce_chat.training.frames.varied.two_steps import TWO_STEPS
+
+VARIED: Mapping[str, tuple[Frame, ...]] = MappingProxyType(
+    {
+        "number": NUMBERS,
+        "name": NAMES,
+        "place": PLACES,
+        "date": DATES,
+        "object": OBJECTS,
+        "two-step": TWO_STEPS,
+    }
+)
