@@ -39,8 +39,8 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
             mine.copy_(new)
         return self.captured[1]
 
-    def leave(self: Replay, work: Any) -> Any:
-        drawn = lay_out(self, work)
+    def leave(self: Replay) -> Any:
+        drawn = lay_out(self)
         given = self.given
         spoil(given.logits, given.draft.probs, *given.chances)
         for ids in (given.draft.tokens, *(given.said or ())):
@@ -52,6 +52,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(numbers.clone())
 
     monkeypatch.setattr(Graph, "__call__", replay)
+    monkeypatch.setattr(Graph, "prepare", replay)
     monkeypatch.setattr(Replay, "__call__", leave)
     monkeypatch.setattr(sampling, "Message", Sent)
 

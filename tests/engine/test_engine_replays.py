@@ -21,6 +21,7 @@ from triforce_chat.engine.ahead import Ahead
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.graph import SIZES, USUAL
 from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative
 from triforce_chat.engine.message import Message
 from triforce_chat.engine.options import Sampling
@@ -116,7 +117,7 @@ def test_draws_and_verdicts_of_a_real_vocabulary(device: str, law: str, dtype: t
     vocabulary, replays = 9000, Replays()
     generator = torch.Generator().manual_seed(1)
     samplers = [Sampler(LAWS[law], 3, desks=desks) for desks in (DIRECT, replays)]
-    for n in (3, 1, 3, 0, 2, 3):
+    for n in (6, 3, 1, 8, 0, 2, 6, 24, 41):
         logits = (6 * torch.randn(n + 1, vocabulary, generator=generator)).to(device, dtype)
         probs = torch.softmax(2 * torch.randn(n, vocabulary, generator=generator), -1).to(device)
         ids = torch.randint(0, vocabulary, (9 + n,), generator=generator).to(device)
@@ -125,9 +126,9 @@ def test_draws_and_verdicts_of_a_real_vocabulary(device: str, law: str, dtype: t
         for sampler in samplers:
             drawn = sampler.next(logits[:1], ids)
             results.append([each.clone() for each in drawn])
-            results[-1] += [
-                each.clone() for each in sampler.judge(verify, Draft(ids[9:], probs), logits, ids)
-            ]
+            drawn = sampler.judge(verify, Draft(ids[9:], probs), logits, ids)
+            said = drawn.word[: int(drawn.word[0]) + 2]  # without what has no meaning
+            results[-1] += [drawn.probs[: n + 1].clone(), said.clone(), drawn.word[-1:].clone()]
         for direct, replayed in zip(*results, strict=True):
             assert torch.equal(direct, replayed)
         assert torch.equal(*(sampler.state for sampler in samplers))
@@ -139,6 +140,41 @@ def test_one_graph_serves_all_answers_of_a_law(pair: tuple[Runner, Runner]) -> N
         for seed in range(3):
             tokens_of(engine, Request(PROMPT, 24, Sampling(temperature, seed=seed)))
             assert len(engine.desks.made) == graphs
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_what_is_left_of_a_longer_draft_is_not_judged(law: str) -> None:
+    """It would pass, and take from what comes behind a shorter one."""
+    generator, replays = torch.Generator().manual_seed(2), Replays()
+    samplers = [Sampler(LAWS[law], 3, desks=desks) for desks in (DIRECT, replays)]
+    logits = torch.randn(8, 50, generator=generator)
+    logits[range(8), range(10, 18)] = 5
+    probs, ids = torch.full((7, 50), 0.02), torch.tensor([1, 2, 3, 30, 31, *range(10, 17)])
+    for n in (7, 6, 7, 6, 5, 6, 5):
+        draft, history = Draft(ids[5 : 5 + n], probs[:n]), ids[: 5 + n]
+        direct, replayed = (each.judge(verify, draft, logits[: n + 1], history) for each in samplers)
+        assert int(replayed.word[0]) == n
+        assert replayed.word[: n + 2].tolist() == direct.word[:-1].tolist()
+        assert torch.equal(replayed.probs[: n + 1], direct.probs)
+        assert all(torch.equal(row, direct.probs[-1]) for row in replayed.probs[n + 1 :])
+
+
+def test_drafts_of_all_usual_lengths_are_captured_with_the_first(device: str) -> None:
+    replays = Replays()
+    sampler, ids = Sampler(Sampling(1.0), desks=replays), torch.ones(60, dtype=torch.long, device=device)
+
+    def captured(n: int) -> int:
+        draft = Draft(ids[:n], torch.full((n, 9), 1 / 9, device=device))
+        sampler.judge(verify, draft, torch.zeros(n + 1, 9, device=device), ids)
+        return sum(
+            each.graph.captured is not None for kind in replays.made.values() for each in kind.values()
+        )
+
+    assert captured(0) == 1
+    first = captured(2)
+    assert {captured(n) for n in range(USUAL)} == {first}
+    assert captured(USUAL) == captured(USUAL + 1) == first + 1
+    assert captured(SIZES[-1]) == first + 2
 
 
 def test_graphs_that_nobody_uses_go(device: str) -> None:

@@ -13,13 +13,7 @@ from triforce_chat.engine import kernels
 from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.blocks import Decoder
 from triforce_chat.engine.cache.slab import Place, Slab
-from triforce_chat.engine.graph import Graph, pool_of
-
-# Tokens of a captured forward: others are filled up with tokens that nobody sees, which costs next to nothing
-# while a forward takes as long as reading its bytes.
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
-
-USUAL = 24  # tokens of the largest forward that is captured at once: what planners ask for, and some beyond
+from triforce_chat.engine.graph import SIZES, USUAL, Graph, pool_of
 
 
 class Captured:

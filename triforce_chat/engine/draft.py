@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ class Draft:
 
     tokens: Tensor  # [n], int64
     probs: Tensor  # [n, V]
+    count: Tensor | None = None  # [], of the tokens that count, where the others fill up a fixed size
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -37,4 +38,4 @@ class Draft:
 class Verdict(Draft):
     """What a verification commits; its tensors are overwritten by the next one."""
 
-    ids: list[int]  # the tokens, as the host has heard them
+    ids: list[int] = field(kw_only=True)  # the tokens, as the host has heard them

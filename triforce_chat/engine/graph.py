@@ -10,6 +10,13 @@ import torch
 
 Made = TypeVar("Made")
 
+# Rows of captured work: others are filled up with rows that nobody sees, which costs next to nothing while
+# reading the bytes of the rest takes the time.
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+USUAL = (
+    24  # rows of the largest that is captured ahead of its first use: what planners ask for, and some beyond
+)
+
 
 class Graph(Generic[Made]):
     """One piece of work. On a device without graphs it is done anew at every call.
@@ -26,12 +33,17 @@ class Graph(Generic[Made]):
         """What ``work`` returns, which is the same at every call; the next one out of its pool overwrites it."""
         if self.device.type != "cuda":
             return work()
-        if self.captured is None:
-            with torch.cuda.device(self.device):  # other threads have another one
-                self.captured = self._at_last(work)
+        self.prepare(work)
+        assert self.captured
         graph, made = self.captured
         graph.replay()
         return made
+
+    def prepare(self, work: Callable[[], Made]) -> None:
+        """Capture ``work``, if that is still to be done."""
+        if self.device.type == "cuda" and self.captured is None:
+            with torch.cuda.device(self.device):  # other threads have another one
+                self.captured = self._at_last(work)
 
     def _at_last(self, work: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
         try:

@@ -152,7 +152,7 @@ class Speculative:
             if not sampler.widened():
                 break
         made = accepted + 1
-        return Verdict(word[1 : 1 + made], drawn.probs[:made], ids[:made])
+        return Verdict(word[1 : 1 + made], drawn.probs[:made], ids=ids[:made])
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         """At least n tokens by whole rounds, so that no verified token goes to waste."""

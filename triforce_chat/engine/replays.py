@@ -1,21 +1,23 @@
 """Where tokens are drawn and drafts judged: dozens of small launches, which a GPU replays as one graph.
 
 What a graph reads stands on a desk of its own, and so does what it makes. Random numbers are put there from outside.
+Drafts have every length; desks have a few sizes, which are all captured before the first of them is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft
-from triforce_chat.engine.graph import Graph, pool_of
+from triforce_chat.engine.graph import SIZES, USUAL, Graph, pool_of
 
-MOST = 1 << 30  # bytes of what is kept for the next time: the sizes of a few laws
+MOST = 1 << 30  # bytes of what is kept for the next time: a few laws
 LEAST_ROOM = 2048  # tokens of an answer; each doubling is captured anew
 
 
@@ -67,21 +69,24 @@ Work = Callable[[Given], Drawn]
 
 
 class Desk(Protocol):
-    """Has everything in its place for one piece of work."""
+    """Has everything in its place for one piece of work but for the chances, which are still to be drawn."""
 
     @property
-    def given(self) -> Given: ...
+    def chances(self) -> Chances: ...
 
-    def __call__(self, work: Work) -> Drawn:
-        """Do ``work``, which may read ``given`` and nothing else that changes."""
+    def __call__(self) -> Drawn:
+        """Do it."""
         ...
 
 
 class Desks(Protocol):
-    """Finds the desk for a ``kind`` of work, and lays on it what is given but for the chances."""
+    """Finds the desk for a piece of work."""
 
-    def lay(self, kind: Hashable, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:
-        """``said`` [m] is the answer so far, if the work asks for it."""
+    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:
+        """``work`` reads what is given and nothing else that changes from one of its ``kind`` to another.
+
+        ``said`` [m] is the answer so far, if the work asks for it.
+        """
         ...
 
 
@@ -89,80 +94,116 @@ class Desks(Protocol):
 class Once:
     """Serves one piece of work."""
 
+    work: Work
     given: Given
 
-    def __call__(self, work: Work) -> Drawn:
-        return work(self.given)
+    @property
+    def chances(self) -> Chances:
+        return self.given.chances
+
+    def __call__(self) -> Drawn:
+        return self.work(self.given)
 
 
 class Direct:
     """A new desk every time, around the very tensors."""
 
-    def lay(self, kind: Hashable, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:  # noqa: ARG002
+    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:  # noqa: ARG002
         answer = None if said is None else Said.of(said)
-        return Once(Given(logits, draft, answer, Chances.blank(len(draft), logits.device)))
+        return Once(work, Given(logits, draft, answer, Chances.blank(len(draft), logits.device)))
 
 
 DIRECT = Direct()
 
 
 class Replay:
-    """A desk whose work is the same every time."""
+    """A desk of a fixed size whose work is the same every time; shorter drafts leave some of it unused."""
 
-    def __init__(self, logits: Tensor, draft: Draft, room: int, pool: Callable[[], Any]) -> None:
-        device = logits.device
+    def __init__(
+        self, work: Work, rows: int, logits: Tensor, draft: Draft, room: int, pool: Callable[[], Any]
+    ) -> None:
+        device, (n, vocabulary) = logits.device, (rows - 1, logits.shape[-1])
         with torch.inference_mode(False):  # else nobody could write to them outside of that mode
+            self.counts = torch.zeros(
+                2, dtype=torch.long, device=device
+            )  # of the drafted, of the said tokens
+            # Nowhere garbage: what is left unused is worked on, too.
+            said = torch.zeros(room, dtype=torch.long, device=device)
+            drafted = draft.tokens.new_zeros(n), draft.probs.new_zeros(n, vocabulary)
             self.given = Given(
-                torch.empty_like(logits, memory_format=torch.contiguous_format),
-                Draft(torch.zeros_like(draft.tokens), torch.empty_like(draft.probs)),
-                Said.room(room, device) if room else None,
-                Chances.blank(len(draft), device),
+                logits.new_zeros(rows, vocabulary),
+                Draft(*drafted, self.counts[0]),
+                Said(said, self.counts[1]) if room else None,
+                Chances.blank(n, device),
             )
+        self.chances = self.given.chances
+        self.work = work
         self.graph: Graph[Drawn] = Graph(device, pool)
-        self.bytes = size_of(logits, draft)
+
+    def prepare(self) -> None:
+        """Have it captured before there is anything to do."""
+        self.graph.prepare(self._done)
 
     def fill(self, logits: Tensor, draft: Draft, said: Tensor | None) -> None:
-        self.given.logits.copy_(logits)
-        if len(draft):
-            self.given.draft.tokens.copy_(draft.tokens)
-            self.given.draft.probs.copy_(draft.probs)
-        if self.given.said is not None and said is not None:
-            self.given.said.tokens[: len(said)] = said
-            self.given.said.length.fill_(len(said))
+        given, n = self.given, len(draft)
+        given.logits[: n + 1] = logits
+        if n < len(given.draft):
+            given.logits[n + 1 :] = logits[-1]  # their nuclei are no wider than those that count
+        if n:
+            given.draft.tokens[:n] = draft.tokens
+            given.draft.probs[:n] = draft.probs
+        if given.said is not None and said is not None:
+            given.said.tokens[: len(said)] = said
+        # Two numbers of the host's in one launch.
+        torch.linspace(n, 0 if said is None else len(said), 2, out=self.counts)
+        self.chances = Chances(given.chances.tests[:n], given.chances.last)
 
-    def __call__(self, work: Work) -> Drawn:
-        return self.graph(lambda: work(self.given))
+    def __call__(self) -> Drawn:
+        return self.graph(self._done)
+
+    def _done(self) -> Drawn:
+        return self.work(self.given)
 
 
 class Replays:
-    """A desk for each kind of work and each shape, kept from answer to answer; those unused longest go."""
+    """Desks for each kind of work, kept from answer to answer; the kinds unused longest go."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self.made: dict[Hashable, Replay] = {}  # by their last use
+        self.made: dict[Hashable, dict[int, Replay]] = {}  # by their last use; then by their rows
 
-    def lay(self, kind: Hashable, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:
+    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:
         room = 0 if said is None else rounded_up(len(said))
-        key = kind, logits.shape, logits.dtype, draft.probs.dtype, room
-        desk = self.made.pop(key, None) or self._new(logits, draft, room)
-        self.made[key] = desk  # the last one again
-        desk.fill(logits, draft, said)
-        return desk
+        key = kind, logits.shape[-1], logits.dtype, draft.probs.dtype, room
+        desks = self.made[key] = self.made.pop(key, {})  # the last one again
+        rows = next((size for size in SIZES if size >= len(logits)), len(logits))
+        usual = [size for size in SIZES if size <= USUAL and len(draft)]
+        for size in {rows, *usual} - desks.keys():
+            desks[size] = Replay(work, size, logits, draft, room, self.pool)
+            desks[size].prepare()
+        self._forget(key)
+        desks[rows].fill(logits, draft, said)
+        return desks[rows]
 
-    def _new(self, logits: Tensor, draft: Draft, room: int) -> Replay:
-        more = size_of(logits, draft)
-        while self.made and more + sum(each.bytes for each in self.made.values()) > self.most:
-            del self.made[next(iter(self.made))]
-        return Replay(logits, draft, room, self.pool)
+    def _forget(self, but: Hashable) -> None:
+        """What is more than it may be."""
+        for key in list(self.made):
+            if key == but or sum(map(size_of, self._all())) <= self.most:
+                break
+            del self.made[key]
+
+    def _all(self) -> Iterator[Replay]:
+        return chain.from_iterable(desks.values() for desks in self.made.values())
 
     def pool(self) -> Any:
         """Where the next graph takes its memory from."""
-        return pool_of(each.graph for each in self.made.values())
+        return pool_of(each.graph for each in self._all())
 
 
-def size_of(logits: Tensor, draft: Draft) -> int:
+def size_of(desk: Replay) -> int:
     """Bytes of what is laid there, and of the distributions that are made of it."""
-    return logits.nbytes + draft.probs.nbytes + logits.numel() * torch.float32.itemsize
+    logits = desk.given.logits
+    return logits.nbytes + desk.given.draft.probs.nbytes + logits.numel() * torch.float32.itemsize
 
 
 def rounded_up(tokens: int) -> int:

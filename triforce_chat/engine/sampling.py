@@ -102,9 +102,9 @@ class Sampler:
 
     def _made(self, work: Work, kind: Hashable, logits: Tensor, draft: Draft, tokens: Tensor) -> Drawn:
         law = kind, self.law_only, self.nucleus.width
-        desk = self.desks.lay(law, logits, draft, self._answer(tokens))
-        self.roll(desk.given.chances)
-        return desk(work)
+        desk = self.desks.lay(law, work, logits, draft, self._answer(tokens))
+        self.roll(desk.chances)
+        return desk()
 
     def _answer(self, tokens: Tensor) -> Tensor | None:
         """What the repetition penalty is about."""
@@ -124,7 +124,7 @@ class Sampler:
     # Work: depends on nothing that changes but what is given. A replay does not come through here.
 
     def _draw_one(self, given: Given) -> Drawn:
-        scores = self._penalized(given.logits, given.said)
+        scores = self._penalized(given.logits, given.said, given.draft.count)
         if self.sampling.greedy:
             choice = scores.argmax(-1)
             return self._told(choice, one_hot(choice, scores.shape[-1], scores.dtype))
@@ -132,7 +132,7 @@ class Sampler:
         return self._told(self.draw(probs[0], given.chances)[None], probs)
 
     def _apply(self, rule: Rule, given: Given) -> Drawn:
-        probs = self._law(self._penalized(given.logits, given.said))
+        probs = self._law(self._penalized(given.logits, given.said, given.draft.count))
         return self._told(rule(given.draft, probs, self, given.chances), probs)
 
     def _told(self, numbers: Tensor, probs: Tensor) -> Drawn:
@@ -145,8 +145,11 @@ class Sampler:
             return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
         return warped(scores, self.sampling, self.nucleus)
 
-    def _penalized(self, logits: Tensor, said: Said | None) -> Tensor:
-        """At least fp32. Touches the answer's few tokens only, not the vocabulary."""
+    def _penalized(self, logits: Tensor, said: Said | None, count: Tensor | None = None) -> Tensor:
+        """At least fp32. Touches the answer's few tokens only, not the vocabulary.
+
+        Row ``count`` [], or the last, follows all that was said; each before it a token less.
+        """
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if said is None:
             return logits
@@ -154,8 +157,9 @@ class Sampler:
         at = torch.arange(len(answer), device=logits.device)
         first = torch.full((vocabulary,), len(answer), device=logits.device)  # where each token came up
         first = first.scatter_reduce_(0, answer, at, "amin")[answer]
-        # The last row follows ``length`` tokens; what is behind them comes up too late for every row.
-        seen = first < (torch.arange(1 - n, 1, device=logits.device) + said.length)[:, None]  # [n, m]
+        # What is behind ``length`` tokens comes up too late for every row.
+        missing = (torch.arange(n, device=logits.device) - (n - 1 if count is None else count)).clamp_max(0)
+        seen = first < (missing + said.length)[:, None]  # [n, m]
         factor, found = self.sampling.repetition_penalty, logits[:, answer]
         damped = torch.where(found > 0, found / factor, found * factor)
         # A token that was said twice is written twice, with the same value.

@@ -16,7 +16,7 @@ def verify(draft: Draft, target: Tensor, sampler: Sampler, chances: Chances) -> 
     target: [n+1, V], the verifying level's distribution at every drafted position and behind the last.
     Returns [n+2] without waiting for anything: k, the k accepted tokens followed by one recovered (after a
     rejection) or bonus token, and n-k numbers of no meaning. Together with target's first k+1 rows the tokens
-    are a faithful draft for the level above.
+    are a faithful draft for the level above. Where fewer than n tokens count, what is behind them counts for nothing.
     """
     n = len(draft)
     accepted = torch.zeros((), dtype=torch.long, device=target.device)
@@ -24,19 +24,22 @@ def verify(draft: Draft, target: Tensor, sampler: Sampler, chances: Chances) -> 
         index = draft.tokens[:, None]
         p, q = target[:n].gather(-1, index)[:, 0], draft.probs.gather(-1, index)[:, 0]
         accepted = sampler.leading(p, q, chances)
-    last = sampler.draw(remainder(draft.probs, target, accepted), chances)
+        if draft.count is not None:
+            accepted = torch.minimum(accepted, draft.count)
+    last = sampler.draw(remainder(draft, target, accepted), chances)
     passed = torch.arange(n, device=target.device) < accepted
     return torch.cat([accepted[None], torch.where(passed, draft.tokens, last), last[None]])
 
 
-def remainder(drafted: Tensor, target: Tensor, accepted: Tensor) -> Tensor:
-    """What the token behind ``accepted`` [] ones is drawn from: drafted [n, V], target [n+1, V] -> [V]."""
+def remainder(draft: Draft, target: Tensor, accepted: Tensor) -> Tensor:
+    """What the token behind ``accepted`` [] ones is drawn from: a draft of n, target [n+1, V] -> [V]."""
     p = target.index_select(0, accepted[None])[0]
-    n = len(drafted)
+    n = len(draft)
     if not n:
         return p
-    q = drafted.index_select(0, accepted[None].clamp_max(n - 1))[0]
-    return residual(p, q * (accepted < n))  # a bonus token has no rival
+    q = draft.probs.index_select(0, accepted[None].clamp_max(n - 1))[0]
+    drafted = accepted < (n if draft.count is None else draft.count)
+    return residual(p, torch.where(drafted, q, 0))  # a bonus token has no rival
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
