@@ -33,6 +33,21 @@ class Forecast(NamedTuple):
 Ids = NDArray[np.int32]
 
 
+class Foretold(Draft):
+    """Tokens [n] that each have all mass. It is laid out when somebody asks, a verifying forward being on its way."""
+
+    __slots__ = ("vocabulary",)
+    vocabulary: int
+
+    def __init__(self, tokens: Tensor, vocabulary: int) -> None:
+        for name, value in (("tokens", tokens), ("vocabulary", vocabulary), ("count", None)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def probs(self) -> Tensor:
+        return one_hot(self.tokens, self.vocabulary)
+
+
 class Heard:
     """The history in main memory, where it is searched; only what is new comes over from the device."""
 
@@ -83,7 +98,7 @@ class NgramLookup:
 
     def draft(self, tokens: Tensor) -> Draft:
         """Foretold tokens [n] as a proposal."""
-        return Draft(tokens, one_hot(tokens, self.vocabulary))
+        return Foretold(tokens, self.vocabulary)
 
     def forecast(self, tokens: Tensor, n: int) -> Forecast:
         """What stood behind the latest longest match, at most n tokens."""

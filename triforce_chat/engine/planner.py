@@ -147,7 +147,7 @@ class Planner:
         able = [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n) for arm in able if arm.measured]
         if self.times.known:
-            options += [] if self.least else [Choice(1 / self._verified(1), 0), self._looked_up(forecast)]
+            options += [] if self.least else [Choice(1 / self._rounds[0], 0), self._looked_up(forecast)]
         best = max(options, key=self._appeal, default=Choice(0.0, 0))
         trial = self._trial(able, best.rate, n)
         if trial:
@@ -172,26 +172,29 @@ class Planner:
                     return Choice(0.0, again.n, arm)
         return None
 
-    def _verified(self, rows: int) -> float:
-        """Seconds of a round without its draft."""
-        return self.times(rows) + self.gap.mean
+    @property
+    def _rounds(self) -> tuple[float, float]:
+        """Seconds of a round without any draft, and of each drafted token in it without its drafting."""
+        first, more = self.times.line
+        return first + self.gap.mean, more
+
+    # The device waits for these two: hence their plain numbers.
 
     def _looked_up(self, forecast: Forecast) -> Choice:
-        record = self._record
-        hopes = [0.0, *accumulate(record * chance for chance in forecast.survival)]
-        return max(
-            (Choice((1 + hopes[n]) / self._verified(1 + n), n) for n in sizes(0, len(forecast.survival))),
-            key=lambda choice: choice.rate,
-        )
+        record, hopes = self._record, [0.0, *accumulate(forecast.survival)]
+        first, more = self._rounds
+        rates = {n: (1 + record * hopes[n]) / (first + more * n) for n in sizes(0, len(forecast.survival))}
+        n = max(rates, key=rates.__getitem__)
+        return Choice(rates[n], n)
 
     def _drafted(self, arm: Arm, most: int) -> Choice:
         hopes = [0.0, *accumulate(arm.survival.chances(arm.makes(most)))]
-        options = []
-        for n in sizes(1, most):
-            made = arm.makes(n)
-            rate = (1 + hopes[made]) / (made * arm.cost.mean + self._verified(1 + made))
-            options.append(Choice(rate, n, arm))
-        return max(options, key=self._appeal)
+        (first, more), each, beyond = self._rounds, arm.cost.mean, arm.beyond.mean
+        made = {n: max(n, round(n + beyond)) for n in sizes(1, most)}
+        rates = {n: (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
+        usual = self.habit.n if arm is self.habit.arm else 0
+        n = max(rates, key=lambda n: rates[n] * (HABIT if n == usual else 1.0))
+        return Choice(rates[n], n, arm)
 
     def _appeal(self, choice: Choice) -> float:
         """The rate, and more for what needs no change: promises have errors, and the best of many has most."""
@@ -249,8 +252,8 @@ class Planner:
         chances = arm.survival.chances(proposed) if arm else self.forecast[:proposed]
         record = 1.0 if arm else self._record
         tokens = 1 + (record * sum(chances) if known else accepted)
-        each = arm.cost.mean if arm else 0.0
-        seconds = (each * proposed + self._verified(1 + proposed)) if known else drafting + verifying
+        (first, more), each = self._rounds, arm.cost.mean if arm else 0.0
+        seconds = first + (more + each) * proposed if known else drafting + verifying
         self.expected = Expected(self.expected.seconds + seconds, self.expected.tokens + tokens)
 
 

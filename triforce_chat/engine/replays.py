@@ -110,7 +110,8 @@ class Direct:
 
     def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:  # noqa: ARG002
         answer = None if said is None else Said.of(said)
-        return Once(work, Given(logits, draft, answer, Chances.blank(len(draft), logits.device)))
+        laid = Draft(draft.tokens, draft.probs)  # asked for once
+        return Once(work, Given(logits, laid, answer, Chances.blank(len(draft), logits.device)))
 
 
 DIRECT = Direct()
@@ -173,6 +174,7 @@ class Replays:
         self.made: dict[Hashable, dict[int, Replay]] = {}  # by their last use; then by their rows
 
     def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:
+        draft = Draft(draft.tokens, draft.probs)  # asked for once
         room = 0 if said is None else rounded_up(len(said))
         key = kind, logits.shape[-1], logits.dtype, draft.probs.dtype, room
         desks = self.made[key] = self.made.pop(key, {})  # the last one again
@@ -181,7 +183,7 @@ class Replays:
         for size in {rows, *usual} - desks.keys():
             desks[size] = Replay(work, size, logits, draft, room, self.pool)
             desks[size].prepare()
-        self._forget(key)
+            self._forget(key)
         desks[rows].fill(logits, draft, said)
         return desks[rows]
 

@@ -106,7 +106,7 @@ class StepTimes:
             more, excess = rows - 1, seconds / self.level.mean - 1
             self.rows2 = FORGET_SHAPE * self.rows2 + weight * more * more
             self.product = FORGET_SHAPE * self.product + weight * more * excess
-        self.level.add(seconds / self._shape(rows), weight)
+        self.level.add(seconds / (1 + self._slope * (rows - 1)), weight)
 
     @property
     def known(self) -> bool:
@@ -114,8 +114,15 @@ class StepTimes:
 
     def __call__(self, rows: float) -> float:
         """Expected seconds of a step with that many rows; 0 before the first measurement."""
-        return self.level.mean * self._shape(rows)
+        first, more = self.line
+        return first + more * (rows - 1)
 
-    def _shape(self, rows: float) -> float:
-        slope = (self.product + PRIOR_WEIGHT * ROW_PRIOR) / (self.rows2 + PRIOR_WEIGHT)
-        return 1 + max(0.0, slope) * (rows - 1)
+    @property
+    def line(self) -> tuple[float, float]:
+        """Expected seconds of a step's first row, and of each further one."""
+        first = self.level.mean
+        return first, first * self._slope
+
+    @property
+    def _slope(self) -> float:
+        return max(0.0, (self.product + PRIOR_WEIGHT * ROW_PRIOR) / (self.rows2 + PRIOR_WEIGHT))
