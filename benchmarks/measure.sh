@@ -50,9 +50,12 @@ for step in "$@"; do
         --plain-tokens 8 ;; # 170 s
     parallel) big parallel --tp 2 --contexts $long --stacks $pair --temperatures 0,0.6 --prompts 1 \
         --plain-tokens 64 ;; # two GPUs, 75 s
+    parallel-four) big parallel-four --tp 4 --contexts $long --stacks $pair --temperatures 0,0.6 --prompts 1 \
+        --plain-tokens 64 ;; # four GPUs, 60 s
     parallel-offload) far parallel-offload --tp 2 --temperatures 0,0.6 --prompts 1 ;; # two GPUs, 130 s
     parallel-offload-13b) bench parallel-offload-13b --repetition-penalty 1 --inflate llama-2-13b --offload --tp 2 \
         --contexts $longer --stacks $pair --temperatures 0,0.6 --prompts 1 --plain-tokens 8 ;; # two GPUs, 180 s
+    parallel-offload-four) far parallel-offload-four --tp 4 --temperatures 0,0.6 --prompts 1 ;; # four GPUs, 80 s
     *)
         echo "no step $step" >&2
         exit 2

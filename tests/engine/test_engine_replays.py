@@ -113,7 +113,7 @@ def test_an_answer_that_outgrows_its_room(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("law", LAWS)
 def test_draws_and_verdicts_of_a_real_vocabulary(device: str, law: str, dtype: torch.dtype) -> None:
-    """Probabilities bit by bit, for drafts and histories of every length, where candidates have to be sought."""
+    """Probabilities bit by bit on a CPU, for drafts and histories of every length, where candidates have to be sought."""
     vocabulary, replays = 9000, Replays()
     generator = torch.Generator().manual_seed(1)
     samplers = [Sampler(LAWS[law], 3, desks=desks) for desks in (DIRECT, replays)]
@@ -130,7 +130,8 @@ def test_draws_and_verdicts_of_a_real_vocabulary(device: str, law: str, dtype: t
             said = drawn.word[: int(drawn.word[0]) + 2]  # without what has no meaning
             results[-1] += [drawn.probs[: n + 1].clone(), said.clone(), drawn.word[-1:].clone()]
         for direct, replayed in zip(*results, strict=True):
-            assert torch.equal(direct, replayed)
+            # A GPU sums up the rows of a larger desk in another order.
+            assert torch.equal(direct, replayed) if device == "cpu" else torch.allclose(direct, replayed)
         assert torch.equal(*(sampler.state for sampler in samplers))
 
 
