@@ -113,7 +113,7 @@ def test_an_answer_that_outgrows_its_room(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("law", LAWS)
 def test_draws_and_verdicts_of_a_real_vocabulary(device: str, law: str, dtype: torch.dtype) -> None:
-    """Probabilities bit by bit on a CPU, for drafts and histories of every length, where candidates have to be sought."""
+    """Probabilities of drafts and histories of every length, where candidates must be sought; on a CPU bit by bit."""
     vocabulary, replays = 9000, Replays()
     generator = torch.Generator().manual_seed(1)
     samplers = [Sampler(LAWS[law], 3, desks=desks) for desks in (DIRECT, replays)]
