@@ -22,7 +22,7 @@ from triforce_chat import cli_doctor
 from triforce_chat.cli import app
 from triforce_chat.diagnosis import examine, hardware, software, stores
 from triforce_chat.diagnosis.finding import Finding
-from triforce_chat.engine import runner
+from triforce_chat.engine import compiling
 from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
 from triforce_chat.models.cache import seal
@@ -222,7 +222,7 @@ def test_triton(
 def test_triton_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "find_spec", lambda _name: "3.7.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(runner, "which", lambda _name: None)
+    monkeypatch.setattr(compiling, "which", lambda _name: None)
     monkeypatch.delenv("CC", raising=False)
     finding = only(software.triton())
     assert (finding.status, finding.told.split(":")[0]) == ("warning", "finds no C compiler")

@@ -15,6 +15,11 @@ pytest.importorskip("triton")
 from triforce_chat.bench import kernel_cases
 from triforce_chat.bench import kernels as bench
 from triforce_chat.engine import kernels
+from triforce_chat.engine.cache import retrieval, selection
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.retrieval import Budget, Layout, RetrievalCache
+from triforce_chat.engine.cache.selection import best
+from triforce_chat.engine.cache.slab import Shape
 from triforce_chat.engine.kernels import linear
 from triforce_chat.engine.kernels.decoding import Tiling, splits
 
@@ -215,6 +220,130 @@ def test_chunks_are_powers_of_two_that_fill_the_keys(chunk: int, slots: int) -> 
         kernels.chunk_scores(noise(1, 1, 16), noise(1, slots, 16), chunk)
 
 
+GATHERS = [  # layers, KV heads, head dimension, chunk, tokens, budget of tokens
+    (2, 2, 16, 8, 200, 96),
+    (3, 1, 64, 1, 90, 40),
+    (1, 2, 24, 64, 700, 300),
+    (2, 3, 128, 8, 333, 200),
+    (1, 1, 8, 256, 1600, 800),
+    (2, 2, 16, 5, 121, 60),
+    (2, 2, 16, 8, 61, 96),  # no chunks: all tokens fit
+    (1, 2, 16, 8, 0, 96),  # no tokens either
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("layers", "heads", "dim", "chunk", "total", "tokens"), GATHERS)
+def test_gather_chunks(
+    layers: int, heads: int, dim: int, chunk: int, total: int, tokens: int, dtype: torch.dtype
+) -> None:
+    """Bit by bit what a layout takes, of layers inside wider buffers; no slot behind is touched."""
+    budget = Budget(tokens, chunk, sinks=5, tail=7)
+    layout = Layout.of(total, budget)
+    assert bool(layout.chunks) == (total > tokens)
+    # Slots before heads, and room on all sides: no two dimensions can be taken for one.
+    source = noise(layers + 1, total + 9, heads, dim + 8, dtype=dtype)[1:, :, :, 8:].transpose(1, 2)
+    source.view(bits(dtype))[:, :, :3, ::2] = -1  # a NaN with a payload
+    chosen = picked(layers, heads, layout)
+    found, expected = noise(2, layers + 2, heads, budget.capacity, dim, dtype=dtype, seed=1)
+    expected.copy_(found)
+    kernels.gather_chunks(source, chosen, found[1:-1], layout.sinks, layout.tail, total, chunk)
+    for layer in range(layers):
+        layout.take(source[layer], None if chosen is None else chosen[layer], expected[1 + layer])
+    assert torch.equal(found.view(bits(dtype)), expected.view(bits(dtype)))
+
+
+def bits(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype.itemsize == 4 else torch.int16
+
+
+def picked(layers: int, heads: int, layout: Layout) -> Tensor | None:
+    """Other chunks for every head, in reading order; the first and the last candidate among them."""
+    if not layout.chunks:
+        return None
+    count = (layout.tail - layout.sinks) // layout.chunk
+    worth = noise(layers, heads, count)
+    worth[0, 0, 0] = worth[-1, -1, -1] = 9.0
+    return best(worth, layout.chunks)
+
+
+@pytest.fixture
+def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches take the way of a GPU, whatever the device."""
+    for module in (retrieval, selection):
+        monkeypatch.setattr(module, "kernels_run", lambda _device: True)
+
+
+@pytest.mark.usefixtures("kernels_everywhere")
+@pytest.mark.parametrize("together", [1, 2, 9])
+@pytest.mark.parametrize("m", [0, 3])
+def test_layers_are_scored_together_as_one_by_one(
+    together: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries, slab = noise(3, 4, m, 16), noise(3, 2, 100, 16, seed=1)
+    keys = slab[:, :, 8:72].unflatten(2, (-1, 8))
+    monkeypatch.setattr(selection, "LOGITS", together * 4 * 8 * 4 * max(1, m))
+    launches: list[Tensor] = []
+    monkeypatch.setattr(kernels, "chunk_scores", counted(kernels.chunk_scores, launches))
+    found = selection.masses(selection.MeanKey(), queries, keys)
+    assert len(launches) == -(-3 // together)
+    assert {seen.untyped_storage().data_ptr() for seen in launches} == {slab.data_ptr()}  # no copies
+    monkeypatch.setattr(selection, "kernels_run", lambda _device: False)
+    for layer in range(3):
+        assert close(found[layer], selection.mass(selection.MeanKey(), queries[layer], keys[layer]))
+
+
+def counted(call: Callable[..., Tensor], seen: list[Tensor]) -> Callable[..., Tensor]:
+    def noted(q: Tensor, keys: Tensor, chunk: int) -> Tensor:
+        seen.append(keys)
+        return call(q, keys, chunk)
+
+    return noted
+
+
+@pytest.mark.usefixtures("kernels_everywhere")
+@pytest.mark.parametrize("policy", [selection.MeanKey(), selection.MinMaxKey(), selection.Recent()])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_retrieval_cache_built_by_kernels_is_the_plain_one(
+    policy: selection.Policy | selection.Recent, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a forward tells of all layers together, or of each while it is on the device."""
+    found = built(policy, at_once)
+    monkeypatch.setattr(retrieval, "kernels_run", lambda _device: False)
+    monkeypatch.setattr(selection, "kernels_run", lambda _device: False)
+    expected = built(policy, at_once=False)
+    assert found.layout.chunks == expected.layout.chunks == 5
+    assert torch.equal(found.slab.keys, expected.slab.keys)
+    assert torch.equal(found.slab.values, expected.slab.values)
+    for layer in range(3):
+        for mine, whole in zip(found.slab.layer(layer), found.source.slab.layer(layer), strict=True):
+            assert torch.equal(mine[:, :8], whole[:, :8])  # the sinks
+    assert torch.equal(found.slab.keys[:, :, found._slot(200)], found.source.slab.keys[:, :, 200])
+    assert not found.slab.keys[:, :, found._slot(201) :].any()
+
+
+def built(policy: selection.Policy | selection.Recent, at_once: bool) -> RetrievalCache:
+    """By a token that follows 200 others through three layers."""
+    full = FullCache(Shape(3, 4, 2, 16, torch.float32, torch.device(DEVICE)), 300)
+    budget = Budget(tokens=64, chunk=8, sinks=8, tail=16, stride=8, scratch=8)
+    cache = RetrievalCache(full, budget, policy, lambda _event: None)
+    q, (k, v) = noise(3, 1, 4, 201, 16), noise(2, 3, 1, 2, 201, 16, seed=1)
+    for start, end in ((0, 200), (200, 201)):
+        for layer in range(3):
+            new = (each[layer, :, :, start:end] for each in (q, k, v))
+            if at_once and start:
+                full.queries.write(layer, start, next(new))
+                full.slab.write(layer, start, *new)
+            else:
+                full.update(layer, *new)
+        if at_once and start:
+            full.placed(1, 1)
+        full.advance(end - start)
+        cache.prepared(1)
+    assert cache.built
+    return cache
+
+
 def test_a_head_dimension_is_a_power_of_two() -> None:
     with pytest.raises(ValueError, match="96"):
         kernels.decode_attention(noise(1, 1, 96), *noise(2, 1, 4, 96), torch.tensor([0]), 1.0, 1)
@@ -319,7 +448,7 @@ def test_the_bench_runs_through(capsys: pytest.CaptureFixture[str]) -> None:
     errors = [row["error"] for row in found if row["error"] is not None]
     assert len(errors) >= 5
     assert max(errors) < 0.03
-    assert {"attention", "int8_linear", "rms_norm", "silu_mul", "chunk_scores"} <= {
+    assert {"attention", "int8_linear", "rms_norm", "silu_mul", "chunk_scores", "gather_chunks"} <= {
         row["kernel"] for row in found
     }
 

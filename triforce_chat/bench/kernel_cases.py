@@ -15,6 +15,8 @@ from torch.nn.functional import linear, rms_norm, silu
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.attention import causal_attention
+from triforce_chat.engine.cache.retrieval import Budget, Layout
+from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.slab import View
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
 from triforce_chat.engine.kernels.linear import Blocking
@@ -43,8 +45,10 @@ MODELS = (
 LENGTHS = (4_100, 8_300, 124_900)
 TOKENS = (1, 8, 17)
 VOCABULARY = 49_152
-TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3))
-SECTIONS = ("attention", "sweep-attention", "linear", "sweep-linear", "token", "score")
+BUDGET = Budget(tokens=4096)
+GATHERED = 4  # layers that are gathered at once: all of a big model's would fill the device
+TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3), Budget(tokens=32, sinks=8, tail=8))
+SECTIONS = ("attention", "sweep-attention", "linear", "sweep-linear", "token", "score", "gather")
 TILINGS = ((64, 3, 4), (64, 4, 4), (128, 2, 4), (128, 3, 4), (32, 4, 4), (128, 2, 8), (64, 3, 8))
 # The most promising first. Of a gated layer each tile is two of half the height.
 BLOCKINGS = tuple(
@@ -167,6 +171,43 @@ def score_cases(model: Model, length: int, n: int) -> Iterator[Case]:
     shape = f"{model.name} {slots} m={n} chunk 8"
     yield Case("chunk_scores", shape, size, copies, run, plain)
     yield Case("chunk_scores: torch", shape, size, copies, plain)
+
+
+class Gathered(NamedTuple):
+    source: Tensor  # [layers, Hkv, S, D]
+    chosen: Tensor  # [layers, Hkv, chunks]
+    out: Tensor  # [layers, Hkv, slots, D]
+
+
+def gather_cases(model: Model, length: int, budget: Budget) -> Iterator[Case]:
+    """Keys of some layers, as a retrieval cache takes them: read and written."""
+    layout = Layout.of(length, budget)
+    bounds = layout.sinks, layout.tail, layout.total, layout.chunk
+
+    def made() -> Gathered:
+        source = noise(GATHERED, model.kv_heads, length, model.dim)
+        worth = torch.rand(layout.candidates(source).shape[:3], device=DEVICE)
+        out = source.new_zeros(GATHERED, model.kv_heads, layout.filled, model.dim)
+        return Gathered(source, best(worth, layout.chunks), out)
+
+    def plain(each: Gathered) -> Tensor:
+        source, chosen, out = each
+        layers, heads = (torch.arange(size, device=DEVICE) for size in source.shape[:2])
+        end = layout.sinks + layout.kept
+        out[:, :, : layout.sinks] = source[:, :, : layout.sinks]
+        picked = layout.candidates(source)[layers[:, None, None], heads[:, None], chosen]
+        out[:, :, layout.sinks : end] = picked.flatten(2, 3)
+        out[:, :, end:] = source[:, :, layout.tail :]
+        return out
+
+    def run(each: Gathered) -> Tensor:
+        kernels.gather_chunks(*each, *bounds)
+        return each.out
+
+    size = 2 * GATHERED * model.kv_heads * layout.filled * model.dim * DTYPE.itemsize
+    copies, shape = rounds(size, made), f"{model.name} {layout.filled} of {length} chunk {layout.chunk}"
+    yield Case("gather_chunks", shape, size, copies, run, plain)
+    yield Case("gather_chunks: torch", shape, size, copies, plain)
 
 
 class Layer(NamedTuple):
@@ -306,14 +347,14 @@ def token_cases(model: Model, n: int) -> Iterator[Case]:
 
 def cases(tiny: bool, sections: Sequence[str]) -> Iterator[Callable[[], Iterator[Case]]]:
     """Makers of the sections' cases; each makes its buffers only when it is called."""
-    makers = [*_plain_cases(*TINY)] if tiny else [*_plain_cases(MODELS, LENGTHS, TOKENS), *_sweeps()]
+    makers = [*_plain_cases(*TINY)] if tiny else [*_plain_cases(MODELS, LENGTHS, TOKENS, BUDGET), *_sweeps()]
     order = {section: at for at, section in enumerate(sections)}
     for _, maker in sorted((each for each in makers if each[0] in order), key=lambda each: order[each[0]]):
         yield maker
 
 
 def _plain_cases(
-    models: Sequence[Model], lengths: Sequence[int], tokens: Sequence[int]
+    models: Sequence[Model], lengths: Sequence[int], tokens: Sequence[int], budget: Budget
 ) -> Iterator[tuple[str, Callable[[], Iterator[Case]]]]:
     for model, length, n in product(models, lengths, tokens):
         yield "attention", partial(attention_cases, model, length, n, False)
@@ -322,6 +363,7 @@ def _plain_cases(
         yield "token", partial(token_cases, model, n)
     for model in models:
         yield "score", partial(score_cases, model, lengths[-1], min(16, tokens[-1]))
+        yield "gather", partial(gather_cases, model, lengths[-1], budget)
 
 
 def _sweeps() -> Iterator[tuple[str, Callable[[], Iterator[Case]]]]:

@@ -71,7 +71,7 @@ def triton() -> Iterator[Finding]:
     """What a GPU decodes with; without it, transformers' own forward serves."""
     import torch
 
-    from triforce_chat.engine.runner import c_compiler
+    from triforce_chat.engine.compiling import c_compiler
 
     if not torch.cuda.is_available():
         yield ok("triton", "not needed: there is no GPU to use it")

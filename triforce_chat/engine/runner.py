@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cached_property, partial
-from importlib.util import find_spec
-from shutil import which
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,6 +14,7 @@ from torch.nn.functional import pad
 from triforce_chat.engine import attention, onednn
 from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.slab import KVCache, Shape
+from triforce_chat.engine.compiling import kernels_run
 
 if TYPE_CHECKING:
     from triforce_chat.engine.blocks import Decoder
@@ -162,24 +160,13 @@ def fusible(model: Any) -> bool:
     layer = model.base_model.layers[0]
     dim = layer.self_attn.head_dim
     return (
-        model.device.type == "cuda"
-        and kernels_compile()
+        kernels_run(model.device)
         and torch.cuda.get_device_capability(model.device) in ROOMY
         and type(layer).__name__.removesuffix("DecoderLayer") in FUSED
         and model.config.hidden_act == "silu"
         and dim >= SMALLEST_HEAD
         and dim.bit_count() == 1
     )
-
-
-def kernels_compile() -> bool:
-    """Whether Triton is here and what it needs of the system."""
-    return find_spec("triton") is not None and c_compiler() is not None
-
-
-def c_compiler() -> str | None:
-    """With which Triton makes the code that launches a kernel; looked for as it does."""
-    return os.environ.get("CC") or which("gcc") or which("clang")
 
 
 def fitted(logits: Tensor, width: int) -> Tensor:

@@ -10,15 +10,16 @@ wherever they are kept, and the queries of the tokens that are being verified do
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.selection import Policy, Recent, best, mass
+from triforce_chat.engine.cache.selection import Policy, Recent, best, masses
 from triforce_chat.engine.cache.slab import Counted, Place, Slab, View
+from triforce_chat.engine.compiling import kernels_run
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
 
@@ -92,8 +93,8 @@ class Layout:
         return self.sinks + self.kept + self.total - self.tail
 
     def candidates(self, part: Tensor) -> Tensor:
-        """One layer's chunks to choose from: [Hkv, S, D] -> [Hkv, C, chunk, D]."""
-        chunks: Tensor = part[:, self.sinks : self.tail].unflatten(1, (-1, self.chunk))
+        """The chunks to choose from: [..., S, D] -> [..., C, chunk, D]."""
+        chunks: Tensor = part[..., self.sinks : self.tail, :].unflatten(-2, (-1, self.chunk))
         return chunks
 
     def take(self, part: Tensor, chosen: Tensor | None, out: Tensor) -> None:
@@ -103,12 +104,19 @@ class Layout:
         if chosen is None:
             return
         places = out[:, self.sinks : self.sinks + self.kept].unflatten(1, (-1, self.chunk))
-        if part.is_cuda:  # one launch for all heads
-            heads = torch.arange(len(part), device=part.device)[:, None]
-            places.copy_(self.candidates(part)[heads, chosen])
-        else:
-            for place, chunks, row in zip(places, self.candidates(part), chosen, strict=True):
-                torch.index_select(chunks, 0, row, out=place)
+        for place, chunks, row in zip(places, self.candidates(part), chosen, strict=True):
+            torch.index_select(chunks, 0, row, out=place)
+
+    def take_all(self, parts: Tensor, chosen: Tensor | None, out: Tensor) -> None:
+        """The same of several layers, [layers, ...] each: where Triton runs, in one launch."""
+        if kernels_run(parts.device):
+            from triforce_chat.engine.kernels import gather_chunks
+
+            gather_chunks(parts, chosen, out, self.sinks, self.tail, self.total, self.chunk)
+            return
+        picks = [None] * len(parts) if chosen is None else chosen
+        for part, pick, place in zip(parts, picks, out, strict=True):
+            self.take(part, pick, place)
 
 
 class RetrievalCache(Counted):
@@ -206,18 +214,14 @@ class RetrievalCache(Counted):
     def _build(self, first: int, keys: Tensor, values: Tensor, length: int) -> None:
         """Take what belongs here from layers ``first``, ...: keys and values [layers, Hkv, S, D]."""
         started = time.perf_counter()
-        chosen = self._best(first, keys, length) if self.layout.chunks else [None] * len(keys)
-        for i, each in enumerate(chosen):
-            self.layout.take(keys[i], each, self.slab.keys[first + i])
-            self.layout.take(values[i], each, self.slab.values[first + i])
+        chosen = self._best(first, keys, length) if self.layout.chunks else None
+        layers = slice(first, first + len(keys))
+        self.layout.take_all(keys, chosen, self.slab.keys[layers])
+        self.layout.take_all(values, chosen, self.slab.values[layers])
         self.seconds += time.perf_counter() - started
 
-    def _best(self, first: int, keys: Tensor, length: int) -> Sequence[Tensor]:
-        """The chunks of each layer that the latest queries attend to most: each [Hkv, chunks]."""
+    def _best(self, first: int, keys: Tensor, length: int) -> Tensor:
+        """The chunks of each layer that the latest queries attend to most: [layers, Hkv, chunks]."""
         layers = slice(first, first + len(keys))
         queries = self.source.queries.latest(layers, length, self.budget.queries)
-        worth = [
-            mass(self.policy, of_layer, self.layout.candidates(part))
-            for of_layer, part in zip(queries, keys, strict=True)
-        ]
-        return best(torch.stack(worth), self.layout.chunks).unbind()
+        return best(masses(self.policy, queries, self.layout.candidates(keys)), self.layout.chunks)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.compiling import kernels_run
+
 LARGEST_SCORED, SMALLEST_SCORED = 64, 16  # tokens of a chunk, numbers of a head: what the kernel takes
+LOGITS = 64 << 20  # bytes of the logits that are made at once; their softmax takes as much again
 
 
 class Policy(Protocol):
@@ -60,6 +62,20 @@ def select(policy: Policy | Recent, queries: Tensor, keys: Tensor, count: int) -
     return best(mass(policy, queries, keys), count)
 
 
+def masses(policy: Policy | Recent, queries: Tensor, keys: Tensor) -> Tensor:
+    """``mass`` of several layers: queries [layers, Hq, m, D], keys [layers, Hkv, C, chunk, D] -> [layers, Hkv, C].
+
+    Layers are so many heads more. Where the kernel scores them, as many go together as ``LOGITS`` allows; a
+    summary takes more room than logits, so other policies get one by one.
+    """
+    layers, heads, chunks = keys.shape[:3]
+    bytes_ = 4 * chunks * queries.shape[1] * max(1, queries.shape[2])  # of one layer's logits, in fp32
+    together = max(1, LOGITS // bytes_) if by_kernel(policy, keys) else 1
+    groups = zip(queries.split(together), keys.split(together), strict=True)
+    found = [mass(policy, asked.flatten(0, 1), held.flatten(0, 1)) for asked, held in groups]
+    return torch.cat(found).view(layers, heads, chunks)
+
+
 def mass(policy: Policy | Recent, queries: Tensor, keys: Tensor) -> Tensor:
     """What the chunks of one layer are worth to each KV head: [Hkv, C]; shapes as in ``select``.
 
@@ -72,7 +88,7 @@ def mass(policy: Policy | Recent, queries: Tensor, keys: Tensor) -> Tensor:
     grouped = queries.unflatten(0, (kv_heads, -1)).flatten(1, 2)  # [Hkv, G*m, D]
     if grouped.shape[1] == 0:
         grouped = queries.new_zeros(kv_heads, 1, dim)
-    if isinstance(policy, MeanKey) and scorable(keys.device, chunk, dim):
+    if by_kernel(policy, keys):
         from triforce_chat.engine.kernels import chunk_scores
 
         logits = chunk_scores(grouped, keys.flatten(1, 2), chunk)
@@ -86,7 +102,8 @@ def best(worth: Tensor, count: int) -> Tensor:
     return worth.topk(count, -1).indices.sort(-1).values
 
 
-def scorable(device: torch.device, chunk: int, dim: int) -> bool:
-    """Whether the kernel for the logits of mean keys runs there and takes such chunks."""
+def by_kernel(policy: Policy | Recent, keys: Tensor) -> bool:
+    """Whether a kernel makes the logits: it knows mean keys [..., chunk, D], and not of every size."""
+    chunk, dim = keys.shape[-2:]
     fits = chunk.bit_count() == dim.bit_count() == 1 and chunk <= LARGEST_SCORED and dim >= SMALLEST_SCORED
-    return fits and device.type == "cuda" and find_spec("triton") is not None
+    return isinstance(policy, MeanKey) and fits and kernels_run(keys.device)

@@ -8,6 +8,7 @@ Importing this needs triton, which torch brings along on Linux where it is built
 from __future__ import annotations
 
 from triforce_chat.engine.kernels.decoding import decode_attention, splits
+from triforce_chat.engine.kernels.gathering import gather_chunks
 from triforce_chat.engine.kernels.linear import Int8Weight, Norm, int8_linear, quantize
 from triforce_chat.engine.kernels.rows import rms_norm, rotate_and_store, silu_mul
 from triforce_chat.engine.kernels.scoring import chunk_scores
@@ -17,6 +18,7 @@ __all__ = [
     "Norm",
     "chunk_scores",
     "decode_attention",
+    "gather_chunks",
     "int8_linear",
     "quantize",
     "rms_norm",
