@@ -116,7 +116,8 @@ def prompts_of(
 
 
 def _prompt(form: ChatFormat, text: Sequence[int], length: int) -> list[int]:
-    question = form.text("\n\n" + prompt("summarize"))
+    # Worded for itself, so that figures stay comparable.
+    question = form.text("\n\n" + prompt("bench"))
     room = length - len(form.render([Message("user", question)]))
     if room > len(text):
         raise DoesNotFit(

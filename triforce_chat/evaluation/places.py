@@ -46,7 +46,7 @@ def prompts(form: ChatFormat, text: Sequence[int], lengths: Sequence[int], place
         here = list(text[start : start + longest])
         question = QUESTIONS[place % len(QUESTIONS)]
         for length in sorted(lengths):
-            for kind, request in (("summary", prompt("summarize")), ("question", question)):
+            for kind, request in (("summary", prompt("bench")), ("question", question)):
                 ids = asked(form, here, request, length)
                 yield Prompt(kind, place, ids, form.stop)
         for length in sorted(lengths):
