@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from conftest import Lab, random_model, spell
 from replaying import captured_pair
+from test_engine_planner import Costly, FakeClock
 from test_engine_reads import WARPS, Blind, Reads
 from torch import Tensor
 from toys import ToyCache, nothing
@@ -17,18 +19,23 @@ from waiting import no_waits
 
 from triforce_chat.engine import sampling
 from triforce_chat.engine.accord import Alone
-from triforce_chat.engine.ahead import Ahead
+from triforce_chat.engine.ahead import Adaptive, Ahead
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.host import HostStore
 from triforce_chat.engine.cache.slab import Slab
+from triforce_chat.engine.draft import Verdict
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Event, Finished, Prefilled, Text
-from triforce_chat.engine.level import Silent, Speculative
+from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.level import Autoregressive, Silent, Speculative
+from triforce_chat.engine.lookup import Forecast, NgramLookup, NoLookup
 from triforce_chat.engine.message import Message
 from triforce_chat.engine.options import Sampling
+from triforce_chat.engine.planner import Arm, Choice, Planner
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.stacks import Builder, StackOptions
+from triforce_chat.engine.timing import StepTimes
 
 GPU = [pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -200,6 +207,101 @@ def test_nothing_is_fed_behind_the_last_token() -> None:
     assert cache.length == 2 + 5 - 1
 
 
+@pytest.mark.parametrize("most", range(1, 5))
+def test_nothing_is_begun_that_nobody_wants(most: int) -> None:
+    """The token on its way is the last one."""
+    cache, asked = ToyCache(), iter([*[True] * (most - 1), False])
+    level = Ahead("x", Blind(), cache, nothing)
+    made = list(level.rounds(torch.tensor([3, 4]), Sampler(Sampling()), 9, lambda: next(asked)))
+    assert len(made) == most
+    assert cache.length == 2 + most - 1
+    assert level.history[2 : 2 + most].tolist() == [token for ids in made for token in ids]
+
+
+def moody(lab: Lab, seed: int) -> Engine:
+    """Its planner wants a draft, or none, as it likes."""
+    engine = lab.engine("auto", 300)
+    fast, luck = engine.top, random.Random(seed)
+    assert isinstance(fast, Speculative)
+    planner: Any = fast.drafter
+    arms = [None, *planner.arms]
+
+    def choose(forecast: Forecast, length: int, n: int) -> Choice:  # noqa: ARG001
+        arm = luck.choice(arms)
+        sizes = n + 1 if arm else len(forecast.survival) + 1
+        return Choice(1.0, 0 if luck.random() < 0.6 else luck.randrange(sizes), arm)
+
+    planner._choose = choose
+    plain = Ahead("target", engine.target, engine.full, engine.pending.append)
+    engine.top = Adaptive(plain, fast, planner)
+    return engine
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turns_ahead_and_by_rounds_make_the_target_s_tokens(lab: Lab, seed: int) -> None:
+    steady, engine = engines(lab)[0], moody(lab, seed)
+    for turn in range(3):
+        request = Request([*steady.cached, *lab.text(20, seed=turn)], 40, Sampling())
+        made, events = tokens_of(steady, request), lasting(engine.answer(request))
+        assert [i for event in events for i in ids(event)] == made
+        drafted = [
+            event.proposed for event in events if isinstance(event, Verified) and event.level == "target"
+        ]
+        assert 0 in drafted
+        assert max(drafted) > 1
+        assert engine.cached == steady.cached
+        assert engine.full.length == len(engine.cached)
+
+
+@pytest.mark.parametrize("at", range(2, 30, 3))
+def test_turns_are_closed_at_any_event(lab: Lab, at: int) -> None:
+    engine, prompt = moody(lab, at), lab.text(40)
+    answer: Any = engine.answer(Request(prompt, 30, Sampling()))
+    shown = [i for event in islice(answer, at) for i in ids(event)]
+    answer.close()
+    assert engine.full.length == len(engine.cached)
+    assert engine.cached == [*prompt, *shown][: len(engine.cached)]
+    assert tokens_of(engine, Request(prompt, 30, Sampling())) == lab.greedy(prompt, 30)
+
+
+@pytest.mark.parametrize(("right", "share"), [(0.05, 1.06), (0.5, 1.1), (0.97, 0.6)])
+def test_rounds_have_to_beat_what_runs_ahead(right: float, share: float) -> None:
+    """Each costs the host as much again as the device."""
+    clock = FakeClock()
+    target, draft = Costly(clock, 0.1, 0.004), Autoregressive(Costly(clock, 0.01, right=right), ToyCache())
+    planner, cache = Planner(StepTimes(), NoLookup(2), [Arm(draft)], clock=clock), ToyCache()
+
+    class Slow(Speculative):
+        def step(self, tokens: Tensor, sampler: Sampler, most: int) -> Verdict:
+            clock.seconds += 0.1
+            return super().step(tokens, sampler, most)
+
+    top = Adaptive(
+        Ahead("target", target, cache, nothing),
+        Slow("target", target, cache, planner, 8, nothing),
+        planner,
+    )
+    made = [i for ids in top.rounds(torch.tensor([1]), Sampler(Sampling(1.0, seed=0)), 600) for i in ids]
+    assert clock.seconds / len(made) < 0.1 * share
+    expected = planner.expected
+    assert expected.seconds / expected.tokens == pytest.approx(clock.seconds / len(made), rel=0.1)
+
+
+@pytest.mark.parametrize("warp", WARPS)
+def test_ahead_of_the_host_only_messages_are_read(warp: str) -> None:
+    """Whatever the planner has to know was heard."""
+    planner, cache = Planner(StepTimes(), NgramLookup(9), []), ToyCache()
+    one = ("x", Blind(), cache)
+    top = Adaptive(Ahead(*one, nothing), Speculative(*one, planner, 4, nothing), planner)  # type: ignore[arg-type]
+    planner._choose = lambda *_: Choice(1.0, 0)  # type: ignore[method-assign]
+    tokens, sampler = torch.tensor([3, 4, 3, 5]), Sampler(WARPS[warp], 2)
+    list(top.rounds(tokens, sampler, 1))  # now the history was heard, and what a round takes
+    top.rollback(4)
+    with Reads() as reads:
+        made = list(top.rounds(tokens, sampler, 9))
+    assert reads.count == len(made) == 9
+
+
 class Two(Alone):
     size = 2
 
@@ -217,6 +319,9 @@ def test_who_runs_ahead(device: str, ahead: bool) -> None:
 
     for accord in (Alone(), Two()):
         assert isinstance(plain(near, accord), Ahead) == ahead
+        for name in ("auto", "lookup"):
+            top = Builder(target, near, None, StackOptions(name), nothing, accord).build()
+            assert isinstance(top, Adaptive) == (ahead and accord.size == 1)
         top = plain(far, accord)
         assert isinstance(top, Speculative)
         assert isinstance(top.drafter, Silent)

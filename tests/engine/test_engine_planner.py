@@ -19,7 +19,7 @@ from toys import ToyCache
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Autoregressive, Level, Speculative
 from triforce_chat.engine.lookup import Forecast, NgramLookup, NoLookup
-from triforce_chat.engine.planner import GAIN, TRIALS, TRY_AFTER, Arm, Expected, Planner, sizes
+from triforce_chat.engine.planner import GAIN, TRIALS, TRY_AFTER, Arm, Choice, Expected, Planner, sizes
 from triforce_chat.engine.sampling import Sampler, Sampling
 from triforce_chat.engine.survival import Survival
 from triforce_chat.engine.timing import Average, HostClock, StepTimes
@@ -481,14 +481,28 @@ def test_the_planner_waits_for_its_first_measurement() -> None:
 
 
 def test_trials_in_vain_become_rare() -> None:
-    """An arm that loses, if not by far, is tried again after 16, 32, 64 ... rounds."""
+    """An arm that loses, if not by far, is tried again after 16, 32, 64 ... rounds; no plan alone is a trial."""
     arm = known(0.09, 0.8)
     planner, tried = planner_of(arm, times=steady(0.1, 0.01)), []
-    for planner.rounds in range(2, 300):
-        if planner._choose(told(), 100, 8).arm is arm:
+    tokens, sampler = torch.arange(100), Sampler(WARM)
+    for now in range(2, 300):
+        planner.rounds = now - 2
+        planner.plan(tokens, 7)
+        planner.propose(tokens, 8, sampler)
+        if planner.choice.arm is arm:
             tried.append(planner.rounds)
             arm.measured_at = planner.rounds
     assert [b - a for a, b in itertools.pairwise([1, *tried])] == [17, 33, 65, 129]
+
+
+def test_a_plan_is_for_the_tokens_that_it_was_made_for() -> None:
+    planner, sampler = planner_of(), Sampler(WARM)
+    planner._choose = lambda told, _, n: Choice(1.0, min(n, len(told.survival)))  # type: ignore[method-assign]
+    assert planner.plan(torch.tensor([1, 2, 3, 1, 2]), 2).n == 2
+    assert planner.plan(torch.tensor([1, 2, 3, 1, 2]), 1).n == 1
+    planner.rollback(3)
+    draft = planner.propose(torch.tensor([1, 2, 3, 4, 3]), 1, sampler)
+    assert draft.tokens.tolist() == [4]
 
 
 def test_what_was_prepared_in_its_trials_is_forgiven() -> None:

@@ -12,6 +12,7 @@ from torch.profiler import record_function
 
 from triforce_chat.bench.timeline import ATTENTION, LEVEL, PART, RETRIEVAL, SAMPLING
 from triforce_chat.engine import attention
+from triforce_chat.engine.ahead import Adaptive
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.level import Autoregressive, Level, Silent
 from triforce_chat.engine.lookup import NgramLookup
@@ -25,6 +26,10 @@ SAMPLED = ("next", "judge")
 def levels_of(level: Any) -> Iterator[tuple[str, Any]]:
     """A level and all those below it, with their names."""
     if isinstance(level, Silent):
+        return
+    if isinstance(level, Adaptive):
+        yield from levels_of(level.plain)
+        yield from levels_of(level.fast)
         return
     yield getattr(level, "name", None) or NAMES.get(type(level), type(level).__name__.lower()), level
     below: list[Level] = [getattr(level, name) for name in ("drafter", "lookup") if hasattr(level, name)]

@@ -7,7 +7,7 @@ many, which the rollback at the end of every answer takes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from torch import Tensor
 from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.slab import KVCache
 from triforce_chat.engine.events import Event, Verified
-from triforce_chat.engine.level import Level, Silent
+from triforce_chat.engine.level import Level, Silent, Speculative
 from triforce_chat.engine.message import Message
+from triforce_chat.engine.planner import Planner
 from triforce_chat.engine.runner import Forward
 from triforce_chat.engine.sampling import Sampler
 
@@ -35,14 +36,22 @@ class Ahead:
         self.name, self.model, self.cache, self.emit = name, model, cache, emit
         self.accord = accord
         self.drafter: Level = Silent(model)
+        self.history: Tensor  # what was begun last: the tokens so far, and room for those to come
 
-    def rounds(self, tokens: Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:
-        """The next ``most`` tokens (at least 1) behind ``tokens`` [m], one by one; may be closed at any of them."""
+    def rounds(
+        self, tokens: Tensor, sampler: Sampler, most: int, more: Callable[[], bool] = lambda: True
+    ) -> Iterator[list[int]]:
+        """The next ``most`` tokens (at least 1) behind ``tokens`` [m], one by one; may be closed at any of them.
+
+        ``more`` is asked before another forward is begun: without one, the token on its way is the last.
+        """
         history, end = torch.cat([tokens, tokens.new_zeros(most)]), len(tokens)
+        self.history = history
         coming = self.step(history, end, sampler)
         while True:
             state = sampler.state
-            after = self.step(history, end + 1, sampler) if end + 1 < len(history) else None
+            going = end + 1 < len(history) and more()
+            after = self.step(history, end + 1, sampler) if going else None
             token = sampler.hear(coming)
             if sampler.widened():  # both were drawn from a part of their law
                 self.cache.truncate(end - 1)
@@ -65,3 +74,51 @@ class Ahead:
 
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)
+
+
+class Adaptive:
+    """Runs ahead of the host for as long as a planner would have nothing drafted, and goes by rounds else.
+
+    Where a forward takes no longer than what the host does between two of them, a round without a draft takes twice
+    the time of a token that is made ahead.
+    """
+
+    def __init__(self, plain: Ahead, fast: Speculative, planner: Planner) -> None:
+        self.plain, self.fast, self.planner = plain, fast, planner
+        self.drafter: Level = planner
+
+    def rounds(self, tokens: Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:
+        """What each round commits, as ``Speculative.rounds``."""
+        end = len(tokens) + most
+        while len(tokens) < end:
+            if self._plainly(tokens, end):
+                tokens = yield from self._ahead(tokens, sampler, end)
+            else:
+                made = self.fast.step(tokens, sampler, end - len(tokens) - 1)
+                tokens = torch.cat([tokens, made.tokens])
+                yield made.ids
+
+    def _plainly(self, tokens: Tensor, end: int) -> bool:
+        """Whether the next token is to be made without a draft. The planner needs a round to know what one costs."""
+        most = min(self.fast.gamma, end - len(tokens) - 1)
+        return self.planner.times.known and self.planner.plan(tokens, most).plain
+
+    def _ahead(self, tokens: Tensor, sampler: Sampler, end: int) -> Generator[list[int], None, Tensor]:
+        """Tokens one by one, the last of them on its way already when something better is planned; all of them."""
+
+        def more() -> bool:
+            return self._plainly(tokens, end)
+
+        before = None
+        for ids in self.plain.rounds(tokens, sampler, end - len(tokens), more):
+            now = self.planner.clock.now()
+            if before is not None:  # the first one had nothing to run ahead of
+                self.planner.ran(now - before)
+            before = now
+            self.planner.hear(len(tokens), ids)
+            tokens = self.plain.history[: len(tokens) + 1]
+            yield ids
+        return tokens
+
+    def rollback(self, length: int) -> None:
+        self.fast.rollback(length)

@@ -64,6 +64,13 @@ class Arm:
         self.beyond.add(made - asked)
         self.measured_at = now
 
+    def tried(self) -> None:
+        """One more trial is under way."""
+        if self.trials < len(TRIALS):
+            self.trials += 1
+        else:
+            self.patience *= 2
+
     def makes(self, n: int) -> int:
         """Tokens to expect where n are asked for."""
         return max(n, round(n + self.beyond.mean))
@@ -76,6 +83,25 @@ class Choice:
     rate: float  # expected tokens per second; 0: not planned
     n: int
     arm: Arm | None = None
+
+    @property
+    def plain(self) -> bool:
+        """No draft."""
+        return self.arm is None and self.n == 0
+
+    @property
+    def trial(self) -> bool:
+        return self.arm is not None and self.n > 0 and self.rate == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A choice for the round behind ``length`` tokens, of at most ``most`` drafted ones."""
+
+    length: int
+    most: int
+    choice: Choice
+    forecast: Forecast
 
 
 class Expected(NamedTuple):
@@ -109,6 +135,8 @@ class Planner:
         self.clock, self.least = clock or HostClock(), least
         self.rounds = 0
         self.choice = self.habit = Choice(0.0, 0)  # of this round, and what is usual now
+        self.plan_ahead: Plan | None = None  # of a round that nobody has asked a draft for yet
+        self.alone = Average(FORGET)  # seconds of a token that is made without a draft, ahead of the host
         self.forecast: list[float] = []
         self.drafting: tuple[Any, Any] = (0.0, 0.0)  # marks around the draft
         self.began = 0.0
@@ -118,15 +146,35 @@ class Planner:
         self.expected = Expected(0.0, 0.0)
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
-        self._begin()
-        forecast = self.lookup.forecast(tokens, n)
+        self.choice = self.plan(tokens, n)
+        assert self.plan_ahead
+        forecast, self.plan_ahead = self.plan_ahead.forecast, None
         self.forecast = forecast.survival
-        self.choice = self._agreed(self._choose(forecast, len(tokens), n))
         arm, n = self.choice.arm, self.choice.n
+        if arm and self.choice.trial:
+            arm.tried()
         before = self.clock.mark()
         draft = arm.level.propose(tokens, n, sampler) if arm else self.lookup.draft(forecast.tokens[:n])
         self.drafting = before, self.clock.mark()
         return draft
+
+    def plan(self, tokens: Tensor, n: int) -> Choice:
+        """What a round behind ``tokens`` [m] is to do that may draft n; it may be asked for its draft then."""
+        plan = self.plan_ahead
+        if plan is None or (plan.length, plan.most) != (len(tokens), n):
+            self._begin()
+            forecast = self.lookup.forecast(tokens, n)
+            choice = self._agreed(self._choose(forecast, len(tokens), n))
+            plan = self.plan_ahead = Plan(len(tokens), n, choice, forecast)
+        return plan.choice
+
+    def ran(self, seconds: float) -> None:
+        """A token was made without a draft, ahead of the host, behind another one that was."""
+        if self.alone.weight:
+            seconds = min(seconds, PAUSE * self.alone.mean)
+        self.alone.add(seconds)
+        self.expected = Expected(self.expected.seconds + self.alone.mean, self.expected.tokens + 1)
+        self.ended = None
 
     def _begin(self) -> None:
         self.began = self.clock.now()
@@ -147,7 +195,7 @@ class Planner:
         able = [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n) for arm in able if arm.measured]
         if self.times.known:
-            options += [] if self.least else [Choice(1 / self._rounds[0], 0), self._looked_up(forecast)]
+            options += [] if self.least else [Choice(1 / self._alone, 0), self._looked_up(forecast)]
         best = max(options, key=self._appeal, default=Choice(0.0, 0))
         trial = self._trial(able, best.rate, n)
         if trial:
@@ -162,13 +210,11 @@ class Planner:
         """One of the arms that nothing, or nothing any more, is known about."""
         for arm in able:
             if arm.trials < len(TRIALS) and (self.least or self.rounds > TRY_AFTER):
-                arm.trials += 1
-                return Choice(0.0, min(TRIALS[arm.trials - 1], most), arm)
+                return Choice(0.0, min(TRIALS[arm.trials], most), arm)
             waited = self.rounds - arm.measured_at
             if waited > arm.patience:
                 again = self._drafted(arm, most) if arm.measured else Choice(best, min(TRIALS[0], most), arm)
                 if again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience:
-                    arm.patience *= 2
                     return Choice(0.0, again.n, arm)
         return None
 
@@ -177,6 +223,11 @@ class Planner:
         """Seconds of a round without any draft, and of each drafted token in it without its drafting."""
         first, more = self.times.line
         return first + self.gap.mean, more
+
+    @property
+    def _alone(self) -> float:
+        """Seconds of a token without a draft."""
+        return self.alone.mean if self.alone.weight else self._rounds[0]
 
     # The device waits for these two: hence their plain numbers.
 
@@ -204,7 +255,7 @@ class Planner:
         return choice.rate * (HABIT if usual else 1.0)
 
     def rollback(self, length: int) -> None:
-        self.ended = None
+        self.ended = self.plan_ahead = None
         self.lookup.rollback(length)
         for arm in self.arms:
             arm.level.rollback(length)

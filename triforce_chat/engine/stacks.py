@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.accord import ALONE, Accord
-from triforce_chat.engine.ahead import Ahead
+from triforce_chat.engine.ahead import Adaptive, Ahead
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.host import HostStore
 from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
@@ -76,14 +76,27 @@ class Builder:
             "retrieval": lambda: self.top(self.middle(self.retrieval(), Silent(self.target))),
             "streaming": lambda: self.top(self.middle(self.streaming(), self.below())),
             "naive": self.naive,
-            "lookup": lambda: self.over(self.planned([]) if self.options.gamma is None else self.lookup()),
+            "lookup": lambda: (
+                self.adaptive(self.planned([])) if self.options.gamma is None else self.over(self.lookup())
+            ),
             "autoregressive": self.plain,
         }
 
-    def auto(self) -> Speculative:
+    def auto(self) -> Top:
         # Below this length the middle level would read nearly as much as the target itself.
         hierarchy = Arm(self.middle(self.retrieval(), self.below()), 2 * self.options.budget.tokens)
-        return self.over(self.planned([hierarchy, *self.drafts()]))
+        return self.adaptive(self.planned([hierarchy, *self.drafts()]))
+
+    def adaptive(self, planner: Planner) -> Top:
+        """What the planner finds best, plain decoding included."""
+        plain, fast = self.plain(), self.over(planner)
+        # Ranks would have to agree on a plan for every token, which is what running ahead does without.
+        if isinstance(plain, Ahead) and self.accord.size == 1:
+            return Adaptive(plain, fast, planner)
+        return fast
+
+    def looked_up(self) -> Top:
+        return self.adaptive(self.planned([])) if self.options.gamma is None else self.over(self.lookup())
 
     def naive(self) -> Speculative:
         assert self.draft is not None
