@@ -287,6 +287,31 @@ def test_rounds_have_to_beat_what_runs_ahead(right: float, share: float) -> None
     assert expected.seconds / expected.tokens == pytest.approx(clock.seconds / len(made), rel=0.1)
 
 
+@pytest.mark.parametrize("first", [0.1, 0.5, 3.0])
+def test_a_first_round_that_prepares_much_is_forgiven(first: float) -> None:
+    """It is all that rounds are known by when running ahead begins."""
+    clock = FakeClock()
+    target, cache = Costly(clock, 0.1, 0.004), ToyCache()
+    planner = Planner(StepTimes(), NgramLookup(2), [], clock=clock)
+    top = Adaptive(
+        Ahead("target", target, cache, nothing),
+        Speculative("target", target, cache, planner, 8, nothing),
+        planner,
+    )
+    planner.times.add(1, first)
+    rounds = top.rounds(torch.tensor([1]), Sampler(Sampling()), 400)
+    assert sum(len(ids) > 1 for ids in rounds) > 20
+    assert clock.seconds < 400 * 0.1 * 0.6
+
+
+def test_what_lookup_once_said_is_forgotten_ahead() -> None:
+    planner = Planner(StepTimes(), NgramLookup(2), [], clock=FakeClock())
+    planner.came = 0.1 * planner.hoped
+    for _ in range(1500):
+        planner.ran(0.1)
+    assert planner._record > 0.9
+
+
 @pytest.mark.parametrize("warp", WARPS)
 def test_ahead_of_the_host_only_messages_are_read(warp: str) -> None:
     """Whatever the planner has to know was heard."""

@@ -99,9 +99,9 @@ class Adaptive:
                 yield made.ids
 
     def _plainly(self, tokens: Tensor, end: int) -> bool:
-        """Whether the next token is to be made without a draft. The planner needs a round to know what one costs."""
+        """Whether the next token is to be made without a draft, and ahead of the host."""
         most = min(self.fast.gamma, end - len(tokens) - 1)
-        return self.planner.times.known and self.planner.plan(tokens, most).plain
+        return self.planner.runs and self.planner.plan(tokens, most).plain
 
     def _ahead(self, tokens: Tensor, sampler: Sampler, end: int) -> Generator[list[int], None, Tensor]:
         """Tokens one by one, the last of them on its way already when something better is planned; all of them."""
@@ -109,11 +109,10 @@ class Adaptive:
         def more() -> bool:
             return self._plainly(tokens, end)
 
-        before = None
+        before = self.planner.clock.now()  # what it takes to begin counts, too
         for ids in self.plain.rounds(tokens, sampler, end - len(tokens), more):
             now = self.planner.clock.now()
-            if before is not None:  # the first one had nothing to run ahead of
-                self.planner.ran(now - before)
+            self.planner.ran(now - before)
             before = now
             self.planner.hear(len(tokens), ids)
             tokens = self.plain.history[: len(tokens) + 1]

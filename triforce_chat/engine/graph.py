@@ -13,9 +13,8 @@ Made = TypeVar("Made")
 # Rows of captured work: others are filled up with rows that nobody sees, which costs next to nothing while
 # reading the bytes of the rest takes the time.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
-USUAL = (
-    24  # rows of the largest that is captured ahead of its first use: what planners ask for, and some beyond
-)
+# Rows of the largest that is captured ahead of its first use: what planners ask for, and some beyond.
+USUAL = 24
 
 
 class Graph(Generic[Made]):

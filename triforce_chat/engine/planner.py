@@ -16,13 +16,16 @@ from torch import Tensor
 
 from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.graph import SIZES
 from triforce_chat.engine.level import Level
 from triforce_chat.engine.lookup import Forecast, NgramLookup
 from triforce_chat.engine.sampling import Sampler
 from triforce_chat.engine.survival import Survival
 from triforce_chat.engine.timing import FIRST, Average, Clock, HostClock, StepTimes
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # of a verification: few, for each is captured once
+ROWS = SIZES[
+    :-1
+]  # of a verification: few, for each is captured once; some tokens more may come than were asked for
 GAIN = 1.03  # speculation must promise this much over plain decoding
 HABIT = 1.05  # and another choice this much over the last one
 TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial
@@ -31,6 +34,10 @@ TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried aga
 NOT_FAR_OFF = 0.8
 FAR_OFF = 4  # times as long a wait for the others: what they were tried in may have changed
 PREPARED = 3.0  # times as dear as now: then something was prepared
+MOST_AHEAD, FIRST_AHEAD = (
+    128,
+    8,
+)  # tokens made ahead of the host until there is a round again, and the first time
 PAUSE = 3.0  # steps; what takes longer between two rounds is none of their costs
 FORGET = 0.9  # weight of the past in costs and gaps
 FORGET_RECORD = 0.98  # weight of the past in the lookup's record
@@ -135,8 +142,10 @@ class Planner:
         self.clock, self.least = clock or HostClock(), least
         self.rounds = 0
         self.choice = self.habit = Choice(0.0, 0)  # of this round, and what is usual now
-        self.plan_ahead: Plan | None = None  # of a round that nobody has asked a draft for yet
-        self.alone = Average(FORGET)  # seconds of a token that is made without a draft, ahead of the host
+        self.pending: Plan | None = None  # of a round that nobody has asked a draft for yet
+        self.undrafted = Average(FORGET)  # seconds of a token that is made without a draft, ahead of the host
+        self.wait = Average(FORGET)  # seconds that a round without a draft takes beyond that
+        self.run = 0  # tokens made ahead since the last round
         self.forecast: list[float] = []
         self.drafting: tuple[Any, Any] = (0.0, 0.0)  # marks around the draft
         self.began = 0.0
@@ -147,8 +156,8 @@ class Planner:
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         self.choice = self.plan(tokens, n)
-        assert self.plan_ahead
-        forecast, self.plan_ahead = self.plan_ahead.forecast, None
+        assert self.pending
+        forecast, self.pending = self.pending.forecast, None
         self.forecast = forecast.survival
         arm, n = self.choice.arm, self.choice.n
         if arm and self.choice.trial:
@@ -160,21 +169,29 @@ class Planner:
 
     def plan(self, tokens: Tensor, n: int) -> Choice:
         """What a round behind ``tokens`` [m] is to do that may draft n; it may be asked for its draft then."""
-        plan = self.plan_ahead
+        plan = self.pending
         if plan is None or (plan.length, plan.most) != (len(tokens), n):
             self._begin()
             forecast = self.lookup.forecast(tokens, n)
             choice = self._agreed(self._choose(forecast, len(tokens), n))
-            plan = self.plan_ahead = Plan(len(tokens), n, choice, forecast)
+            plan = self.pending = Plan(len(tokens), n, choice, forecast)
         return plan.choice
 
+    @property
+    def runs(self) -> bool:
+        """Whether running ahead may go on: now and then a round has to tell what one costs."""
+        return self.times.known and self.run < (MOST_AHEAD if self.wait.weight else FIRST_AHEAD)
+
     def ran(self, seconds: float) -> None:
-        """A token was made without a draft, ahead of the host, behind another one that was."""
-        if self.alone.weight:
-            seconds = min(seconds, PAUSE * self.alone.mean)
-        self.alone.add(seconds)
-        self.expected = Expected(self.expected.seconds + self.alone.mean, self.expected.tokens + 1)
-        self.ended = None
+        """A token was made without a draft, ahead of the host."""
+        seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
+        if self.undrafted.weight:
+            seconds = min(seconds, PAUSE * self.undrafted.mean)
+        self.undrafted.add(seconds)
+        self.times.add(1, seconds + self.wait.mean)
+        self._remember(0, 0)
+        self.expected = Expected(self.expected.seconds + self.undrafted.mean, self.expected.tokens + 1)
+        self.run, self.ended = self.run + 1, None
 
     def _begin(self) -> None:
         self.began = self.clock.now()
@@ -195,7 +212,7 @@ class Planner:
         able = [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n) for arm in able if arm.measured]
         if self.times.known:
-            options += [] if self.least else [Choice(1 / self._alone, 0), self._looked_up(forecast)]
+            options += [] if self.least else [Choice(1 / self._plain, 0), self._looked_up(forecast)]
         best = max(options, key=self._appeal, default=Choice(0.0, 0))
         trial = self._trial(able, best.rate, n)
         if trial:
@@ -225,9 +242,9 @@ class Planner:
         return first + self.gap.mean, more
 
     @property
-    def _alone(self) -> float:
+    def _plain(self) -> float:
         """Seconds of a token without a draft."""
-        return self.alone.mean if self.alone.weight else self._rounds[0]
+        return self.undrafted.mean if self.undrafted.weight else self._rounds[0]
 
     # The device waits for these two: hence their plain numbers.
 
@@ -255,7 +272,7 @@ class Planner:
         return choice.rate * (HABIT if usual else 1.0)
 
     def rollback(self, length: int) -> None:
-        self.ended = self.plan_ahead = None
+        self.ended = self.pending = None
         self.lookup.rollback(length)
         for arm in self.arms:
             arm.level.rollback(length)
@@ -271,7 +288,9 @@ class Planner:
         verifying = self.ended - self.began - drafting
         self._expect(proposed, accepted, drafting, verifying)
         self.times.add(1 + proposed, verifying)
-        arm = self.choice.arm
+        arm, self.run = self.choice.arm, 0
+        if self.choice.plain and self.undrafted.weight:
+            self.wait.add(max(0.0, verifying - self.undrafted.mean))
         self._remember(proposed if arm is None else 0, accepted)
         if arm is None:
             return

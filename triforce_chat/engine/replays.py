@@ -1,7 +1,7 @@
 """Where tokens are drawn and drafts judged: dozens of small launches, which a GPU replays as one graph.
 
 What a graph reads stands on a desk of its own, and so does what it makes. Random numbers are put there from outside.
-Drafts have every length; desks have a few sizes, which are all captured before the first of them is used.
+Drafts have every length; desks have a few sizes, all captured with the first draft of an answer's law and room.
 """
 
 from __future__ import annotations
@@ -42,10 +42,6 @@ class Said(NamedTuple):
     @staticmethod
     def of(tokens: Tensor) -> Said:
         return Said(tokens, torch.full((), len(tokens), device=tokens.device))
-
-    @staticmethod
-    def room(m: int, device: torch.device) -> Said:
-        return Said(*(torch.zeros(shape, dtype=torch.long, device=device) for shape in ((m,), ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +121,8 @@ class Replay:
     ) -> None:
         device, (n, vocabulary) = logits.device, (rows - 1, logits.shape[-1])
         with torch.inference_mode(False):  # else nobody could write to them outside of that mode
-            self.counts = torch.zeros(
-                2, dtype=torch.long, device=device
-            )  # of the drafted, of the said tokens
+            # How many tokens are drafted, and how many were said.
+            self.counts = torch.zeros(2, dtype=torch.long, device=device)
             # Nowhere garbage: what is left unused is worked on, too.
             said = torch.zeros(room, dtype=torch.long, device=device)
             drafted = draft.tokens.new_zeros(n), draft.probs.new_zeros(n, vocabulary)
@@ -180,7 +175,8 @@ class Replays:
         desks = self.made[key] = self.made.pop(key, {})  # the last one again
         rows = next((size for size in SIZES if size >= len(logits)), len(logits))
         usual = [size for size in SIZES if size <= USUAL and len(draft)]
-        for size in {rows, *usual} - desks.keys():
+        # The largest first: what the others need on the way fits into what it has left.
+        for size in sorted({rows, *usual} - desks.keys(), reverse=True):
             desks[size] = Replay(work, size, logits, draft, room, self.pool)
             desks[size].prepare()
             self._forget(key)

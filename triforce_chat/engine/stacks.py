@@ -76,9 +76,7 @@ class Builder:
             "retrieval": lambda: self.top(self.middle(self.retrieval(), Silent(self.target))),
             "streaming": lambda: self.top(self.middle(self.streaming(), self.below())),
             "naive": self.naive,
-            "lookup": lambda: (
-                self.adaptive(self.planned([])) if self.options.gamma is None else self.over(self.lookup())
-            ),
+            "lookup": self.looked_up,
             "autoregressive": self.plain,
         }
 
