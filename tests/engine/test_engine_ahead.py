@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import Lab, random_model, spell
 from replaying import captured_pair
-from test_engine_planner import Costly, FakeClock
+from test_engine_planner import WARM, Costly, FakeClock
 from test_engine_reads import WARPS, Blind, Reads
 from torch import Tensor
 from toys import ToyCache, nothing
@@ -302,6 +302,24 @@ def test_a_first_round_that_prepares_much_is_forgiven(first: float) -> None:
     rounds = top.rounds(torch.tensor([1]), Sampler(Sampling()), 400)
     assert sum(len(ids) > 1 for ids in rounds) > 20
     assert clock.seconds < 400 * 0.1 * 0.6
+
+
+def test_now_and_then_a_round_tells_what_one_costs() -> None:
+    """And in between rounds are thought to grow dearer, or cheaper, with what is made ahead."""
+    clock = FakeClock()
+    planner, tokens, ran = Planner(StepTimes(), NgramLookup(9), [], clock=clock), torch.tensor([1, 2, 3]), 0
+    runs, known = [], []
+    for cost in (0.1, 0.1, 0.1, 0.02):
+        planner.propose(tokens, 0, Sampler(WARM))
+        clock.seconds += cost + 0.05
+        planner.judged(0, 0)
+        while planner.runs:
+            planner.ran(cost)
+            ran += 1
+        runs.append(ran)
+        known.append(planner.times(1))
+    assert runs == [8, 8 + 128, 8 + 2 * 128, 8 + 3 * 128]
+    assert known == pytest.approx([0.1, 0.15, 0.15, 0.07], rel=0.02)
 
 
 def test_what_lookup_once_said_is_forgotten_ahead() -> None:
