@@ -319,7 +319,8 @@ def test_now_and_then_a_round_tells_what_one_costs() -> None:
         runs.append(ran)
         known.append(planner.times(1))
     assert runs == [8, 8 + 128, 8 + 2 * 128, 8 + 3 * 128]
-    assert known == pytest.approx([0.1, 0.15, 0.15, 0.07], rel=0.02)
+    assert known[:3] == pytest.approx([0.1, 0.15, 0.15])
+    assert 0.02 < known[3] < 0.075
 
 
 def test_what_lookup_once_said_is_forgotten_ahead() -> None:
