@@ -58,6 +58,15 @@ def test_everything_that_varies_has_a_panel(tmp_path: Path) -> None:
     assert [point.at for point in panels[1].series["triforce context=1000 policy=mean"]] == [512, 1024]
 
 
+@pytest.mark.parametrize(
+    ("more", "beside"), [({}, True), ({"offloaded": True}, False), ({"settings": {"tp": 2}}, False)]
+)
+def test_the_published_ones_are_of_one_chip(tmp_path: Path, more: dict[str, Any], beside: bool) -> None:
+    rows = rows_of([record(tmp_path / "1.json", row("auto", 2.0), row("auto", 3.0, heat=0.6), **more)])
+    (panel,) = panels_of(rows)
+    assert bool(panel.published) == beside
+
+
 def test_records_of_two_shapes(tmp_path: Path) -> None:
     files = [
         record(tmp_path / f"{name}.json", row("auto", 2.0), row("auto", 3.0, 2000), inflated={"name": name})

@@ -63,14 +63,24 @@ def rows_of(files: Iterable[Path]) -> list[dict[str, Any]]:
             rows = [{"varied": {}, "temperature": 0.0, **row} for row in record["rows"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{file} is no record of bench --json: {error}") from None
-        label = label_of(record)
-        found += [{**row, "shape": label} for row in rows if row.get("speedup") is not None]
+        what = {"shape": label_of(record), "on_one_chip": on_one_chip(record)}
+        found += [{**row, **what} for row in rows if row.get("speedup") is not None]
     return pooled(found)
+
+
+def on_one_chip(record: dict[str, Any]) -> bool:
+    """Whether one GPU, or processor, held everything."""
+    return gpus_of(record) == 1 and not record.get("offloaded")
+
+
+def gpus_of(record: dict[str, Any]) -> int:
+    gpus: int = (record.get("settings") or {}).get("tp", 1)
+    return gpus
 
 
 def label_of(record: dict[str, Any]) -> str:
     """What a whole record was measured with, where that is not the rule."""
-    gpus = (record.get("settings") or {}).get("tp", 1)
+    gpus = gpus_of(record)
     said = [
         (record.get("inflated") or {}).get("name"),
         f"--tp {gpus}" if gpus > 1 else None,
@@ -131,7 +141,8 @@ def panel(rows: Sequence[dict[str, Any]], axis: str, others: Sequence[str]) -> P
     if not made.named:
         for points in made.series.values():
             points.sort(key=lambda point: float(point.at))
-    made.published = [Point(at, value) for at, value in PUBLISHED.get(axis, {}).items()]
+    if any(row["on_one_chip"] for row in rows):  # as the published ones are
+        made.published = [Point(at, value) for at, value in PUBLISHED.get(axis, {}).items()]
     return made
 
 

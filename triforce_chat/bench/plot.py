@@ -17,6 +17,7 @@ from triforce_chat.errors import TriforceError, UsageError
 
 WIDTH, HEIGHT = 6.4, 4.2  # inches of a panel
 COLUMNS = 3  # panels side by side
+VISIBLE = 1.6  # of an interval, at most so many times its value
 HEADROOM = 1.05
 GREY = "#777777"
 PLAIN = {
@@ -73,9 +74,15 @@ def _draw(panel: Panel, axes: Any) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xlabel(panel.label)
     axes.set_ylabel("speed-up over plain decoding")
-    axes.set_ylim(0, HEADROOM * max(axes.get_ylim()[1], 1))
+    axes.set_ylim(0, HEADROOM * _highest(panel))
     _ticks(panel, axes, places)
     axes.legend(frameon=False, fontsize=8, loc="best")
+
+
+def _highest(panel: Panel) -> float:
+    """What has to be seen; the interval of two prompts may reach to the moon."""
+    points = [*(point for points in panel.series.values() for point in points), *panel.published]
+    return max(1.0, *(min(point.high or point.value, VISIBLE * point.value) for point in points))
 
 
 def _places(panel: Panel) -> dict[Any, float]:
