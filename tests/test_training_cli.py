@@ -192,8 +192,8 @@ def test_wrong_lengths(shelf: Path, tmp_path: Path, lengths: str) -> None:
 def test_lengths_in_any_order(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(jobs, "train_context", lambda *arguments: seen.append(arguments[2]))
-    assert train_context(shelf, tmp_path, "--lengths", "1300, 1200,1250").exit_code == 0
-    assert seen[0].lengths == (1200, 1250, 1300)
+    assert train_context(shelf, tmp_path, "--lengths", "1300, 1200,1250,1300").exit_code == 0
+    assert seen[0].lengths == (1200, 1250, 1300, 1300)
     assert seen[0].alpha == seen[0].rank == 2
 
 

@@ -43,7 +43,7 @@ def context(
     ] = None,
     factor: Annotated[float, typer.Option(help="Of YaRN, over the model's own positions.")] = 16.0,
     lengths: Annotated[
-        str, typer.Option(help="Of the sequences, shortest first.")
+        str, typer.Option(help="Of the sequences; one that is named twice comes twice as often.")
     ] = "2048,8192,32768,124928",
     tokens: Annotated[int, typer.Option(help="Tokens of one step, in every process.")] = 131_072,
     rank: Annotated[int, typer.Option(help="Of the low-rank updates.")] = 32,
@@ -57,7 +57,7 @@ def context(
 ) -> None:
     """Train an adapter that lets a model read further: YaRN and LoRA. On several GPUs under torchrun."""
     with failures(debug):
-        reached = tuple(listed(lengths))
+        reached = tuple(listed(lengths, again=True))
         writable(out)
         from triforce_chat.training.context import ContextRecipe
         from triforce_chat.training.jobs import books, train_context

@@ -382,10 +382,14 @@ def given(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def listed(text: str, kind: Callable[[str], Any] = int, least: float = 1) -> list[Any]:
-    """Read "1024,8192": numbers from ``least`` on, sorted, each once. Raises UsageError for anything else."""
+def listed(text: str, kind: Callable[[str], Any] = int, least: float = 1, again: bool = False) -> list[Any]:
+    """Read "1024,8192": numbers from ``least`` on, sorted, each once or, with ``again``, as often as it stands there.
+
+    Raises UsageError for anything else.
+    """
     try:
-        found = sorted({kind(part) for part in text.split(",")})
+        numbers = [kind(part) for part in text.split(",")]
+        found = sorted(numbers if again else set(numbers))
     except ValueError:
         found = []
     if not found or not found[0] >= least:
