@@ -13,7 +13,7 @@ from triforce_chat.engine import kernels
 from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.blocks import Decoder
 from triforce_chat.engine.cache.slab import Place, Slab
-from triforce_chat.engine.graph import SIZES, USUAL, Graph, pool_of
+from triforce_chat.engine.graph import SIZES, USUAL, Graph, fitting, pool_of
 
 
 class Captured:
@@ -51,7 +51,7 @@ class Captures:
 
     def size(self, n: int, place: Place) -> int | None:
         """Tokens of the captured forward that takes n tokens; None where there is no such thing."""
-        size = next((size for size in SIZES if size >= n), None)
+        size = fitting(n)
         return size if size and place.slot + size <= place.slab.capacity else None
 
     def prepare(self, ids: Tensor, place: Place, position: int) -> int:

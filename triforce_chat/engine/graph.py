@@ -17,6 +17,11 @@ SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 USUAL = 24
 
 
+def fitting(rows: int) -> int | None:
+    """Rows of the captured work that takes so many; None where there is no such thing."""
+    return next((size for size in SIZES if size >= rows), None)
+
+
 class Graph(Generic[Made]):
     """One piece of work. On a device without graphs it is done anew at every call.
 

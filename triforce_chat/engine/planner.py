@@ -34,10 +34,8 @@ TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried aga
 NOT_FAR_OFF = 0.8
 FAR_OFF = 4  # times as long a wait for the others: what they were tried in may have changed
 PREPARED = 3.0  # times as dear as now: then something was prepared
-MOST_AHEAD, FIRST_AHEAD = (
-    128,
-    8,
-)  # tokens made ahead of the host until there is a round again, and the first time
+MOST_AHEAD = 128  # tokens made ahead of the host until there is a round again
+FIRST_AHEAD = 8  # the same before one has told how long the host is waited for
 PAUSE = 3.0  # steps; what takes longer between two rounds is none of their costs
 FORGET = 0.9  # weight of the past in costs and gaps
 FORGET_RECORD = 0.98  # weight of the past in the lookup's record
@@ -257,19 +255,21 @@ class Planner:
 
     def _drafted(self, arm: Arm, most: int) -> Choice:
         hopes = [0.0, *accumulate(arm.survival.chances(arm.makes(most)))]
-        (first, more), each, beyond = self._rounds, arm.cost.mean, arm.beyond.mean
-        made = {n: max(n, round(n + beyond)) for n in sizes(1, most)}
+        (first, more), each = self._rounds, arm.cost.mean
+        made = {n: arm.makes(n) for n in sizes(1, most)}
         rates = {n: (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
-        usual = self.habit.n if arm is self.habit.arm else 0
-        n = max(rates, key=lambda n: rates[n] * (HABIT if n == usual else 1.0))
+        n = max(rates, key=lambda n: rates[n] * self._habit(arm, n))
         return Choice(rates[n], n, arm)
 
     def _appeal(self, choice: Choice) -> float:
         """The rate, and more for what needs no change: promises have errors, and the best of many has most."""
         if choice.n == 0:
             return choice.rate * GAIN * (HABIT if self.habit.arm else 1.0)
-        usual = choice.arm is not None and choice.arm is self.habit.arm and choice.n == self.habit.n
-        return choice.rate * (HABIT if usual else 1.0)
+        return choice.rate * self._habit(choice.arm, choice.n)
+
+    def _habit(self, arm: Arm | None, n: int) -> float:
+        """How much more a draft appeals for being the usual one."""
+        return HABIT if arm is not None and arm is self.habit.arm and n == self.habit.n else 1.0
 
     def rollback(self, length: int) -> None:
         self.ended = self.pending = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft
-from triforce_chat.engine.graph import SIZES, USUAL, Graph, pool_of
+from triforce_chat.engine.graph import SIZES, USUAL, Graph, fitting, pool_of
 
 MOST = 1 << 30  # bytes of what is kept for the next time: a few laws
 LEAST_ROOM = 2048  # tokens of an answer; each doubling is captured anew
@@ -173,12 +173,13 @@ class Replays:
         room = 0 if said is None else rounded_up(len(said))
         key = kind, logits.shape[-1], logits.dtype, draft.probs.dtype, room
         desks = self.made[key] = self.made.pop(key, {})  # the last one again
-        rows = next((size for size in SIZES if size >= len(logits)), len(logits))
+        rows = fitting(len(logits)) or len(logits)
         usual = [size for size in SIZES if size <= USUAL and len(draft)]
-        # The largest first: what the others need on the way fits into what it has left.
-        for size in sorted({rows, *usual} - desks.keys(), reverse=True):
-            desks[size] = Replay(work, size, logits, draft, room, self.pool)
-            desks[size].prepare()
+        if fresh := {rows, *usual} - desks.keys():
+            # The largest first: what the others need on the way fits into what it has left.
+            for size in sorted(fresh, reverse=True):
+                desks[size] = Replay(work, size, logits, draft, room, self.pool)
+                desks[size].prepare()
             self._forget(key)
         desks[rows].fill(logits, draft, said)
         return desks[rows]

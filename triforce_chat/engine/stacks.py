@@ -87,11 +87,9 @@ class Builder:
 
     def adaptive(self, planner: Planner) -> Top:
         """What the planner finds best, plain decoding included."""
-        plain, fast = self.plain(), self.over(planner)
+        ahead, fast = self.ahead(), self.over(planner)
         # Ranks would have to agree on a plan for every token, which is what running ahead does without.
-        if isinstance(plain, Ahead) and self.accord.size == 1:
-            return Adaptive(plain, fast, planner)
-        return fast
+        return Adaptive(ahead, fast, planner) if ahead and self.accord.size == 1 else fast
 
     def looked_up(self) -> Top:
         return self.adaptive(self.planned([])) if self.options.gamma is None else self.over(self.lookup())
@@ -101,10 +99,14 @@ class Builder:
         return self.top(self.drafter(self.draft))
 
     def plain(self) -> Top:
-        """No drafts; ahead of the host where the device works by itself, and a forward is cheap to take back."""
+        """No drafts."""
+        return self.ahead() or self.over(Silent(self.target))
+
+    def ahead(self) -> Ahead | None:
+        """No drafts, ahead of the host: where the device works by itself, and a forward is cheap to take back."""
         if self.target.device.type == "cuda" and isinstance(self.full.slab, Slab):
             return Ahead("target", self.target, self.full, self.emit, self.accord)
-        return self.over(Silent(self.target))
+        return None
 
     def top(self, drafter: Level) -> Speculative:
         """The target over a drafter that always drafts."""
