@@ -25,6 +25,7 @@ from triforce_chat.training.pools import ORDINARY, POOLS, Figures
 
 # Recorded results rest on these draws: whoever changes them cannot compare any longer.
 EVALUATED = "8b420fa748409f4a77c7dd4a1e3de81af1d1921e00d707c9511dd13432d6da81"
+LEAST_VARIED = {"number": 81, "name": 69, "place": 88, "date": 44, "object": 78, "two-step": 206}
 
 
 @pytest.mark.parametrize("kind", FRAMES)
@@ -175,7 +176,7 @@ def test_composed_frames_are_many_and_ask_what_no_kept_frame_asks(kind: str) -> 
 @pytest.mark.parametrize("kind", VARIED)
 def test_varied_frames_are_many_and_tell_nothing_that_a_kept_frame_tells(kind: str) -> None:
     frames, kept = VARIED[kind], [frame for kind in FRAMES for frame in frames_of(kind, "test")]
-    assert len({frame.sentences for frame in frames}) == len(frames) >= (30 if kind == "two-step" else 18)
+    assert len({frame.sentences for frame in frames}) == len(frames) >= LEAST_VARIED[kind]
     assert {frame.about for frame in frames if frame.about}.isdisjoint(frame.about for frame in kept)
     for told in ("sentences", "questions"):
         known = {_bare(text) for frame in kept for text in getattr(frame, told)}
@@ -195,9 +196,10 @@ def test_varied_questions_take_many_forms(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", VARIED)
-def test_a_third_of_the_training_draws_each_is_written_composed_and_varied(kind: str) -> None:
+def test_half_of_the_training_draws_are_varied(kind: str) -> None:
     drawn = [_source(kind, seed, "train") for seed in range(600)]
-    assert all(150 < drawn.count(source) < 250 for source in ("written", "composed", "varied"))
+    assert 250 < drawn.count("varied") < 350
+    assert all(100 < drawn.count(source) < 200 for source in ("written", "composed"))
 
 
 @pytest.mark.parametrize("kind", VARIED)

@@ -35,8 +35,9 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
             self.captured = self, fresh  # type: ignore[assignment]
             of_owner.append(tensors_of(fresh))
             return fresh
-        for mine, new in zip(tensors_of(self.captured[1]), tensors_of(fresh), strict=True):
-            mine.copy_(new)
+        with torch.inference_mode():
+            for mine, new in zip(tensors_of(self.captured[1]), tensors_of(fresh), strict=True):
+                mine.copy_(new)
         return self.captured[1]
 
     def leave(self: Replay) -> Any:

@@ -81,9 +81,10 @@ def test_a_nucleus_wider_than_the_first_guess() -> None:
     p[1] = torch.softmax(torch.arange(5000, dtype=torch.float64) / 3, 0)
     nucleus = Nucleus()
     nucleus.floor(p[1:], 0.9)
-    assert nucleus.whole
+    assert nucleus.whole is not None
+    assert nucleus.whole.tolist() == [True]
     nucleus.floor(p, 0.9)
-    assert not nucleus.whole
+    assert nucleus.whole.tolist() == [False, True]
     kept = warp(p.log(), Sampling(temperature=1, top_p=0.9)) > 0
     assert kept[0].all()
     assert p[1, kept[1]].sum() >= 0.9 > p[1, kept[1]].sum() - p[1, kept[1]].min()
@@ -300,13 +301,13 @@ def test_lookup_continues_the_latest_match() -> None:
 
 def test_lookup_learns_how_far_to_trust() -> None:
     right, wrong = NgramLookup(10), NgramLookup(10)
-    before = list(right.trust)
+    before = list(right.trust.rates)
     for lookup, came in ((right, [4, 5]), (wrong, [9, 5])):
         history = [1, 2, 4, 5, 3, 1, 2]
         lookup.forecast(torch.tensor(history), 2)
         lookup.forecast(torch.tensor([*history, *came]), 2)
-    assert right.trust[2] > before[2] > wrong.trust[2]
-    assert right.trust[3] > before[3] == wrong.trust[3]  # behind a miss nothing is learnt
+    assert right.trust.rates[2] > before[2] > wrong.trust.rates[2]
+    assert right.trust.rates[3] > before[3] == wrong.trust.rates[3]  # behind a miss nothing is learnt
 
 
 def test_survival_falls_and_unlikely_tokens_are_not_proposed() -> None:
@@ -314,7 +315,7 @@ def test_survival_falls_and_unlikely_tokens_are_not_proposed() -> None:
     history = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9, 1])
     told = lookup.forecast(history, 8)
     assert all(a > b for a, b in zip(told.survival, told.survival[1:], strict=False))
-    one, two = lookup.trust[1], lookup.trust[2]
+    one, two = lookup.trust.rates[1], lookup.trust.rates[2]
     assert told.survival[:2] == pytest.approx([one, one * two])
     lookup.cutoff = one * (1 + two) / 2
     assert len(lookup.propose(history, 8, Sampler(Sampling()))) == 1

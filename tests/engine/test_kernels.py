@@ -22,6 +22,7 @@ from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.slab import Shape
 from triforce_chat.engine.kernels import linear
 from triforce_chat.engine.kernels.decoding import Tiling, splits
+from triforce_chat.engine.lookup import ORDERS, searched
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -251,6 +252,17 @@ def test_gather_chunks(
     for layer in range(layers):
         layout.take(source[layer], None if chosen is None else chosen[layer], expected[1 + layer])
     assert torch.equal(found.view(bits(dtype)), expected.view(bits(dtype)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 60, 1024, 1025, 2500])
+@pytest.mark.parametrize("words", [2, 5, 400])
+def test_search(size: int, words: int) -> None:
+    """The place that plain arithmetic finds, whatever stands behind the end."""
+    history = torch.randint(0, words, (size,), generator=torch.Generator().manual_seed(size)).to(DEVICE)
+    for end in {1, size // 2 + 1, size}:
+        at = torch.tensor(end, device=DEVICE)
+        for found, expected in zip(kernels.search(history, at, ORDERS), searched(history, at), strict=True):
+            assert int(found) == int(expected)
 
 
 def bits(dtype: torch.dtype) -> torch.dtype:

@@ -20,8 +20,10 @@ from torch import Tensor
 from triforce_chat.engine import level as level_module
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Autoregressive, Level, Speculative
+from triforce_chat.engine.relay import Relay
 from triforce_chat.engine.replays import Chances, Drawn, Work
 from triforce_chat.engine.sampling import Rule, Sampler, Sampling
+from triforce_chat.engine.timing import HostClock
 
 Context = tuple[int, ...]
 Law = dict[Context, float]
@@ -34,6 +36,7 @@ class ToyCache:
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.fed: list[int] = []
+        self.beyond: list[int] = []  # what was fed behind them without being counted
         self.verdicts: list[tuple[int, int]] = []
 
     @property
@@ -51,17 +54,29 @@ class ToyCache:
     def prepared(self, _: int) -> bool:
         return True
 
-    def pending(self, tokens: Tensor) -> Tensor:
+    def pending(self, tokens: Tensor, _: int = 0) -> Tensor:
         return tokens[len(self.ids) :]
+
+    def put(self, fed: list[int], beyond: int) -> Context:
+        """All that stands up to the end of what is fed so many places behind what counts."""
+        held = [*self.ids, *self.beyond]
+        start = len(self.ids) + beyond
+        assert 0 <= start <= len(held), "a hole in the cache"
+        assert held[start : len(self.ids)] == fed[: max(0, -beyond)], "what counts was overwritten"
+        held = [*held[:start], *fed]
+        self.beyond = held[len(self.ids) :]
+        return tuple(held)
 
     def update(self, *_: Any) -> Any:
         raise AssertionError("toys have no attention")
 
     def advance(self, n: int) -> None:
         self.ids += self.fed[:n]
+        self.beyond = []
 
     def truncate(self, length: int) -> None:
         del self.ids[length:]
+        self.beyond = []
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.verdicts.append((proposed, accepted))
@@ -81,13 +96,33 @@ class ToyModel:
             self.known[context] = self.law(context).double().log()
         return self.known[context]
 
-    def __call__(self, ids: Tensor, cache: ToyCache, rows: int) -> Tensor:
+    def __call__(self, ids: Tensor, cache: ToyCache, rows: int, beyond: Tensor | None = None) -> Tensor:
         fed = ids.tolist()
         assert fed, "an empty forward"
-        cache.fed = fed
-        seen = (*cache.ids, *fed)
-        cache.advance(len(fed))
+        if beyond is None:
+            cache.fed = fed
+            seen = (*cache.ids, *fed)
+            cache.advance(len(fed))
+        else:
+            seen = cache.put(fed, int(beyond))
         return torch.stack([self.logits(seen[: len(seen) - rows + i + 1]) for i in range(rows)])
+
+    def feeder(self, cache: ToyCache) -> Feeding:
+        return Feeding(self, cache)
+
+
+@dataclass
+class Feeding:
+    """Feeds a toy where it is told to."""
+
+    model: ToyModel
+    cache: ToyCache
+
+    def aim(self) -> None:
+        pass
+
+    def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
+        return self.model(ids, self.cache, 1, beyond)
 
 
 def random_law(vocabulary: int, seed: int, sharpness: float = 1.0) -> Callable[[Context], Tensor]:
@@ -154,10 +189,20 @@ class Branching(Sampler):
         self.script, self.taken, self.open = script, 0, []  # type: ignore[var-annotated]
         self.chance = 1.0
         self.at = 0  # history length in front of the next drawn token
+        self.count = 0  # drafted tokens that count
 
-    def _made(self, work: Work, kind: Hashable, logits: Tensor, draft: Draft, tokens: Tensor) -> Drawn:
-        self.at = len(tokens) - len(draft)
-        return super()._made(work, kind, logits, draft, tokens)
+    def _made(
+        self,
+        work: Work,
+        kind: Hashable,
+        logits: Tensor,
+        draft: Draft,
+        tokens: Tensor,
+        spare: Tensor | None,
+    ) -> Drawn:
+        self.count = len(draft) if draft.count is None else int(draft.count)
+        self.at = len(tokens) - int(spare or 0) - self.count
+        return super()._made(work, kind, logits, draft, tokens, spare)
 
     def choose(self, chances: list[float]) -> int:
         """Take one outcome with positive probability and remember the others."""
@@ -173,6 +218,7 @@ class Branching(Sampler):
         return choice
 
     def leading(self, p: Tensor, q: Tensor, _: Chances) -> Tensor:
+        p, q = p[: self.count], q[: self.count]
         tested = max(0, min(len(p), int(min(self.horizon, 1e9)) - self.at))
         passing, chances = 1.0, []
         for w, v in zip(p.double().tolist()[:tested], q.double().tolist()[:tested], strict=True):
@@ -209,7 +255,7 @@ class Stack:
 
 def print_of(state: list[dict[str, Any]]) -> str:
     """Two states with the same print behave alike: counters for statistics are left out."""
-    skip = ("fed", "verdicts")
+    skip = ("fed", "verdicts", "beyond")
     return repr([{k: v for k, v in values.items() if k not in skip} for values in state])
 
 
@@ -300,6 +346,37 @@ def three_levels(
     if rule is not None:
         ruled(level, rule)
     return Stack(Speculative("target", target, full, level, gammas[1], nothing), parts)
+
+
+def relayed(
+    target: ToyModel,
+    middle: ToyModel,
+    draft: ToyModel | None,
+    gammas: tuple[int, int],
+    lookup: bool = False,
+    least: int | None = None,
+) -> Stack:
+    """Three levels of which the middle one is not waited for; ``least`` fixes from which match on lookup speaks."""
+    full, cache = ToyCache(), ToyCache()
+    parts: list[Any] = [full, cache]
+    below = None
+    if draft is not None:
+        parts.append(ToyCache())
+        below = draft, parts[-1]
+    relay = Relay(
+        "retrieval",
+        middle,
+        cache,  # type: ignore[arg-type]
+        below,
+        gammas[0],
+        nothing,
+        HostClock(),
+        lookup=lookup,
+        planned=False,
+    )
+    if least is not None:
+        relay._least = lambda _: least  # type: ignore[method-assign]
+    return Stack(Speculative("target", target, full, relay, gammas[1], nothing), parts)
 
 
 def _drafter(draft: ToyModel | Level, parts: list[Any]) -> Level:

@@ -17,10 +17,26 @@ from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.level import Autoregressive, Level, Silent
 from triforce_chat.engine.lookup import NgramLookup
 from triforce_chat.engine.planner import Planner
+from triforce_chat.engine.relay import Rounds
 from triforce_chat.engine.sampling import Sampler
 
 NAMES = {Autoregressive: "draft", NgramLookup: "lookup", Planner: "planner"}
 SAMPLED = ("next", "judge")
+
+
+def _one(_: Any) -> int:
+    return 1
+
+
+def _none(_: Any) -> int:
+    return 0
+
+
+# Of rounds that nobody waits for: their levels, and how many forwards made what they return.
+RELAYED: dict[str, tuple[str, Callable[[Any], int]]] = {
+    "next": ("retrieval", _one),
+    "drafted": ("draft", len),
+}
 
 
 def levels_of(level: Any) -> Iterator[tuple[str, Any]]:
@@ -43,8 +59,13 @@ def marked(top: Any) -> Iterator[Counter[str]]:
     forwards: Counter[str] = Counter()
     with ExitStack() as marks:
         for name, level in levels_of(top):
-            own = "step" if hasattr(level, "step") else "propose"
-            marks.enter_context(replaced(level, own, _level(name, getattr(level, own), level, forwards)))
+            steps = hasattr(level, "step")
+            own = "step" if steps else "propose"
+            alone = isinstance(level, Autoregressive)
+            count = _one if steps else len if alone else _none
+            marks.enter_context(replaced(level, own, _level(name, getattr(level, own), forwards, count)))
+        for own, (name, count) in RELAYED.items():
+            marks.enter_context(replaced(Rounds, own, _level(name, getattr(Rounds, own), forwards, count)))
         for name in SAMPLED:
             marks.enter_context(replaced(Sampler, name, _part(SAMPLING, getattr(Sampler, name))))
         marks.enter_context(replaced(RetrievalCache, "follow", _part(RETRIEVAL, RetrievalCache.follow)))
@@ -78,14 +99,16 @@ def _attention() -> Iterator[None]:
         ALL_ATTENTION_FUNCTIONS.register(attention.NAME, attention.attend)
 
 
-def _level(name: str, call: Callable[..., Any], level: Any, forwards: Counter[str]) -> Callable[..., Any]:
-    alone = isinstance(level, Autoregressive)  # a forward for every token
+def _level(
+    name: str, call: Callable[..., Any], forwards: Counter[str], count: Callable[[Any], int]
+) -> Callable[..., Any]:
+    """``call`` as a region of that level; ``count`` says how many forwards made what it returned."""
 
     @wraps(call)
     def called(*arguments: Any, **named: Any) -> Any:
         with record_function(LEVEL + name):
             made = call(*arguments, **named)
-        forwards[name] += len(made) if alone else hasattr(level, "step")
+        forwards[name] += count(made)
         return made
 
     return called

@@ -13,7 +13,7 @@ from triforce_chat.engine import kernels
 from triforce_chat.engine.attention import Angles
 from triforce_chat.engine.blocks import Decoder
 from triforce_chat.engine.cache.slab import Place, Slab
-from triforce_chat.engine.graph import SIZES, USUAL, Graph, fitting, pool_of
+from triforce_chat.engine.graph import SIZES, USUAL, Fed, Graph, fitting, pool_of
 
 
 class Captured:
@@ -21,7 +21,7 @@ class Captured:
 
     def __init__(
         self,
-        forward: Callable[[Captured], Tensor],
+        forward: Callable[[Fed], Tensor],
         size: int,
         device: torch.device,
         pool: Callable[[], Any],
@@ -29,16 +29,17 @@ class Captured:
     ) -> None:
         self.ids = torch.zeros(size, dtype=torch.long, device=device)
         self.at = torch.zeros(2, dtype=torch.long, device=device)
-        self.slot, self.position = self.at[:1], self.at[1:]  # of the first token; the position is for RoPE
-        self.steps = torch.arange(size, device=device)
+        self.fed = Fed(self.ids, self.at[:1], self.at[1:], torch.arange(size, device=device))
         self.forward = forward
         self.graph: Graph[Tensor] = Graph(device, pool, again)
 
-    def __call__(self, ids: Tensor, slot: int, position: int) -> Tensor:
+    def __call__(self, ids: Tensor, slot: int, position: int, beyond: Tensor | None) -> Tensor:
         """Logits [size, V] behind ids [n], n up to ``size``; valid until the next forward."""
         self.ids[: len(ids)] = ids
         torch.linspace(slot, position, 2, out=self.at)  # two numbers of the host's in one launch
-        return self.graph(lambda: self.forward(self))
+        if beyond is not None:
+            self.at += beyond
+        return self.graph(lambda: self.forward(self.fed))
 
 
 class Captures:
@@ -66,13 +67,18 @@ class Captures:
             self(ids[:1], place, position, size)
         return max(usual, default=0)
 
-    def __call__(self, ids: Tensor, place: Place, position: int, size: int) -> Tensor:
-        """Logits [n, V] behind ids [n], valid until the next forward; their keys and values are in the slab."""
+    def __call__(
+        self, ids: Tensor, place: Place, position: int, size: int, beyond: Tensor | None = None
+    ) -> Tensor:
+        """Logits [n, V] behind ids [n], valid until the next forward; their keys and values are in the slab.
+
+        They stand ``beyond`` [] slots and positions behind the place.
+        """
         of_slab = self.made.setdefault(place.slab, {})
         if size not in of_slab:
             alone = self.decoder.accord.size == 1
-            of_slab[size] = Captured(self._forward(place), size, self.device, self.pool, alone)
-        return of_slab[size](ids, place.slot, position)[: len(ids)]
+            of_slab[size] = Captured(self.forward(place), size, self.device, self.pool, alone)
+        return of_slab[size](ids, place.slot, position, beyond)[: len(ids)]
 
     def pool(self) -> Any:
         """Where the next graph takes its memory from."""
@@ -82,12 +88,13 @@ class Captures:
         """Give all graphs up; what is asked for next is captured anew."""
         self.made.clear()
 
-    def _forward(self, place: Place) -> Callable[[Captured], Tensor]:
+    def forward(self, place: Place) -> Callable[[Fed], Tensor]:
+        """What is captured: logits [n, V] behind tokens that go to the place's slab."""
         # Not the slab itself: it must be free to go.
         ring, keys, values = place.queries, place.slab.keys, place.slab.values
         scale, most = place.slab.shape.head_dim**-0.5, place.slab.capacity
 
-        def forward(given: Captured) -> Tensor:
+        def forward(given: Fed) -> Tensor:
             positions = given.position + given.steps
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:

@@ -14,7 +14,7 @@ class Draft:
 
     tokens: Tensor  # [n], int64
     probs: Tensor  # [n, V]
-    count: Tensor | None = None  # [], of the tokens that count, where the others fill up a fixed size
+    count: Tensor | None = None  # [], of the first ones, which alone count, where the host does not know
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -39,3 +39,4 @@ class Verdict(Draft):
     """What a verification commits; its tensors are overwritten by the next one."""
 
     ids: list[int] = field(kw_only=True)  # the tokens, as the host has heard them
+    drafted: int = field(kw_only=True)  # how many were judged

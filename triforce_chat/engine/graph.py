@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 Made = TypeVar("Made")
 
@@ -20,6 +21,15 @@ USUAL = 24
 def fitting(rows: int) -> int | None:
     """Rows of the captured work that takes so many; None where there is no such thing."""
     return next((size for size in SIZES if size >= rows), None)
+
+
+class Fed(NamedTuple):
+    """Tokens of a forward, and where the first of them goes."""
+
+    ids: Tensor  # [n]
+    slot: Tensor  # [1]
+    position: Tensor  # [1], for RoPE
+    steps: Tensor  # [n], 0, 1, ...
 
 
 class Graph(Generic[Made]):

@@ -139,8 +139,8 @@ class Speculative:
         accepted = len(verdict) - 1
         self.rollback(len(tokens) + accepted)
         self.drafter.hear(len(tokens), verdict.ids)
-        self.drafter.judged(len(draft), accepted)
-        self.emit(Verified(self.name, len(draft), accepted))
+        self.drafter.judged(verdict.drafted, accepted)
+        self.emit(Verified(self.name, verdict.drafted, accepted))
         return verdict
 
     def _judge(self, draft: Draft, logits: Tensor, extended: Tensor, sampler: Sampler) -> Verdict:
@@ -148,11 +148,14 @@ class Speculative:
         while True:
             drawn = sampler.judge(verify, draft, logits, extended)
             word = self.accord.verdict(drawn.word)
-            accepted, *ids = sampler.hear(sampler.tell(word))
+            told = word if draft.count is None else torch.cat([draft.count[None], word])
+            heard = sampler.hear(sampler.tell(told))
             if not sampler.widened():
                 break
+        drafted = len(draft) if draft.count is None else heard.pop(0)
+        accepted, *ids = heard
         made = accepted + 1
-        return Verdict(word[1 : 1 + made], drawn.probs[:made], ids=ids[:made])
+        return Verdict(word[1 : 1 + made], drawn.probs[:made], ids=ids[:made], drafted=drafted)
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         """At least n tokens by whole rounds, so that no verified token goes to waste."""

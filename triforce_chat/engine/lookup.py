@@ -6,13 +6,17 @@ draft. How far to trust a place is learnt from how well earlier ones foretold wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import eq, mul
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from triforce_chat.engine.compiling import kernels_run
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.sampling import Sampler, one_hot
 
@@ -81,12 +85,31 @@ class Heard:
         self.length = min(self.length, length)
 
 
+class Trust:
+    """How likely what stood behind a place comes again, by the length of the match there."""
+
+    def __init__(self) -> None:
+        self.rates = list(TRUST)
+
+    def survival(self, match: int, n: int) -> list[float]:
+        """Of the first 1 .. n tokens: [n], decreasing."""
+        return list(accumulate((self.rates[min(match + i, ORDERS)] for i in range(n)), mul))
+
+    def learn(self, match: int, came: Iterable[bool]) -> None:
+        """Whether each token behind a place with that match came; each right one makes the match longer."""
+        for i, right in enumerate(came):
+            order = min(match + i, ORDERS)
+            self.rates[order] += LEARN * (right - self.rates[order])
+            if not right:
+                break
+
+
 class NgramLookup:
     """Looks the last tokens up in the whole history, the document included."""
 
     def __init__(self, vocabulary: int, cutoff: float = 0.25) -> None:
         self.cutoff = cutoff  # a token that is less likely than this to be reached is not proposed
-        self.trust = list(TRUST)
+        self.trust = Trust()
         self.vocabulary = vocabulary
         self.heard = Heard()
         self.told: tuple[int, int, list[int]] | None = None  # history length, match, tokens foretold
@@ -107,22 +130,13 @@ class NgramLookup:
         end, match = longest_match(history, ORDERS)
         found = slice(end, min(end + n, len(history)) if match else end)
         self.told = (len(history), match, history[found].tolist())
-        survival, chance = [], 1.0
-        for i in range(found.stop - found.start):
-            chance *= self.trust[min(match + i, ORDERS)]
-            survival.append(chance)
-        return Forecast(tokens[found], survival)
+        return Forecast(tokens[found], self.trust.survival(match, found.stop - found.start))
 
     def _learn(self, history: Ids) -> None:
-        """Compare the last forecast with what has come since; a token of length-m match teaches trust[m]."""
-        if self.told is None:
-            return
-        length, match, found = self.told
-        for i, (came, said) in enumerate(zip(history[length:].tolist(), found, strict=False)):
-            order = min(match + i, ORDERS)
-            self.trust[order] += LEARN * ((came == said) - self.trust[order])
-            if came != said:
-                break
+        """Compare the last forecast with what has come since."""
+        if self.told is not None:
+            length, match, found = self.told
+            self.trust.learn(match, map(eq, history[length:].tolist(), found))
 
     def rollback(self, length: int) -> None:
         self.heard.forget(length)
@@ -153,3 +167,38 @@ def longest_match(history: NDArray[Any], orders: int) -> tuple[int, int]:
         ends = ends[ends >= match]
         ends = ends[history[ends - match] == history[-1 - match]] if match < len(history) else ends[:0]
     return (int(best[-1]) + 1, match) if match else (0, 0)
+
+
+class Found(NamedTuple):
+    """What stood where the last words stood before."""
+
+    tokens: Tensor  # [n]
+    match: Tensor  # [], how many of the words are the same; 0: there is no such place
+
+
+def found(history: Tensor, end: Tensor, n: int) -> Found:
+    """What ``longest_match`` finds for the first ``end`` [] tokens of ``history`` [m], without waiting for the device.
+
+    A place less than n tokens back goes on as it has to if it comes again and again.
+    """
+    if kernels_run(history.device):
+        from triforce_chat.engine.kernels import search
+
+        with torch.cuda.device(history.device):  # Triton launches on the current GPU
+            place, match = search(history, end, ORDERS)
+    else:
+        place, match = searched(history, end)
+    period = (end - place).clamp_min(1)
+    return Found(history[place + torch.arange(n, device=history.device) % period], match)
+
+
+def searched(history: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """The index behind the longest match, of equals the latest, and its length; [] each."""
+    at = torch.arange(len(history), device=history.device)
+    same, match = at < end, torch.zeros_like(at)
+    for back in range(1, ORDERS + 1):
+        last = history[(end - back).clamp_min(0)]
+        same = same & (at >= back) & (history.roll(back) == last)
+        match += same
+    best = (match * len(history) + at * (match > 0)).argmax()
+    return best, match[best]

@@ -78,7 +78,7 @@ class Arm:
 
     def makes(self, n: int) -> int:
         """Tokens to expect where n are asked for."""
-        return max(n, round(n + self.beyond.mean))
+        return max(1, round(n + self.beyond.mean))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,17 @@ class Said(NamedTuple):
     tokens: Tensor  # [m], of which the first ``length`` are the answer's
     length: Tensor  # []
 
-    @staticmethod
-    def of(tokens: Tensor) -> Said:
-        return Said(tokens, torch.full((), len(tokens), device=tokens.device))
+
+class Words(NamedTuple):
+    """The same as the host knows it."""
+
+    tokens: Tensor  # [m]
+    spare: Tensor | None = None  # [], of the last ones: how many are none of it; None: none
+
+    @property
+    def counted(self) -> Said:
+        length = torch.full((), len(self.tokens), device=self.tokens.device)
+        return Said(self.tokens, length if self.spare is None else length - self.spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +86,10 @@ class Desk(Protocol):
 class Desks(Protocol):
     """Finds the desk for a piece of work."""
 
-    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:
+    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Words | None) -> Desk:
         """``work`` reads what is given and nothing else that changes from one of its ``kind`` to another.
 
-        ``said`` [m] is the answer so far, if the work asks for it.
+        ``said`` is the answer so far, if the work asks for it.
         """
         ...
 
@@ -104,9 +112,9 @@ class Once:
 class Direct:
     """A new desk every time, around the very tensors."""
 
-    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:  # noqa: ARG002
-        answer = None if said is None else Said.of(said)
-        laid = Draft(draft.tokens, draft.probs)  # asked for once
+    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Words | None) -> Desk:  # noqa: ARG002
+        answer = None if said is None else said.counted
+        laid = Draft(draft.tokens, draft.probs, draft.count)  # asked for once
         return Once(work, Given(logits, laid, answer, Chances.blank(len(draft), logits.device)))
 
 
@@ -140,7 +148,7 @@ class Replay:
         """Have it captured before there is anything to do."""
         self.graph.prepare(self._done)
 
-    def fill(self, logits: Tensor, draft: Draft, said: Tensor | None) -> None:
+    def fill(self, logits: Tensor, draft: Draft, said: Words | None) -> None:
         given, n = self.given, len(draft)
         given.logits[: n + 1] = logits
         if n < len(given.draft):
@@ -149,9 +157,13 @@ class Replay:
             given.draft.tokens[:n] = draft.tokens
             given.draft.probs[:n] = draft.probs
         if given.said is not None and said is not None:
-            given.said.tokens[: len(said)] = said
+            given.said.tokens[: len(said.tokens)] = said.tokens
         # Two numbers of the host's in one launch.
-        torch.linspace(n, 0 if said is None else len(said), 2, out=self.counts)
+        torch.linspace(n, 0 if said is None else len(said.tokens), 2, out=self.counts)
+        if draft.count is not None:
+            self.counts[0] = draft.count
+        if said is not None and said.spare is not None:
+            self.counts[1] -= said.spare
         self.chances = Chances(given.chances.tests[:n], given.chances.last)
 
     def __call__(self) -> Drawn:
@@ -168,9 +180,9 @@ class Replays:
         self.most = most
         self.made: dict[Hashable, dict[int, Replay]] = {}  # by their last use; then by their rows
 
-    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Tensor | None) -> Desk:
-        draft = Draft(draft.tokens, draft.probs)  # asked for once
-        room = 0 if said is None else rounded_up(len(said))
+    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Words | None) -> Desk:
+        draft = Draft(draft.tokens, draft.probs, draft.count)  # asked for once
+        room = 0 if said is None else rounded_up(len(said.tokens))
         key = kind, logits.shape[-1], logits.dtype, draft.probs.dtype, room
         desks = self.made[key] = self.made.pop(key, {})  # the last one again
         rows = fitting(len(logits)) or len(logits)

@@ -15,6 +15,7 @@ from triforce_chat.engine import attention, onednn
 from triforce_chat.engine.accord import ALONE, Accord
 from triforce_chat.engine.cache.slab import KVCache, Shape
 from triforce_chat.engine.compiling import kernels_run
+from triforce_chat.engine.graph import Fed, fitting
 
 if TYPE_CHECKING:
     from triforce_chat.engine.blocks import Decoder
@@ -32,12 +33,58 @@ class Forward(Protocol):
     vocabulary: int
     device: torch.device
 
-    def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
+    def __call__(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor | None = None) -> Tensor:
         """Feed ids [n] behind what the cache holds; logits [rows, V] of the last ``rows`` tokens.
 
-        They are valid until the model's next forward, which may overwrite them.
+        They are valid until the model's next forward, which may overwrite them. With ``beyond`` [], known to the
+        device alone, they are fed so many tokens behind that, where there is room for them, and the cache goes on
+        to count what it did: what stands there is for the forwards to come until something else is written there.
         """
         ...
+
+
+class Feeder(Protocol):
+    """Feeds tokens behind what a cache counts, to where only the device knows."""
+
+    def aim(self) -> None:
+        """Note what the cache counts now."""
+        ...
+
+    def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
+        """Logits [1, V] behind ids [n], of which the first goes ``beyond`` [] tokens behind what was counted."""
+        ...
+
+
+class Sends(Forward, Protocol):
+    """A model that can be a part of graphs."""
+
+    def feeder(self, cache: KVCache) -> Feeder:
+        """Its forwards into a slab for a graph that holds more than one of them."""
+        ...
+
+
+class Sending:
+    """Without launching graphs, so that it can be a part of one."""
+
+    def __init__(self, runner: Runner, cache: KVCache) -> None:
+        place = cache.place()
+        assert place
+        self.runner, self.cache = runner, cache
+        self.forward = runner.captures.forward(place)
+        with torch.inference_mode(False):
+            self.at = torch.zeros(2, dtype=torch.long, device=runner.device)
+
+    def aim(self) -> None:
+        place = self.cache.place()
+        assert place
+        torch.linspace(place.slot, self.cache.position, 2, out=self.at)
+
+    @torch.inference_mode()
+    def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
+        at, steps = self.at + beyond, torch.arange(len(ids), device=ids.device)
+        with self.runner._at_device():
+            logits = self.forward(Fed(self.runner._embedded(ids), at[:1], at[1:], steps))[-1:]
+        return self.runner._wide(logits)
 
 
 class Runner:
@@ -100,9 +147,29 @@ class Runner:
         return self.accord.least(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
 
     @torch.inference_mode()
-    def __call__(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
+    def __call__(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor | None = None) -> Tensor:
         with self._at_device():
-            return self._fed(ids, cache, rows)
+            logits = self._fed(ids, cache, rows) if beyond is None else self._sent(ids, cache, rows, beyond)
+        return self._wide(logits)
+
+    def _wide(self, logits: Tensor) -> Tensor:
+        return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
+
+    @property
+    def sends(self) -> bool:
+        """Whether few tokens can be fed to where only the device knows."""
+        return self.decoder is not None
+
+    def _sent(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor) -> Tensor:
+        n, place, size = len(ids), cache.place(), fitting(len(ids))
+        assert place
+        assert size
+        ids = self._embedded(ids)
+        self.captures.prepare(ids, place, cache.position)
+        return self.captures(ids, place, cache.position, size, beyond)[n - rows :]
+
+    def feeder(self, cache: KVCache) -> Feeder:
+        return Sending(self, cache)
 
     def _fed(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
         n = len(ids)
@@ -118,7 +185,7 @@ class Runner:
             head = self.decoder.logits if self.decoder else self.model.lm_head
             logits = head(self._hidden(ids, cache)[n - rows :])
         cache.advance(n)
-        return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
+        return logits
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: KVCache) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.message import Message
 from triforce_chat.engine.options import Sampling
-from triforce_chat.engine.replays import DIRECT, Chances, Desks, Drawn, Given, Said, Work
+from triforce_chat.engine.replays import DIRECT, Chances, Desks, Drawn, Given, Said, Words, Work
 
 NUCLEUS_GUESS = 256  # candidates sorted first; a full sort of 49K logits per row costs more than attention
 WIDER = 8  # times as many candidates after a nucleus that was wider
@@ -29,7 +29,7 @@ class Nucleus:
 
     def __init__(self, width: int = NUCLEUS_GUESS) -> None:
         self.width = width
-        self.whole: Tensor | None = None  # [], whether the last ones were; None: for certain
+        self.whole: Tensor | None = None  # [n], whether the last ones were; None: for certain
 
     def floor(self, probs: Tensor, top_p: float) -> Tensor:
         """The smallest probability inside each row's nucleus: [n, V] -> [n, 1].
@@ -39,7 +39,7 @@ class Nucleus:
         width = min(self.width, probs.shape[-1])
         ranked = probs.topk(width, -1).values
         mass = ranked.cumsum(-1)
-        self.whole = None if width == probs.shape[-1] else (mass[:, -1] >= top_p).all()
+        self.whole = None if width == probs.shape[-1] else mass[:, -1] >= top_p
         last = (mass < top_p).sum(-1, keepdim=True).clamp_max(width - 1)
         return ranked.gather(-1, last)
 
@@ -85,28 +85,47 @@ class Sampler:
     def state(self, state: Tensor) -> None:
         self.generator.set_state(state)
 
-    def next(self, logits: Tensor, tokens: Tensor) -> Drawn:
+    def next(self, logits: Tensor, tokens: Tensor, spare: Tensor | None = None) -> Drawn:
         """One token drawn from what logits [1, V] say follows ``tokens`` [m]; its word begins with it.
 
-        A nucleus wider than its candidates is cut short, which drafts may be; see ``widened``.
+        The last ``spare`` [] of the tokens do not count. A nucleus wider than its candidates is cut short, which
+        drafts may be; see ``widened``.
         """
         nothing = Draft.empty(logits.shape[-1], logits.device)
-        return self._made(self._draw_one, "next", logits, nothing, tokens)
+        return self._made(self._draw_one, "next", logits, nothing, tokens, spare)
 
-    def judge(self, rule: Rule, draft: Draft, logits: Tensor, tokens: Tensor) -> Drawn:
+    def judge(
+        self, rule: Rule, draft: Draft, logits: Tensor, tokens: Tensor, spare: Tensor | None = None
+    ) -> Drawn:
         """What ``rule`` says of a draft of n tokens, with which ``tokens`` [m] end, under logits [n+1, V].
 
-        Its word begins with what ``rule`` returns.
+        Behind those there may be ``spare`` [] tokens more, which do not count. Its word begins with what ``rule``
+        returns.
         """
-        return self._made(partial(self._apply, rule), rule, logits, draft, tokens)
+        if draft.count is not None:  # the others are drafted no less
+            spare = len(draft) - draft.count + (0 if spare is None else spare)
+        return self._made(partial(self._apply, rule), rule, logits, draft, tokens, spare)
 
-    def _made(self, work: Work, kind: Hashable, logits: Tensor, draft: Draft, tokens: Tensor) -> Drawn:
+    def drawing(self) -> tuple[Hashable, Callable[[Given], Drawn]]:
+        """How ``next`` draws, for a graph that draws more than once, and what may not change meanwhile."""
+        return (self.law_only, self.nucleus.width), self._draw_one
+
+    def _made(
+        self,
+        work: Work,
+        kind: Hashable,
+        logits: Tensor,
+        draft: Draft,
+        tokens: Tensor,
+        spare: Tensor | None,
+    ) -> Drawn:
         law = kind, self.law_only, self.nucleus.width
-        desk = self.desks.lay(law, work, logits, draft, self._answer(tokens))
+        answer = self.answer(tokens)
+        desk = self.desks.lay(law, work, logits, draft, None if answer is None else Words(answer, spare))
         self.roll(desk.chances)
         return desk()
 
-    def _answer(self, tokens: Tensor) -> Tensor | None:
+    def answer(self, tokens: Tensor) -> Tensor | None:
         """What the repetition penalty is about."""
         return None if self.sampling.repetition_penalty == 1 else tokens[self.answer_start :]
 
@@ -127,17 +146,19 @@ class Sampler:
         scores = self._penalized(given.logits, given.said, given.draft.count)
         if self.sampling.greedy:
             choice = scores.argmax(-1)
-            return self._told(choice, one_hot(choice, scores.shape[-1], scores.dtype))
+            return self._told(given, choice, one_hot(choice, scores.shape[-1], scores.dtype))
         probs = warped(scores, self.sampling, self.nucleus)
-        return self._told(self.draw(probs[0], given.chances)[None], probs)
+        return self._told(given, self.draw(probs[0], given.chances)[None], probs)
 
     def _apply(self, rule: Rule, given: Given) -> Drawn:
         probs = self._law(self._penalized(given.logits, given.said, given.draft.count))
-        return self._told(rule(given.draft, probs, self, given.chances), probs)
+        return self._told(given, rule(given.draft, probs, self, given.chances), probs)
 
-    def _told(self, numbers: Tensor, probs: Tensor) -> Drawn:
-        whole = self.nucleus.whole
-        flag = numbers.new_ones(1) if whole is None else whole.long()[None]
+    def _told(self, given: Given, numbers: Tensor, probs: Tensor) -> Drawn:
+        whole, count = self.nucleus.whole, given.draft.count
+        if whole is not None and count is not None:
+            whole = whole | (torch.arange(len(whole), device=whole.device) > count)
+        flag = numbers.new_ones(1) if whole is None else whole.all().long()[None]
         return Drawn(probs, torch.cat([numbers, flag]))
 
     def _law(self, scores: Tensor) -> Tensor:
@@ -203,8 +224,8 @@ class Sampler:
 
     def scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Logits after the repetition penalty, at least fp32; shapes as in ``probs``."""
-        answer = self._answer(tokens)
-        return self._penalized(logits, None if answer is None else Said.of(answer))
+        answer = self.answer(tokens)
+        return self._penalized(logits, None if answer is None else Words(answer).counted)
 
     def tell(self, word: Tensor) -> Message:
         """Send the word of what was drawn to the host."""
@@ -234,7 +255,7 @@ def warp(scores: Tensor, sampling: Sampling) -> Tensor:
     nucleus = Nucleus()
     while True:
         probs = warped(scores, sampling, nucleus)
-        if nucleus.whole is None or bool(nucleus.whole):
+        if nucleus.whole is None or bool(nucleus.whole.all()):
             return probs
         nucleus.widen()
 

@@ -17,6 +17,7 @@ from triforce_chat.engine.events import Event
 from triforce_chat.engine.level import Autoregressive, Level, Silent, Speculative, Top
 from triforce_chat.engine.lookup import NgramLookup, NoLookup
 from triforce_chat.engine.planner import Arm, Planner
+from triforce_chat.engine.relay import Relay
 from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.timing import StepTimes, clock_of
 from triforce_chat.errors import UsageError
@@ -72,9 +73,9 @@ class Builder:
     def makers(self) -> dict[str, Callable[[], Top]]:
         return {
             "auto": self.auto,
-            "triforce": lambda: self.top(self.middle(self.retrieval(), self.below())),
-            "retrieval": lambda: self.top(self.middle(self.retrieval(), Silent(self.target))),
-            "streaming": lambda: self.top(self.middle(self.streaming(), self.below())),
+            "triforce": lambda: self.top(self.middle(self.retrieval())),
+            "retrieval": lambda: self.top(self.middle(self.retrieval(), drafts=False)),
+            "streaming": lambda: self.top(self.middle(self.streaming())),
             "naive": self.naive,
             "lookup": self.looked_up,
             "autoregressive": self.plain,
@@ -82,7 +83,7 @@ class Builder:
 
     def auto(self) -> Top:
         # Below this length the middle level would read nearly as much as the target itself.
-        hierarchy = Arm(self.middle(self.retrieval(), self.below()), 2 * self.options.budget.tokens)
+        hierarchy = Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens)
         return self.adaptive(self.planned([hierarchy, *self.drafts()]))
 
     def adaptive(self, planner: Planner) -> Top:
@@ -129,9 +130,17 @@ class Builder:
         """Whether every verification fetches keys and values from host memory."""
         return isinstance(self.full.slab, HostStore)
 
-    def middle(self, cache: RetrievalCache, drafter: Level) -> Speculative:
-        gamma = self.options.draft_gamma or MOST_DRAFT_GAMMA
-        return Speculative("retrieval", self.proposer(), cache, drafter, gamma, self.emit, self.accord)
+    def middle(self, cache: RetrievalCache, drafts: bool = True) -> Level:
+        """The target over a small cache: proposals that the host need not hear of, where that is possible."""
+        name, model, gamma = "retrieval", self.proposer(), self.options.draft_gamma or MOST_DRAFT_GAMMA
+        if not model.sends or (self.draft and not self.draft.sends):
+            below = self.below() if drafts else Silent(self.target)
+            return Speculative(name, model, cache, below, gamma, self.emit, self.accord)
+        planned = self.options.draft_gamma is None
+        draft = (self.draft, StreamingCache(self.draft.shape)) if self.draft and drafts else None
+        lookup = drafts and (planned or draft is None)
+        common = self.emit, self.clock, self.accord
+        return Relay(name, model, cache, draft, gamma, *common, lookup=lookup, planned=planned)
 
     def below(self) -> Level:
         """What drafts for the middle level: whatever pays, or as many tokens as were asked for."""

@@ -27,7 +27,7 @@ from triforce_chat.training.selfchat import Row
 SAVE_EVERY = 50  # steps
 ANSWERS = 2.0  # weight of the answers beside that of the text, whatever their lengths
 # Of the sequences are about reports and about planted facts; the rest is running text, as their documents are too.
-REPORTED, PLANTED = 0.4, 0.45
+REPORTED, PLANTED = 0.3, 0.55
 REPORT_LENGTH = 2_048  # tokens of the shortest document with a report
 TOKENS_PER_QUESTION = 200  # of a document that is asked about, up to ``MOST_QUESTIONS``
 MOST_QUESTIONS = 120

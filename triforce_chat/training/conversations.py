@@ -268,7 +268,8 @@ def _system(rng: random.Random) -> str | None:
 
 def _kinds(page_tokens: int | None) -> list[str]:
     """Kinds to draw from; "absent" appears often enough to be drawn in its share of cases."""
-    kinds = [kind for kind in PLANTED if page_tokens or kind != "page"]
+    # Two steps are missed most.
+    kinds = [kind for kind in (*PLANTED, "two-step") if page_tokens or kind != "page"]
     many = 20
     absent = round(ABSENT_SHARE / (1 - ABSENT_SHARE) * len(kinds) * many)
     return kinds * many + ["absent"] * absent

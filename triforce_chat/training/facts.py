@@ -136,10 +136,10 @@ class Writer:
         return None
 
     def _frames(self, kind: str) -> Sequence[Frame]:
-        """A third each of written, composed and varied frames; for evaluation half are written, half kept for it."""
+        """Half are varied, the others written and composed; for evaluation half are written, half kept for it."""
         trained = frames_of(kind, "train")
         if self.split == "train":
-            return self.rng.choice((trained, COMPOSED[kind], VARIED[kind]))
+            return self.rng.choice((trained, COMPOSED[kind], VARIED[kind], VARIED[kind]))
         return trained if self.rng.random() < 0.5 else frames_of(kind, "test")
 
     def _filled(self, kind: str) -> tuple[Frame, Mapping[str, str]]:

@@ -31,8 +31,9 @@ class StreamingCache:
     def prepared(self, more: int) -> bool:  # noqa: ARG002
         return True
 
-    def pending(self, tokens: Tensor) -> Tensor:
-        if self._serves(len(tokens)):
+    def pending(self, tokens: Tensor, more: int = 0) -> Tensor:
+        """``more`` tokens may follow them before the window begins again."""
+        if self._serves(len(tokens) + more):
             return tokens[self.length :]
         self.length = 0
         self.start = max(self.sinks, len(tokens) - self.window)

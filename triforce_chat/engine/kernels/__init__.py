@@ -12,6 +12,7 @@ from triforce_chat.engine.kernels.gathering import gather_chunks
 from triforce_chat.engine.kernels.linear import Int8Weight, Norm, int8_linear, quantize
 from triforce_chat.engine.kernels.rows import rms_norm, rotate_and_store, silu_mul
 from triforce_chat.engine.kernels.scoring import chunk_scores
+from triforce_chat.engine.kernels.searching import search
 
 __all__ = [
     "Int8Weight",
@@ -23,6 +24,7 @@ __all__ = [
     "quantize",
     "rms_norm",
     "rotate_and_store",
+    "search",
     "silu_mul",
     "splits",
 ]

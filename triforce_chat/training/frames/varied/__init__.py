@@ -8,18 +8,25 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from triforce_chat.training.frames.frame import Frame
+from triforce_chat.training.frames.varied.amounts import AMOUNTS
+from triforce_chat.training.frames.varied.codes import CODES
 from triforce_chat.training.frames.varied.dates import DATES
+from triforce_chat.training.frames.varied.hiding_places import HIDING_PLACES
+from triforce_chat.training.frames.varied.houses import HOUSES
+from triforce_chat.training.frames.varied.named_things import NAMED_THINGS
 from triforce_chat.training.frames.varied.names import NAMES
 from triforce_chat.training.frames.varied.numbers import NUMBERS
 from triforce_chat.training.frames.varied.objects import OBJECTS
+from triforce_chat.training.frames.varied.people import PEOPLE
 from triforce_chat.training.frames.varied.places import PLACES
+from triforce_chat.training.frames.varied.towns import TOWNS
 from triforce_chat.training.frames.varied.two_steps import TWO_STEPS
 
 VARIED: Mapping[str, tuple[Frame, ...]] = MappingProxyType(
     {
-        "number": NUMBERS,
-        "name": NAMES,
-        "place": PLACES,
+        "number": (*NUMBERS, *CODES, *AMOUNTS),
+        "name": (*NAMES, *PEOPLE, *NAMED_THINGS),
+        "place": (*PLACES, *HIDING_PLACES, *TOWNS, *HOUSES),
         "date": DATES,
         "object": OBJECTS,
         "two-step": TWO_STEPS,

@@ -1,8 +1,8 @@
-"""Things, animals, dishes, colours, languages, materials."""
+"""What does not fit into one theme: things, animals, dishes, colours, languages, materials."""
 
 from triforce_chat.training.frames.frame import frames
 
-OBJECTS = frames("""
+MIXED = frames("""
     {person} prays in {language}, which nobody else in the house understands.
     language: the prayers of {person}
     - In what language does {person} pray?

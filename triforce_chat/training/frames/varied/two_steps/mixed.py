@@ -2,7 +2,7 @@
 
 from triforce_chat.training.frames.frame import frames
 
-TWO_STEPS = frames("""
+MIXED = frames("""
     {person} inherited {estate} from an aunt.
     In the park of {estate} there is {a tree} older than the house.
     tree:
