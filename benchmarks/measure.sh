@@ -26,10 +26,8 @@ for step in "$@"; do
     acceptance) triforce-chat evaluate acceptance $unseen --seed 0 --repetition-penalty 1 --json >"$out/acceptance.json" ;; # 200 s
     acceptance-penalty) triforce-chat evaluate acceptance $unseen --seed 0 --json >"$out/acceptance-penalty.json" ;; # 200 s
     small) bench small --repeats 3 --contexts 4096,8192,32768,$long --stacks autoregressive,auto,triforce,lookup,naive ;; # 110 s
-    temperatures) texts=$shelf big temperatures --contexts $long --stacks $pair --temperatures 0,0.2,0.4,0.6 \
+    temperatures) texts=$shelf big temperatures --contexts $long --stacks $pair --temperatures 0,0.2,0.4,0.6,0.8,1,1.2 \
         --prompts 8 --plain-tokens 64 ;; # 300 s
-    temperatures-high) texts=$shelf big temperatures-high --contexts $long --stacks $pair --temperatures 0.8,1,1.2 \
-        --prompts 8 --plain-tokens 64 ;; # 250 s
     penalty) bench penalty --inflate llama-2-7b --contexts $long --stacks $pair --temperatures 0,0.6 --prompts 4 \
         --plain-tokens 64 ;; # the preset's, 80 s
     identity) big identity --contexts $long --stacks $pair --temperatures 0 --prompts 4 --tokens 1000 ;; # 150 s

@@ -236,17 +236,19 @@ def test_captured_rounds_say_what_plain_decoding_says(
     assert any(isinstance(event, Rebuilt) for event in events)
 
 
-@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("gammas", [(5, 2), (20, 6), (None, None)])
 @pytest.mark.parametrize("name", ["triforce", "retrieval"])
 def test_levels_that_know_the_target_are_always_right(
-    pair: tuple[Runner, Runner], name: str, planned: bool
+    pair: tuple[Runner, Runner], name: str, gammas: tuple[int | None, int | None]
 ) -> None:
-    """Where all caches hold all that was said: every slot, position and verdict is where it belongs."""
-    gammas = (None, None) if planned else (5, 2)
+    """Where all caches hold all that was said: every slot, position and verdict is where it belongs.
+
+    Six drafted tokens are judged at a desk for seven.
+    """
     options = StackOptions(name, *gammas, budget=Budget(tokens=512))
     engine = Engine(pair[0], 400, frozenset(), spell, pair[0], options)
     engine.desks = Replays()
-    if planned:  # else lookup speaks, too
+    if gammas == (None, None):  # else lookup speaks, too
         engine.top.drafter.arms[0].level._least = lambda _: ORDERS + 1  # type: ignore[attr-defined]
     events = [event for event in engine.answer(Request(TEXT, 150)) if isinstance(event, Verified)]
     assert len({event.level for event in events}) == 2

@@ -189,7 +189,7 @@ class Branching(Sampler):
         self.script, self.taken, self.open = script, 0, []  # type: ignore[var-annotated]
         self.chance = 1.0
         self.at = 0  # history length in front of the next drawn token
-        self.count = 0  # drafted tokens that count
+        self.count: int | None = None  # drafted tokens that count; None: all
 
     def _made(
         self,

@@ -191,7 +191,7 @@ class Rounds:
             self.probs = drawn.probs.new_zeros(self.room, drawn.probs.shape[1])
         came = word[1 : n + 2]
         self.history[self._behind(end, 0, n + 1)] = came
-        self.probs[self._behind(self.made, 0, n + 1)] = drawn.probs
+        self.probs[self._behind(self.made, 0, n + 1)] = drawn.probs[: n + 1]  # a desk may have room for more
         self.made = self.made + word[0] + 1
         if looked_up is None:
             return torch.cat([word[:1], word.new_zeros(2)])
