@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Lab, random_model
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from library_desk import CHUNK, Desk, files
 from torch import Tensor
@@ -106,6 +106,7 @@ def deeds(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 
 
 @given(deeds())
+@example([(0, 2, 0, 2, False, None), (1, 1, 1, 2, False, None)])  # a border within what was read at once
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_whatever_happened_it_gives_what_a_prefill_computes(
     lab: Lab, happened: list[tuple[Any, ...]]

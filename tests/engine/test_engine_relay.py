@@ -343,10 +343,17 @@ def test_rounds_end_where_the_cache_does(missing: int) -> None:
     assert (len(made) == 0) == (missing > 0)
 
 
-def test_a_profiler_sees_the_rounds(pair: tuple[Runner, Runner]) -> None:
-    engine, request = engine_of(pair, "triforce", planned=True), Request(TEXT, 40)
+@pytest.mark.parametrize("gammas", [(5, 3), (None, None)])
+def test_a_profiler_sees_the_rounds(
+    pair: tuple[Runner, Runner], gammas: tuple[int | None, int | None]
+) -> None:
+    request, planned = Request(TEXT, 40), gammas[0] is None
+    engine = Engine(pair[0], 400, frozenset(), spell, pair[1], StackOptions("triforce", *gammas, SMALL_BUDGET))
+    engine.desks = Replays()
     with marked(engine.top) as forwards:
         said = tokens_of(engine, request)
-    assert forwards["draft"] >= forwards["retrieval"] > 0
     assert forwards["target"] > 0
-    assert said == tokens_of(engine_of(pair, "triforce", planned=True), request)
+    assert forwards["draft"] >= forwards["retrieval"] > 0
+    if not planned:
+        assert forwards["draft"] == 3 * forwards["retrieval"]
+    assert said == tokens_of(engine_of(pair, "triforce", planned), request)

@@ -14,6 +14,7 @@ from triforce_chat.bench.timeline import ATTENTION, LEVEL, PART, RETRIEVAL, SAMP
 from triforce_chat.engine import attention
 from triforce_chat.engine.ahead import Adaptive
 from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.chain import Made
 from triforce_chat.engine.level import Autoregressive, Level, Silent
 from triforce_chat.engine.lookup import NgramLookup
 from triforce_chat.engine.planner import Planner
@@ -32,10 +33,14 @@ def _none(_: Any) -> int:
     return 0
 
 
+def _drafted(made: Made) -> int:
+    return len(made.tokens)
+
+
 # Of rounds that nobody waits for: their levels, and how many forwards made what they return.
 RELAYED: dict[str, tuple[str, Callable[[Any], int]]] = {
     "next": ("retrieval", _one),
-    "drafted": ("draft", len),
+    "drafted": ("draft", _drafted),
 }
 
 

@@ -141,12 +141,14 @@ class Engine:
         return self.read[-1].end if self.read else 0
 
     def _align(self, plan: Sequence[Chunk]) -> None:
-        """Begin a chunk again that prefills have begun, so that one forward computes it in every process.
+        """Begin a chunk again that prefills have read in other pieces: one forward computes it in every process.
 
         One with tokens that the model said is completed as it is: a turn computes only what is new.
         """
-        if plan and plan[-1].end > len(self.cached) == self.prefilled:
-            self._rollback(self._whole)
+        if len(plan) > len(self.read):
+            end = plan[len(self.read)].end
+            if min(end, len(self.cached)) <= self.prefilled:
+                self._rollback(self._whole)
 
     def _extend(self, ids: Sequence[int]) -> None:
         """The slots of ``ids`` are filled, as a prefill fills them."""
