@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -21,7 +21,7 @@ from triforce_chat.engine import level as level_module
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.level import Autoregressive, Level, Speculative
 from triforce_chat.engine.relay import Relay
-from triforce_chat.engine.replays import Chances, Drawn, Work
+from triforce_chat.engine.replays import Chances, Drawn
 from triforce_chat.engine.sampling import Rule, Sampler, Sampling
 from triforce_chat.engine.timing import HostClock
 
@@ -191,18 +191,11 @@ class Branching(Sampler):
         self.at = 0  # history length in front of the next drawn token
         self.count: int | None = None  # drafted tokens that count; None: all
 
-    def _made(
-        self,
-        work: Work,
-        kind: Hashable,
-        logits: Tensor,
-        draft: Draft,
-        tokens: Tensor,
-        spare: Tensor | None,
-    ) -> Drawn:
+    def _made(self, *given: Any) -> Drawn:
+        *_, draft, tokens, spare = given
         self.count = len(draft) if draft.count is None else int(draft.count)
         self.at = len(tokens) - int(spare or 0) - self.count
-        return super()._made(work, kind, logits, draft, tokens, spare)
+        return super()._made(*given)
 
     def choose(self, chances: list[float]) -> int:
         """Take one outcome with positive probability and remember the others."""
