@@ -348,9 +348,8 @@ def test_a_profiler_sees_the_rounds(
     pair: tuple[Runner, Runner], gammas: tuple[int | None, int | None]
 ) -> None:
     request, planned = Request(TEXT, 40), gammas[0] is None
-    engine = Engine(
-        pair[0], 400, frozenset(), spell, pair[1], StackOptions("triforce", *gammas, SMALL_BUDGET)
-    )
+    options = StackOptions("triforce", *gammas, budget=SMALL_BUDGET)
+    engine = Engine(pair[0], 400, frozenset(), spell, pair[1], options)
     engine.desks = Replays()
     with marked(engine.top) as forwards:
         said = tokens_of(engine, request)
