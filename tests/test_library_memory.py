@@ -95,6 +95,14 @@ def test_a_turn_computes_only_what_is_new(lab: Lab, tmp_path: Path) -> None:
     assert desk.read([*prompt, *said, *lab.text(200, seed=3)]) == len(prompt) + len(said) - 1
 
 
+def test_what_was_read_across_a_border_is_recalled_from_there(lab: Lab, tmp_path: Path) -> None:
+    prompt, ends = lab.text(190), [Passage(40, "A book")]
+    Desk(lab, tmp_path).read(prompt, ends)
+    desk = Desk(lab, tmp_path)
+    desk.read(prompt)
+    assert desk.read(prompt, ends) == 168  # 32, 8 up to the border, four times 32
+
+
 @st.composite
 def deeds(draw: st.DrawFn) -> list[tuple[Any, ...]]:
     """What happens to a library: (tokens in common, tokens of its own, border, steps read, new process, damage)."""

@@ -26,7 +26,9 @@ from toys import (
 from waiting import no_waits
 
 from triforce_chat.bench.marks import marked
+from triforce_chat.engine import replays
 from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.chain import KEPT, Chain
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text, Verified
@@ -36,7 +38,7 @@ from triforce_chat.engine.planner import Planner
 from triforce_chat.engine.relay import MARGIN, Plan, Relay, Told
 from triforce_chat.engine.replays import Replays
 from triforce_chat.engine.runner import Runner
-from triforce_chat.engine.sampling import Sampler, Sampling
+from triforce_chat.engine.sampling import Nucleus, Sampler, Sampling
 from triforce_chat.engine.stacks import StackOptions
 
 EXACT = 1e-12
@@ -253,6 +255,52 @@ def test_levels_that_know_the_target_are_always_right(
     events = [event for event in engine.answer(Request(TEXT, 150)) if isinstance(event, Verified)]
     assert len({event.level for event in events}) == 2
     assert all(event.accepted == event.proposed for event in events)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Lengths and rooms of all chains that are made."""
+    made: list[tuple[int, int]] = []
+    begin = Chain.__init__
+
+    def noted(self: Chain, feeder: Any, n: int, draw: Any, room: int, *others: Any) -> None:
+        made.append((n, room))
+        begin(self, feeder, n, draw, room, *others)
+
+    monkeypatch.setattr(Chain, "__init__", noted)
+    return made
+
+
+def test_an_answer_outgrows_its_room_between_proposals(
+    pair: tuple[Runner, Runner], captured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is captured in midst of one would write over what it has drafted, and again for the next."""
+    monkeypatch.setattr(replays, "LEAST_ROOM", 32)
+    options = StackOptions("triforce", 20, 4, budget=Budget(tokens=512))
+    engine = Engine(pair[0], 400, frozenset(), spell, pair[0], options)
+    engine.desks = Replays()
+    request = Request(TEXT, 200, Sampling(repetition_penalty=1.05))
+    events = [event for event in engine.answer(request) if isinstance(event, Verified)]
+    assert all(event.accepted == event.proposed for event in events)
+    assert len({room for _, room in captured}) > 2
+    assert len(captured) == len(set(captured))
+
+
+def test_chains_are_kept_for_some_laws(
+    pair: tuple[Runner, Runner], captured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nuclei that are wider than thought ask for no others."""
+    monkeypatch.setattr(Nucleus.__init__, "__defaults__", (4,))
+    engine = engine_of(pair, "triforce", planned=True)
+    counts = []
+    for temperature in (1.0, 0.5, 1.0, 0.5):
+        tokens_of(engine, Request(TEXT, 20, Sampling(temperature=temperature, top_p=0.9)))
+        counts.append(len(captured))
+    assert counts[1] == 2 * counts[0] > 0
+    assert counts[1:] == [counts[1]] * 3
+    for step in range(KEPT):
+        tokens_of(engine, Request(TEXT, 5, Sampling(temperature=2.0 + step)))
+    assert len(captured) == (2 + KEPT) * counts[0]
 
 
 @pytest.mark.parametrize("draft", [False, True])

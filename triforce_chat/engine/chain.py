@@ -15,6 +15,8 @@ from triforce_chat.engine.replays import Chances, Drawn, Given, Said, rounded_up
 from triforce_chat.engine.runner import Feeder, Sends
 from triforce_chat.engine.sampling import Sampler
 
+KEPT = 4  # laws and lengths of answers that chains are kept for
+
 
 class Made(NamedTuple):
     """n drafted tokens; overwritten by the next."""
@@ -95,11 +97,11 @@ class Chains:
         # Room for what is drafted as well.
         room = 0 if said is None else rounded_up(len(said) + n)
         key = law, room
-        if key not in self.made:
-            self.made = {key: {}}  # answers differ rarely in their law
-        chains = self.made[key]
+        chains = self.made[key] = self.made.pop(key, {})  # the last one again
+        if len(self.made) > KEPT:
+            del self.made[next(iter(self.made))]
         if n not in chains:
-            for size in sorted({n, *self.usual}, reverse=True):
+            for size in sorted({n, *self.usual} - chains.keys(), reverse=True):
                 feeder = self.model.feeder(self.cache)
                 chains[size] = Chain(feeder, size, draw, room, self.nothing, self.pool)
                 chains[size].prepare()

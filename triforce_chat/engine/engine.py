@@ -103,10 +103,10 @@ class Engine:
         self.passages = passages
         plan, recalled = chunks(prompt, passages, self._most), 0
         self._reuse(prompt, plan)
+        self._align(plan)
         for recalled in self._recall(plan):
             done = len(self.cached)
             yield Prefilled(done, len(prompt), done, time.perf_counter() - started, recalled)
-        self._align(plan)
         cached = len(self.cached)
         while True:
             done = len(self.cached)

@@ -97,7 +97,7 @@ class Relay:
         if len(behind):
             self.model(behind, self.cache, 1)
         rounds = Rounds(self, tokens, room, sampler)
-        told = [rounds.next(i * width) for i in range(plan.rounds)]
+        told = [rounds.next(first=not i) for i in range(plan.rounds)]
         self.message = Message(torch.cat(told))
         # What is made beyond expectation is cut where the verification would have to read more rows for it.
         most = min(room, (fitting(n + 1 + plan.n // 2) or n + 1) - 1)
@@ -171,20 +171,20 @@ class Rounds:
         self.steps = torch.arange(-self.n - 1, self.n + 1, device=tokens.device)
         self.probs = relay.nothing.probs  # [room, V] as soon as their dtype is known
 
-    def next(self, most: int) -> Tensor:
-        """One more, before which there are at most ``most`` tokens: [3], what is ``Told`` of it."""
+    def next(self, first: bool) -> Tensor:
+        """One more: [3], what is ``Told`` of it."""
         relay, n = self.relay, self.n
         mark = relay.clock.mark
-        began, end, spare = mark(), self.made + self.length, most - self.made
+        began, end = mark(), self.made + self.length
         looked_up = found(self.history, end, n) if relay.looks_up and n else None
-        draft = self._draft(most, end, spare, looked_up)
+        draft = self._draft(first, end, looked_up)
         drafted = mark()
         self.history[self._behind(end, 0, n)] = draft.tokens
         ids = self.history[self._behind(end, -1, n)]
         # The cache lacks the last word.
         logits = relay.model(ids, relay.cache, n + 1, self.made)
-        known = self.history[: self.length + most + n]
-        drawn = self.sampler.judge(verify, draft, logits, known, spare)
+        # All of the history in every round, whose room decides which captured work serves.
+        drawn = self.sampler.judge(verify, draft, logits, self.history, self.room - self.made - n)
         word = relay.accord.verdict(drawn.word)
         relay.marks.append((began, drafted, mark()))
         if not len(self.probs):
@@ -198,10 +198,10 @@ class Rounds:
         right = (looked_up.tokens == came[:n]).cumprod(0).sum()
         return torch.stack([word[0], looked_up.match, right])
 
-    def _draft(self, most: int, end: Tensor, spare: Tensor, looked_up: Found | None) -> Draft:
+    def _draft(self, first: bool, end: Tensor, looked_up: Found | None) -> Draft:
         relay, vocabulary = self.relay, self.relay.model.vocabulary
         if relay.chains is not None and self.n:
-            made = self.drafted(relay.chains, most, end, spare)
+            made = self.drafted(relay.chains, first, end)
             if looked_up is None:
                 return Draft(relay.accord.tokens(made.tokens), made.probs)
             sure = looked_up.match >= relay.plan.least
@@ -212,15 +212,15 @@ class Rounds:
             return relay.nothing
         return Draft(looked_up.tokens, one_hot(looked_up.tokens, vocabulary))
 
-    def drafted(self, chains: Chains, most: int, end: Tensor, spare: Tensor) -> Made:
+    def drafted(self, chains: Chains, first: bool, end: Tensor) -> Made:
         """What the draft model says."""
-        known = self.history[: self.length + most]
-        if not most:
+        if first:
             # The longest chain may be captured there, and touches what it feeds and what it drafts.
             more = max(self.room, 2 * self.relay.gamma + 1) + MARGIN
-            chains.model(chains.cache.pending(known, more), chains.cache, 1)
+            chains.model(chains.cache.pending(self.history[: self.length], more), chains.cache, 1)
         fed = self.history[self._behind(end, -self.n - 1, 0)]
-        return chains.draft(self.n, fed, self.made - (self.n + 1), known, spare, self.sampler)
+        beyond, spare = self.made - (self.n + 1), self.room - self.made
+        return chains.draft(self.n, fed, beyond, self.history, spare, self.sampler)
 
     def _behind(self, end: Tensor, first: int, last: int) -> Tensor:
         """Indices from ``first`` to ``last`` - 1, counted from ``end`` []."""

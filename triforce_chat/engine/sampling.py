@@ -107,8 +107,11 @@ class Sampler:
         return self._made(partial(self._apply, rule), rule, logits, draft, tokens, spare)
 
     def drawing(self) -> tuple[Hashable, Callable[[Given], Drawn]]:
-        """How ``next`` draws, for a graph that draws more than once, and what may not change meanwhile."""
-        return (self.law_only, self.nucleus.width), self._draw_one
+        """How ``next`` draws, for a graph that draws more than once, and what may not change meanwhile.
+
+        A graph keeps the width of nuclei that it was captured with: what is cut short is a law as well.
+        """
+        return self.law_only, self._draw_one
 
     def _made(
         self,
