@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import SMALL_BUDGET, spell
 from replaying import captured_pair, emulate
+from test_engine_law import EXACT, PLAIN, WARPS, model
 from torch import Tensor
 from toys import (
     Stack,
@@ -18,7 +19,6 @@ from toys import (
     exact_law,
     fixed_law,
     law_of,
-    random_law,
     relayed,
     three_levels,
     variation,
@@ -41,21 +41,7 @@ from triforce_chat.engine.runner import Runner
 from triforce_chat.engine.sampling import Nucleus, Sampler, Sampling
 from triforce_chat.engine.stacks import StackOptions
 
-EXACT = 1e-12
 LONGER = (0, 1, 1, 0)  # a draft is no longer than what it follows
-PLAIN = Sampling(temperature=1.0)
-LAWS = {
-    "plain": PLAIN,
-    "cold": Sampling(temperature=0.6),
-    "greedy": Sampling(temperature=0),
-    "penalty": Sampling(temperature=1.0, repetition_penalty=1.7),
-    "greedy penalty": Sampling(temperature=0, repetition_penalty=1.7),
-    "everything": Sampling(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05, repetition_penalty=1.2),
-}
-
-
-def model(seed: int, vocabulary: int = 3) -> ToyModel:
-    return ToyModel(vocabulary, random_law(vocabulary, seed))
 
 
 @pytest.mark.parametrize("gammas", [(1, 1), (1, 2), (1, 3), (2, 2), (2, 3)])
@@ -66,12 +52,12 @@ def test_the_law_of_an_answer(gammas: tuple[int, int]) -> None:
     assert variation(law, exact_law(target, PLAIN, 3)) <= EXACT
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("warp", WARPS)
 @pytest.mark.parametrize("least", [None, 1, 2])
-def test_the_law_under_every_warp(name: str, least: int | None) -> None:
+def test_the_law_under_every_warp(warp: str, least: int | None) -> None:
     target, middle, draft = model(4), model(5), model(6)
     stack = relayed(target, middle, draft, (1, 3), lookup=least is not None, least=least)
-    assert variation(law_of(stack, LAWS[name], 3), exact_law(target, LAWS[name], 3)) <= EXACT
+    assert variation(law_of(stack, WARPS[warp], 3), exact_law(target, WARPS[warp], 3)) <= EXACT
 
 
 @pytest.mark.parametrize("lookup", [False, True])

@@ -100,11 +100,10 @@ class Chains:
         chains = self.made[key] = self.made.pop(key, {})  # the last one again
         if len(self.made) > KEPT:
             del self.made[next(iter(self.made))]
-        if n not in chains:
-            for size in sorted({n, *self.usual} - chains.keys(), reverse=True):
-                feeder = self.model.feeder(self.cache)
-                chains[size] = Chain(feeder, size, draw, room, self.nothing, self.pool)
-                chains[size].prepare()
+        for size in sorted({n, *self.usual} - chains.keys(), reverse=True):
+            feeder = self.model.feeder(self.cache)
+            chains[size] = Chain(feeder, size, draw, room, self.nothing, self.pool)
+            chains[size].prepare()
         chain = chains[n]
         sampler.roll(chain.chances)
         return chain(ids, beyond, said, spare)

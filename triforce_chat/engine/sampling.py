@@ -85,14 +85,13 @@ class Sampler:
     def state(self, state: Tensor) -> None:
         self.generator.set_state(state)
 
-    def next(self, logits: Tensor, tokens: Tensor, spare: Tensor | None = None) -> Drawn:
+    def next(self, logits: Tensor, tokens: Tensor) -> Drawn:
         """One token drawn from what logits [1, V] say follows ``tokens`` [m]; its word begins with it.
 
-        The last ``spare`` [] of the tokens do not count. A nucleus wider than its candidates is cut short, which
-        drafts may be; see ``widened``.
+        A nucleus wider than its candidates is cut short, which drafts may be; see ``widened``.
         """
         nothing = Draft.empty(logits.shape[-1], logits.device)
-        return self._made(self._draw_one, "next", logits, nothing, tokens, spare)
+        return self._made(self._draw_one, "next", logits, nothing, tokens, None)
 
     def judge(
         self, rule: Rule, draft: Draft, logits: Tensor, tokens: Tensor, spare: Tensor | None = None
