@@ -89,19 +89,21 @@ def loaded_by(statement: str) -> set[str]:
 
 @pytest.mark.parametrize("path", modules("engine"), ids=lambda path: path.stem)
 def test_the_engine_knows_no_terminal_and_no_document(path: Path) -> None:
-    rooms = (
+    rooms = [
         "ui",
         "cli",
-        "session",
+        "chat",
         "documents",
         "models",
-        "wiring",
-        "report",
-        "bench",
-        "chat_format",
-        "config",
+        "loading",
+        "settings",
+        "storage",
+        "serve",
+        "doctor",
+        "lab",
+        "memory_plan",
         "parallel",
-    )
+    ]
     forbidden = [f"triforce_chat.{room}" for room in rooms]
     names = [*imports(path, types=True)]
     assert not [
@@ -120,7 +122,7 @@ def test_the_terminal_never_reaches_torch(path: Path) -> None:
     for module in reached(path):
         assert not [name for name in imports(module) if within(name, "torch", "transformers")], module
     own = [name for name in imports(path, types=True) if within(name, "triforce_chat")]
-    allowed = ("ui", "documents", "errors", "report", "engine.events", "models.progress", "private")
+    allowed = ("ui", "chat", "documents", "errors", "engine.events", "models.progress", "settings")
     assert not [name for name in own if not within(name, *(f"triforce_chat.{room}" for room in allowed))]
 
 
@@ -128,14 +130,14 @@ def test_the_terminal_never_reaches_torch(path: Path) -> None:
 def test_models_know_no_terminal_and_no_engine(path: Path) -> None:
     forbidden = [
         f"triforce_chat.{room}"
-        for room in ("ui", "cli", "session", "documents", "engine", "wiring", "parallel")
+        for room in ("ui", "cli", "chat", "documents", "engine", "loading", "parallel", "lab")
     ]
     assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
 
 
 @pytest.mark.parametrize("name", ["dimensions", "plan", "remedies", "words", "work"])
 def test_a_plan_is_made_without_torch_and_terminal(name: str) -> None:
-    loaded = loaded_by(f"import triforce_chat.planning.{name}")
+    loaded = loaded_by(f"import triforce_chat.memory_plan.{name}")
     assert not [each for each in loaded if within(each, *HEAVY, "rich", "typer")]
 
 
@@ -147,24 +149,28 @@ def test_a_rank_answers_its_line_before_torch_is_loaded() -> None:
 
 @pytest.mark.parametrize("path", modules("parallel"), ids=lambda path: path.stem)
 def test_ranks_know_no_terminal(path: Path) -> None:
-    forbidden = [f"triforce_chat.{room}" for room in ("ui", "cli", "command_line", "session", "documents")]
+    forbidden = [f"triforce_chat.{room}" for room in ("ui", "cli", "chat", "documents", "lab")]
     assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
 
 
 def test_importing_the_terminal_loads_no_torch() -> None:
     names = [".".join(("triforce_chat.ui", path.stem)) for path in modules("ui") if path.stem != "__init__"]
-    loaded = loaded_by(f"import {', '.join(names)}, triforce_chat.report, triforce_chat.config")
+    loaded = loaded_by(
+        f"import {', '.join(names)}, triforce_chat.chat.records, triforce_chat.settings.settings"
+    )
     assert "rich.console" in loaded  # the question is answered at all
     assert not [name for name in loaded if within(name, "torch", "transformers", "pypdf")]
 
 
 def test_importing_the_commands_loads_nothing_heavy() -> None:
-    loaded = loaded_by("import triforce_chat.cli")
-    assert "triforce_chat.cli" in loaded
+    loaded = loaded_by("import triforce_chat.cli.app")
+    assert "triforce_chat.cli.app" in loaded
     assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
     package = {name for name in loaded if within(name, "triforce_chat")}
     own = {name for name in package if name.startswith("triforce_chat.cli")}
-    ends = ("", ".command_line", ".config", ".engine", ".engine.options", ".errors", ".private", ".units")
+    sampling = (".engine", ".engine.sampling", ".engine.sampling.options")
+    settings = (".settings", ".settings.settings", ".settings.sizes", ".settings.umask")
+    ends = ("", ".errors", *sampling, *settings)
     assert package - own == {f"triforce_chat{end}" for end in ends}
 
 
@@ -212,12 +218,12 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "triforce_chat", *arguments]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr
     loaded = {line.rpartition("|")[2].strip() for line in shown.splitlines()}
-    assert "triforce_chat.cli" in loaded
+    assert "triforce_chat.cli.app" in loaded
     assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
 
 
 def test_nothing_happens_at_import(tmp_path: Path) -> None:
-    code = "import triforce_chat.cli, triforce_chat.ui.repl, triforce_chat.documents; print('silent')"
+    code = "import triforce_chat.cli.app, triforce_chat.ui.repl, triforce_chat.documents; print('silent')"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,

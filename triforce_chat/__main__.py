@@ -1,5 +1,5 @@
 """``python -m triforce_chat``."""
 
-from triforce_chat.cli import main
+from triforce_chat.cli.app import main
 
 main()

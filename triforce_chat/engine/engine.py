@@ -10,24 +10,26 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from triforce_chat.engine import blockwise
-from triforce_chat.engine.accord import ALONE, Accord
+from triforce_chat.engine.attribution import attended
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.slab import Shape, Slab, Store
+from triforce_chat.engine.cache.storage import Shape, Slab, Store
+from triforce_chat.engine.detokenizer import Speech
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
-from triforce_chat.engine.level import Top
-from triforce_chat.engine.memory import Chunk, Forgetful, Memory, Passage, chunks
-from triforce_chat.engine.options import Sampling
-from triforce_chat.engine.planner import Expected, Planner
-from triforce_chat.engine.replays import DIRECT, Desks, Replays
-from triforce_chat.engine.runner import Runner
-from triforce_chat.engine.sampling import Sampler
-from triforce_chat.engine.stacks import Builder, StackOptions
-from triforce_chat.engine.text import Speech
-from triforce_chat.engine.witness import attended
+from triforce_chat.engine.forward import prefill_attention
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.prefix_store import Chunk, Forgetful, Memory, Passage, chunks
+from triforce_chat.engine.sampling.executor import DIRECT, Desks, Replays
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.level import Top
+from triforce_chat.engine.speculation.planner import Expected, Planner
+from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 
 PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
-GPU_PREFILL_CHUNK = blockwise.CHUNK  # tokens; every forward costs a GPU the launch of some thousand kernels
+GPU_PREFILL_CHUNK = (
+    prefill_attention.CHUNK
+)  # tokens; every forward costs a GPU the launch of some thousand kernels
 PLAIN = StackOptions(name="autoregressive")
 SLACK = 64  # slots behind the context for proposals that are not committed yet
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.answering import Answering
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Text
-from triforce_chat.engine.sampling import warp
+from triforce_chat.engine.protocol import Answering
+from triforce_chat.engine.sampling.sampler import warp
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Prefilled, Retraced
-from triforce_chat.engine.memory import Passage
-from triforce_chat.engine.planner import Expected
-from triforce_chat.engine.runner import Runner
-from triforce_chat.engine.stacks import StackOptions
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.prefix_store import Passage
+from triforce_chat.engine.speculation.planner import Expected
+from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import RankLost
 from triforce_chat.parallel.failure import deserted
 from triforce_chat.parallel.orders import Call, Step

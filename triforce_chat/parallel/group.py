@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from triforce_chat.engine.accord import Recorder
+from triforce_chat.engine.group import Recorder
 from triforce_chat.errors import UsageError
 from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.start import FOR_EVER

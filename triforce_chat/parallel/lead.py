@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from triforce_chat.bench.shapes import BigShape
-from triforce_chat.config import Settings
+from triforce_chat.loading.load_engine import unsaid
 from triforce_chat.models.load import LoadedModel, check_ranks
 from triforce_chat.models.progress import Report, unheard
+from triforce_chat.models.shapes import BigShape
 from triforce_chat.parallel.conductor import Conductor, shared_fate
 from triforce_chat.parallel.orders import Load
 from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.share import Share
 from triforce_chat.parallel.team import Team
-from triforce_chat.wiring import unsaid
+from triforce_chat.settings.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -7,8 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triforce_chat.bench.shapes import BigShape
-    from triforce_chat.config import Settings
+    from triforce_chat.models.shapes import BigShape
+    from triforce_chat.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from triforce_chat.config import Settings
 from triforce_chat.engine.engine import Engine
+from triforce_chat.loading.load_engine import load_engine, place, unsaid
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.models.progress import Report, unheard
 from triforce_chat.parallel.group import Ranks, device_of
 from triforce_chat.parallel.orders import Load
 from triforce_chat.parallel.place import Place
-from triforce_chat.wiring import load_engine, place, unsaid
+from triforce_chat.settings.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -7,8 +7,8 @@ import time
 import uuid
 from typing import Any
 
+from triforce_chat.chat.records import speculation, timing
 from triforce_chat.engine.events import Event, Prefilled, Text
-from triforce_chat.report import speculation, timing
 from triforce_chat.serve.desk import Job
 
 DONE = b"data: [DONE]\n\n"

@@ -13,10 +13,10 @@ import uvicorn
 from rich.console import Console
 from starlette.types import ASGIApp
 
+from triforce_chat.chat.session import Session
 from triforce_chat.serve.app import Served, build
 from triforce_chat.serve.desk import Desk, Job, Log
 from triforce_chat.serve.talk import Talk
-from triforce_chat.session import Session
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
 

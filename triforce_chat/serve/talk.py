@@ -10,13 +10,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from triforce_chat.config import Settings
+from triforce_chat.chat.conversation import Turn
+from triforce_chat.chat.session import Exchange, Session
 from triforce_chat.engine.events import Event, Tally
+from triforce_chat.loading.load_engine import stack_for
 from triforce_chat.serve.refusal import Refusal
 from triforce_chat.serve.wish import Wish
-from triforce_chat.session import Exchange, Session
-from triforce_chat.ui.conversation import Turn
-from triforce_chat.wiring import stack_for
+from triforce_chat.settings.settings import Settings
 
 MOST_SAID = 256  # answers whose tokens are remembered
 

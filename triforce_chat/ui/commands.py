@@ -12,16 +12,16 @@ from pathlib import Path
 
 from rich.text import Text
 
+from triforce_chat.chat.conversation import Conversation
 from triforce_chat.documents import Document, parse_pages
 from triforce_chat.documents.search import Hit, find, pattern
 from triforce_chat.engine.events import Rebuilt, Tally
 from triforce_chat.errors import UsageError
-from triforce_chat.private import write_named
+from triforce_chat.settings.umask import write_named
 from triforce_chat.ui import figures, sourcing
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.clipboard import copy
 from triforce_chat.ui.compare import show_comparison
-from triforce_chat.ui.conversation import Conversation
 from triforce_chat.ui.tables import course, show_table
 from triforce_chat.ui.terminal import Screen
 from triforce_chat.ui.transcript import as_json, describe, transcript

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from triforce_chat.chat.conversation import Told, Turn
+from triforce_chat.chat.records import SCHEMA, said_object
 from triforce_chat.documents import Document
 from triforce_chat.documents.ranges import fold
-from triforce_chat.report import SCHEMA, said_object
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
-from triforce_chat.ui.conversation import Told, Turn
 from triforce_chat.ui.sourcing import line_of
 
 

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from triforce_chat.engine.cache.slab import Counted, Place, Shape, Slab, Store, View
+from triforce_chat.engine.cache.storage import Counted, Place, Shape, Slab, Store, View
 
 QUERY_WINDOW = 64  # tokens whose queries are kept
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.selection import Policy, Recent, best, masses
-from triforce_chat.engine.cache.slab import Counted, Place, Slab, View
-from triforce_chat.engine.compiling import kernels_run
+from triforce_chat.engine.cache.storage import Counted, Place, Slab, View
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
+from triforce_chat.engine.kernels_available import kernels_run
 
 
 @dataclass(frozen=True, slots=True)

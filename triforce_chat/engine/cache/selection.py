@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.compiling import kernels_run
+from triforce_chat.engine.kernels_available import kernels_run
 
 LARGEST_SCORED, SMALLEST_SCORED = 64, 16  # tokens of a chunk, numbers of a head: what the kernel takes
 LOGITS = 64 << 20  # bytes of the logits that are made at once; their softmax takes as much again

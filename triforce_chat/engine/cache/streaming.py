@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.slab import Place, Shape, Slab, View
+from triforce_chat.engine.cache.storage import Place, Shape, Slab, View
 
 SINKS, WINDOW, HOP = 16, 240, 128  # tokens
 

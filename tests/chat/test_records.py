@@ -1,0 +1,133 @@
+"""Answers for programs: every field, and what it is when nothing was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.fakes import answer_events, tally_of
+
+from triforce_chat.chat.records import Origin, answer_object, comparison_object, event_object
+from triforce_chat.engine.events import Comparison, Event, Finished, Prefilled, Rebuilt, Tally, Text, Verified
+
+ORIGIN = Origin("a model", "a draft", "triforce", 1.5)
+EVENTS: list[Event] = [
+    Prefilled(10, 100, 10, 0.1),
+    Prefilled(100, 100, 10, 2.0),
+    Rebuilt(101, "first", 0.01),
+    Verified("retrieval", 4, 3),
+    Verified("target", 4, 4),
+    Text((1, 2, 3, 4, 5), "Hé\x1b"),
+    Verified("retrieval", 4, 4),
+    Rebuilt(105, "acceptance", 0.02),
+    Verified("target", 5, 1),
+    Text((6, 7), " «llo»"),
+    Finished("stop", 101, 10, 7, 2.0, 2.1, 0.7),
+]
+
+
+def round_trip(value: dict[str, Any]) -> dict[str, Any]:
+    """As a program reads it; fails on what JSON does not know, such as infinity."""
+    read: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+    return read
+
+
+def tally(*events: Event) -> Tally:
+    return tally_of(events)
+
+
+def test_an_answer() -> None:
+    assert round_trip(answer_object(tally(*EVENTS), ORIGIN)) == {
+        "schema": 1,
+        "model": "a model",
+        "draft": "a draft",
+        "stack": "triforce",
+        "text": "Hé\x1b «llo»",
+        "token_ids": [1, 2, 3, 4, 5, 6, 7],
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 101, "cached_tokens": 10, "completion_tokens": 7},
+        "timing": {
+            "load_s": 1.5,
+            "prefill_s": 2.0,
+            "first_token_s": 2.1,
+            "decode_s": 0.7,
+            "tokens_per_s": pytest.approx(10),
+            "ms_per_token": pytest.approx(100),
+        },
+        "speculation": {
+            "rounds": 2,
+            "tokens_per_round": 3.5,
+            "rebuilds": [
+                {"at": 101, "reason": "first", "seconds": 0.01},
+                {"at": 105, "reason": "acceptance", "seconds": 0.02},
+            ],
+            "levels": [
+                {"name": "retrieval", "proposed": 8, "accepted": 7, "acceptance": pytest.approx(7 / 8)},
+                {"name": "target", "proposed": 9, "accepted": 5, "acceptance": pytest.approx(5 / 6)},
+            ],
+        },
+    }
+
+
+@pytest.mark.parametrize("events", [[], EVENTS[:1], EVENTS[:2], EVENTS[:6]])
+def test_an_answer_without_an_end(events: Sequence[Event]) -> None:
+    told = round_trip(answer_object(tally(*events), ORIGIN))
+    assert told["finish_reason"] == "interrupted"
+    assert told["usage"]["completion_tokens"] == len(told["token_ids"])
+    assert told["timing"]["tokens_per_s"] == told["timing"]["ms_per_token"] == 0
+
+
+def test_plain_decoding_has_no_acceptance() -> None:
+    told = answer_object(tally(Verified("target", 0, 0), Text((1,), "a")), ORIGIN)
+    assert told["speculation"]["rounds"] == told["speculation"]["tokens_per_round"] == 1
+    assert round_trip(told)["speculation"]["levels"] == [
+        {"name": "target", "proposed": 0, "accepted": 0, "acceptance": None}
+    ]
+
+
+def test_an_answer_without_tokens() -> None:
+    told = round_trip(answer_object(tally(Finished("length", 9, 8, 0, 0.0, 0.0, 0.0)), ORIGIN))
+    assert (told["text"], told["token_ids"], told["finish_reason"]) == ("", [], "length")
+    assert told["timing"]["tokens_per_s"] == 0
+    assert told["speculation"] == {"rounds": 0, "tokens_per_round": 0, "rebuilds": [], "levels": []}
+
+
+def test_a_comparison() -> None:
+    plain = tally(*answer_events("the same words", prompt=101, level=False))
+    result = Comparison(tally(*EVENTS), plain, identical=False, ties=2, mismatches=1)
+    told = round_trip(comparison_object(result, ORIGIN))
+    assert {name: told[name] for name in answer_object(result.speculative, ORIGIN)} == round_trip(
+        answer_object(result.speculative, ORIGIN)
+    )
+    assert set(told) - set(answer_object(result.speculative, ORIGIN)) == {
+        *("autoregressive", "decode_speedup", "end_to_end_speedup", "identical", "ties", "mismatches")
+    }
+    assert told["autoregressive"]["token_ids"] == plain.token_ids
+    assert told["autoregressive"]["timing"]["ms_per_token"] == pytest.approx(plain.ms_per_token)
+    assert told["decode_speedup"] == pytest.approx(plain.ms_per_token / 100)
+    assert told["end_to_end_speedup"] == pytest.approx((2.0 + 7 * plain.ms_per_token / 1000) / 2.7)
+    assert (told["identical"], told["ties"], told["mismatches"]) == (False, 2, 1)
+
+
+def test_a_sampled_comparison_has_no_ties() -> None:
+    result = Comparison(tally(*EVENTS), tally(*EVENTS), identical=True, ties=None)
+    told = round_trip(comparison_object(result, ORIGIN))
+    assert told["ties"] is None
+    assert told["decode_speedup"] == 1
+
+
+def test_a_comparison_of_nothing() -> None:
+    told = round_trip(comparison_object(Comparison(Tally(), Tally(), True, 0), ORIGIN))
+    assert told["decode_speedup"] == told["end_to_end_speedup"] == 0
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_events(event: Event) -> None:
+    told = round_trip(event_object(event, "autoregressive"))
+    assert told.pop("schema") == 1
+    assert told.pop("event") == type(event).__name__.lower()
+    assert told.pop("side") == "autoregressive"
+    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
+    assert told == round_trip(fields)

@@ -1,0 +1,193 @@
+"""The schemas say exactly what the program prints: no event without a schema, no field without a word."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from chat.test_records import EVENTS, ORIGIN
+from jsonschema import Draft202012Validator
+from support.fakes import answer_events, tally_of
+from support.serving import save_talker
+from typer.testing import CliRunner
+
+from triforce_chat.chat.records import (
+    SCHEMA,
+    answer_object,
+    comparison_object,
+    event_object,
+    outcome_object,
+    speculation,
+    timing,
+)
+from triforce_chat.chat.schema import Kind, load_schema
+from triforce_chat.cli.app import app
+from triforce_chat.engine.events import (
+    Citation,
+    Comparison,
+    Event,
+    Outcome,
+    Place,
+    Retraced,
+    Side,
+    Source,
+    Sourced,
+    Tally,
+)
+
+ENVELOPE = {"schema", "event", "side"}
+PARTS = {"side", "place", "source", "citation"}  # of events
+LATER: list[Event] = [
+    Retraced(3, 7),
+    Sourced(
+        (Source("A book", "page", 12, 0.4, "She paid."),),
+        (
+            Citation("page", 3, 3, None, True),
+            Citation("page", 9, 10, "she paid", False, (Place("A book", "page", 12),)),
+            Citation("page", 90, 90, None, False, exists=False),
+        ),
+        0.1,
+    ),
+]
+OUTCOME = Outcome("triforce", 10, True, 0, 0, 20, 0.5)
+
+
+def checker(kind: Kind, part: str = "") -> Draft202012Validator:
+    schema = load_schema(kind)
+    return Draft202012Validator({"$defs": schema["$defs"], "$ref": f"#/$defs/{part}"} if part else schema)
+
+
+def errors(kind: Kind, value: Any) -> list[str]:
+    return [error.message for error in checker(kind).iter_errors(json.loads(json.dumps(value)))]
+
+
+def described(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every property with its path."""
+    for name, found in schema.get("properties", {}).items():
+        yield f"{path}/{name}", found
+        yield from described(found, f"{path}/{name}")
+    for name, found in schema.get("$defs", {}).items():
+        yield from described(found, f"{path}/{name}")
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_schema_is_one(kind: Kind) -> None:
+    schema = load_schema(kind)
+    Draft202012Validator.check_schema(schema)
+    assert schema["title"].endswith(f"version {SCHEMA}")
+    bare = [path for path, found in described(schema) if not found.keys() & {"description", "$ref", "const"}]
+    assert set(bare) <= {"/finish_reason", "/rebuild/reason", "/speculation/rebuilds", "/speculation/levels"}
+
+
+@pytest.mark.parametrize("kind", [*get_args(Event), Outcome], ids=lambda kind: kind.__name__)
+def test_every_event_has_a_schema(kind: type[Any]) -> None:
+    name = kind.__name__.lower()
+    schema = load_schema("events")
+    assert name in schema["$defs"], f"document the event {name} in triforce_chat/schema/events-{SCHEMA}.json"
+    assert {"$ref": f"#/$defs/{name}"} in schema["oneOf"]
+    own, fields = schema["$defs"][name], {field.name for field in dataclasses.fields(kind)}
+    more = {"schema", "event", "passed"} if kind is Outcome else ENVELOPE
+    assert set(own["properties"]) == fields | more
+    assert set(own["required"]) == fields | more
+    assert own["additionalProperties"] is False
+
+
+def test_no_schema_without_an_event() -> None:
+    kinds = {kind.__name__.lower() for kind in (*get_args(Event), Outcome)}
+    assert set(load_schema("events")["$defs"]) == kinds | PARTS
+
+
+@pytest.mark.parametrize("side", get_args(Side))
+@pytest.mark.parametrize("event", [*EVENTS, *LATER], ids=lambda event: type(event).__name__)
+def test_lines_are_valid(event: Event, side: Side) -> None:
+    assert errors("events", event_object(event, side)) == []
+
+
+def test_the_line_of_a_self_test_is_valid() -> None:
+    assert errors("events", outcome_object(OUTCOME)) == []
+
+
+@pytest.mark.parametrize("event", EVENTS[:1] + EVENTS[2:4] + EVENTS[5:6] + EVENTS[-1:] + LATER, ids=repr)
+def test_lines_that_are_not(event: Event) -> None:
+    line = event_object(event)
+    for name in line:
+        assert errors("events", {key: value for key, value in line.items() if key != name})
+        assert errors("events", {**line, name: None})
+    assert errors("events", {**line, "news": 1})
+    assert errors("events", {**line, "schema": SCHEMA + 1})
+
+
+@pytest.mark.parametrize(
+    "events", [[], EVENTS[:6], EVENTS, [*EVENTS, *LATER], answer_events("a b c", level=False)]
+)
+def test_objects_are_valid(events: list[Event]) -> None:
+    tally = tally_of(events)
+    assert errors("answer", answer_object(tally, ORIGIN)) == []
+    for ties in (None, 1):
+        result = Comparison(tally, Tally(), identical=False, ties=ties)
+        assert errors("answer", comparison_object(result, ORIGIN)) == []
+    assert checker("answer", "timing").is_valid(timing(tally))
+    assert checker("answer", "speculation").is_valid(speculation(tally))
+
+
+def test_objects_that_are_not() -> None:
+    told = comparison_object(Comparison(tally_of(EVENTS), Tally(), True, 0), ORIGIN)
+    assert errors("answer", told) == []
+    for name in told:
+        assert errors("answer", {key: value for key, value in told.items() if key != name}), name
+    assert errors("answer", {**told, "news": 1})
+    assert errors("answer", {**told, "timing": {**told["timing"], "news": 1}})
+
+
+# Real runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_talker(tmp_path_factory.mktemp("talker"))
+
+
+def printed(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    place = ("--model", str(folder), "--device", "cpu", "--draft", "none", "--budget", "128", "--no-cache")
+    done = CliRunner().invoke(app, [*arguments, *place])
+    assert done.exit_code == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_real_run(folder: Path) -> None:
+    ask = ("ask", "Why? " * 100, "--max-tokens", "8", "--stack", "retrieval", "--compare-autoregressive")
+    *lines, told = printed(folder, *ask, "--jsonl", "--json")
+    assert [errors("events", line) for line in lines] == [[]] * len(lines)
+    assert {line["event"] for line in lines} == {"prefilled", "verified", "rebuilt", "text", "finished"}
+    assert {line["side"] for line in lines} == set(get_args(Side))
+    assert errors("answer", told) == []
+
+
+def test_a_real_self_test(folder: Path) -> None:
+    lines = printed(folder, "verify", "--tokens", "8", "--stack", "lookup", "--jsonl")
+    assert [line["event"] for line in lines] == ["outcome"]
+    assert errors("events", lines[0]) == []
+
+
+@pytest.mark.parametrize("flags", [(), ("--device-memory", "24GB", "--host-memory", "64GB")])
+@pytest.mark.parametrize("model", ["default", "llama-3.1-8b", "qwen3-0.6b"])
+def test_a_plan(model: str, flags: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["plan", "--model", model, "--draft", "none", "--json", *flags])
+    assert done.exit_code in (0, 6), done.stderr
+    told = json.loads(done.stdout)
+    assert errors("plan", told) == []
+    for name in told:
+        assert errors("plan", {key: value for key, value in told.items() if key != name}), name
+    for name in ("bytes", "available", "would_fit"):
+        assert errors("plan", {**told, name: {**told[name], "news": 1}})
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_the_command_prints_the_schema(kind: Kind) -> None:
+    done = CliRunner().invoke(app, ["schema", kind])
+    assert (done.exit_code, json.loads(done.stdout)) == (0, load_schema(kind))
+    assert CliRunner().invoke(app, ["schema", "everything"]).exit_code == 2

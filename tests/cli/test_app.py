@@ -1,0 +1,659 @@
+"""The program as a user meets it: real models on disk, real documents, real signals, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+from pypdf import PdfReader, PdfWriter
+from reportlab.pdfgen.canvas import Canvas
+from support.places import ROOT
+from support.tiny_models import SPECIAL, VOCABULARY, save_model
+from typer.testing import CliRunner
+
+from triforce_chat import __version__
+from triforce_chat.cli.app import app
+from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.events import Event
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.speculation import level
+
+CONTEXT = 65_536
+EXAMPLE = ROOT / "examples" / "the-lighthouse-at-varra.pdf"
+
+
+class Outcome:
+    """What one run left behind."""
+
+    def __init__(self, result: Any) -> None:
+        self.code: int = result.exit_code
+        self.out: str = result.stdout
+        self.err: str = result.stderr
+        self.crash = None if isinstance(result.exception, SystemExit) else result.exception
+
+    @property
+    def json(self) -> dict[str, Any]:
+        assert self.crash is None
+        assert self.code == 0, self.err
+        value: dict[str, Any] = json.loads(self.out)
+        return value
+
+    def is_refusal(self, code: int, told: str) -> None:
+        """One clear line on stderr, nothing on stdout, the documented exit code."""
+        assert self.crash is None
+        assert told in self.err
+        assert (self.code, self.out) == (code, "")
+        assert self.err.startswith("error: ")
+        assert self.err.count("\n") == 1
+
+
+def run(*arguments: object, stdin: str | bytes | None = None) -> Outcome:
+    return Outcome(CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin))
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with models and documents."""
+    made = tmp_path_factory.mktemp("shelf")
+    torch.manual_seed(2)
+    save_model(made / "tiny", max_position_embeddings=CONTEXT, initializer_range=0.3)
+    mute_special_tokens(made / "tiny")
+    save_model(made / "other", vocab_size=len(VOCABULARY) + 8)
+    save_model(made / "endless", max_position_embeddings=1 << 40)
+    (made / "empty").mkdir()
+    (made / "a.txt").write_text("the first text " * 40)
+    (made / "b.md").write_text("# Second\n\nthe second text\n")
+    (made / "middling.txt").write_text("word " * (CONTEXT // 8))
+    (made / "long.txt").write_text("word " * (CONTEXT // 4))
+    (made / "nothing.txt").write_text("")
+    (made / "binary.txt").write_bytes(bytes(range(256)) * 40)
+    (made / "three.pdf").write_bytes(pdf("page one", "page two", "page three"))
+    (made / "locked.pdf").write_bytes(locked(pdf("a secret"), "open sesame"))
+    return made
+
+
+def mute_special_tokens(folder: Path) -> None:
+    """Answers of a random model that only their length ends."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][: len(SPECIAL)] = 0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def pdf(*texts: str) -> bytes:
+    buffer = io.BytesIO()
+    canvas = Canvas(buffer, invariant=1)
+    for text in texts:
+        canvas.drawString(72, 720, text)
+        canvas.showPage()
+    canvas.save()
+    return buffer.getvalue()
+
+
+def locked(data: bytes, password: str) -> bytes:
+    writer = PdfWriter(clone_from=PdfReader(io.BytesIO(data)))
+    writer.encrypt(password, "owner", algorithm="AES-256")
+    buffer = io.BytesIO()
+    writer.write(buffer)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def ask(shelf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outcome]:
+    """``triforce-chat COMMAND ...`` beside the documents, with the tiny model unless another is named."""
+    monkeypatch.chdir(shelf)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
+
+    def called(command: str, *arguments: object, stdin: str | bytes | None = None) -> Outcome:
+        named = [] if "--model" in arguments else ["--model", "tiny"]
+        short = [] if "--max-tokens" in arguments else ["--max-tokens", "12"]
+        place = [] if "--device" in arguments else ["--device", "cpu"]
+        return run(command, *named, *short, *place, *arguments, stdin=stdin)
+
+    return called
+
+
+Ask = Callable[..., Outcome]
+
+
+# Answers
+
+
+def test_version() -> None:
+    assert run("--version").out == f"triforce-chat {__version__}\n"
+
+
+def test_help_documents_the_exit_codes() -> None:
+    told = " ".join(run("--help").out.split())
+    codes = "0 success, 1 unexpected error, 2 usage, 3 unreadable document, 4 does not fit the context, "
+    codes += "5 model unavailable, 6 out of memory, 7 exactness failure, 8 a rank of --tp was lost, "
+    assert codes + "130 interrupted" in told
+    for command in ("summarize", "ask", "chat", "verify", "bench"):
+        assert command in told
+
+
+def test_only_the_answer_goes_to_stdout(ask: Ask) -> None:
+    done = ask("ask", "a.txt", "Why?")
+    told = ask("ask", "a.txt", "Why?", "--json").json
+    assert done.code == 0
+    assert done.out == told["text"] + "\n"
+    assert done.err == ""
+    assert "\x1b" not in done.out
+    assert ask("ask", "a.txt", "Why?", "--quiet").out == done.out
+
+
+def test_the_json_object(ask: Ask) -> None:
+    told = ask("summarize", "a.txt", "--json", "--stack", "lookup").json
+    assert list(told) == [
+        *("schema", "model", "draft", "stack", "text", "token_ids"),
+        *("finish_reason", "usage", "timing", "speculation", "sources", "citations"),
+    ]
+    (source,) = told["sources"]
+    assert (source["document"], source["unit"], source["page"], source["share"]) == ("a", "section", 1, 1.0)
+    assert source["sentence"]
+    assert told["citations"] == []
+    assert (told["schema"], told["model"], told["draft"], told["stack"]) == (1, "tiny", None, "lookup")
+    assert told["finish_reason"] == "length"
+    assert len(told["token_ids"]) == told["usage"]["completion_tokens"] == 12
+    assert told["usage"]["prompt_tokens"] > 600
+    assert told["usage"]["cached_tokens"] == 0
+    assert set(told["timing"]) == {
+        *("load_s", "prefill_s", "first_token_s", "decode_s", "tokens_per_s", "ms_per_token")
+    }
+    assert all(seconds > 0 for seconds in told["timing"].values())
+    assert set(told["speculation"]) == {"rounds", "tokens_per_round", "rebuilds", "levels"}
+    assert [set(entry) for entry in told["speculation"]["levels"]] == [
+        {"name", "proposed", "accepted", "acceptance"}
+    ]
+
+
+def test_a_comparison_in_json(ask: Ask) -> None:
+    told = ask("ask", "a.txt", "Why?", "--json", "--compare-autoregressive", "--stack", "triforce").json
+    assert told["identical"] is True
+    assert (told["ties"], told["mismatches"]) == (0, 0)
+    assert told["autoregressive"]["token_ids"] == told["token_ids"]
+    assert set(told["autoregressive"]["timing"]) == set(told["timing"]) - {"load_s"}
+    assert told["decode_speedup"] > 0
+    assert told["end_to_end_speedup"] > 0
+    assert [entry["name"] for entry in told["speculation"]["levels"]] == ["retrieval", "target"]
+
+
+def test_a_comparison_for_people(ask: Ask) -> None:
+    done = ask("ask", "a.txt", "Why?", "--compare-autoregressive")
+    assert done.code == 0
+    assert "identical, 12 of them" in done.out
+
+
+def test_events_as_lines(ask: Ask) -> None:
+    lines = [json.loads(line) for line in ask("ask", "a.txt", "Why?", "--jsonl").out.splitlines()]
+    names = [line["event"] for line in lines]
+    assert names[0] == "prefilled"
+    assert names[-3:] == ["finished", "retraced", "sourced"]
+    assert lines[-1]["sources"] == ask("ask", "a.txt", "Why?", "--json").json["sources"]
+    assert {"verified", "text"} <= set(names)
+    text = "".join(line["text"] for line in lines if line["event"] == "text")
+    assert text == ask("ask", "a.txt", "Why?", "--json").json["text"]
+    assert all(line["schema"] == 1 for line in lines)
+
+
+def test_nobody_waits_for_sources_that_nobody_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attended(*_: object) -> Iterator[Event]:
+        raise AssertionError("sources were looked for")
+        yield
+
+    monkeypatch.setattr(Engine, "attended", attended)
+    assert ask("ask", "a.txt", "Why?").code == 0
+
+
+def prompt_tokens(done: Outcome) -> int:
+    return int(done.json["usage"]["prompt_tokens"])
+
+
+def test_every_document_is_read(ask: Ask) -> None:
+    plain = ("--json", "--system", "Be brief.")  # the usual text depends on whether there are documents
+    alone = prompt_tokens(ask("ask", "Why?", *plain))
+    first = prompt_tokens(ask("ask", "a.txt", "Why?", *plain)) - alone
+    second = prompt_tokens(ask("ask", "b.md", "Why?", *plain)) - alone
+    assert first > 500
+    assert second > 20
+    assert prompt_tokens(ask("ask", "a.txt", "b.md", "Why?", *plain)) - alone == first + second
+
+
+def test_standard_input_is_a_document(ask: Ask, shelf: Path) -> None:
+    text = (shelf / "a.txt").read_bytes()
+    size = prompt_tokens(ask("ask", "-", "Why?", "--json", stdin=text))
+    assert size > 500
+    both = prompt_tokens(ask("ask", "b.md", "-", "Why?", "--json", stdin=text))
+    assert both > size
+
+
+def test_chosen_pages(ask: Ask) -> None:
+    whole = prompt_tokens(ask("summarize", "three.pdf", "--json"))
+    some = prompt_tokens(ask("summarize", "three.pdf", "--pages", "1,3", "--json"))
+    assert whole - some == len("pagetwo") + 1  # the space is a token, the line end is none here
+
+
+def test_a_password_opens_a_document(ask: Ask) -> None:
+    assert prompt_tokens(ask("summarize", "locked.pdf", "--password", "open sesame", "--json")) > 0
+
+
+@pytest.mark.parametrize("stack", ["triforce", "auto"])
+def test_the_same_seed_says_the_same(ask: Ask, stack: str) -> None:
+    def said(seed: int) -> list[int]:
+        flags = ("--temperature", 1.5, "--seed", seed, "--stack", stack, "--json", "--max-tokens", 40)
+        ids: list[int] = ask("ask", "a.txt", "Why?", *flags).json["token_ids"]
+        return ids
+
+    assert said(1) != said(2)
+    assert [said(1) for _ in range(4)] == [said(1)] * 4
+
+
+def test_a_draft_of_the_same_vocabulary(ask: Ask) -> None:
+    told = ask("ask", "b.md", "Why?", "--draft", "tiny", "--stack", "naive", "--json").json
+    assert told["draft"] == "tiny"
+    assert told["speculation"]["levels"][0]["acceptance"] == 1.0
+    assert (
+        told["token_ids"]
+        == ask("ask", "b.md", "Why?", "--stack", "autoregressive", "--json").json["token_ids"]
+    )
+
+
+@pytest.mark.parametrize("length", [255, 300, 5000])
+def test_a_long_question(ask: Ask, length: int) -> None:
+    done = ask("ask", "x" * length, "--json")
+    assert done.crash is None
+    assert prompt_tokens(done) > length
+
+
+def test_a_question_of_undecodable_bytes(ask: Ask) -> None:
+    done = ask("ask", "caf\udce9")
+    assert done.crash is None
+    assert done.code in (0, 2)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ask", "a.txt", "Why?", "--stack", "turbo"], "no stack 'turbo'; choose one of auto, triforce"),
+        (["ask", "a.txt", "Why?", "--stack", "naive"], "needs a draft model: pass --draft"),
+        (["ask", "a.txt", "Why?", "--policy", "max"], "no policy 'max'"),
+        (["ask", "a.txt", "Why?", "--max-tokens", "0"], "max-tokens must be at least 1"),
+        (["ask", "a.txt", "Why?", "--budget", "9"], "budget must be at least 104"),
+        (["ask", "a.txt", "Why?", "--temperature", "-1"], "temperature must be 0 or more"),
+        (["ask", "a.txt", "Why?", "--temperature", "nan"], "temperature"),
+        (["ask", "a.txt", "Why?", "--temperature", "inf"], "temperature"),
+        (["ask", "a.txt", "Why?", "--repetition-penalty", "inf"], "repetition"),
+        (["ask", "a.txt", "Why?", "--top-p", "0"], "top-p must be above 0"),
+        (["ask", "a.txt", "Why?", "--temperature", "1", "--seed", "99999999999999999999"], "seed"),
+        (
+            ["ask", "a.txt", "Why?", "--device", "abacus"],
+            "no device 'abacus'; choose auto, cpu, cuda or cuda:1",
+        ),
+        (["ask", "a.txt", "Why?", "--device", "meta"], "device"),
+        (["ask", "a.txt", "Why?", "--pages", "one"], "'one' is not a page or a range of pages"),
+        (["ask", "three.pdf", "Why?", "--pages", "2-4"], "page 4 is out of range"),
+        (["ask", "a.txt"], "no question given"),
+        (["ask", "-"], "no question given"),
+        (["ask", "a.txt", "  "], "the question is empty"),
+        (["ask", "-", "-", "Why?"], "standard input can be read only once"),
+        (["chat", "--json"], "--json and --jsonl go with ask and summarize"),
+        (["chat", "-"], "give it the document as a file"),
+    ],
+)
+def test_usage(ask: Ask, arguments: list[str], told: str) -> None:
+    ask(*arguments, stdin="text").is_refusal(2, told)
+
+
+@pytest.mark.parametrize("arguments", [["--colour"], ["dance"], ["ask"], ["ask", "a", "b", "--gamma", "x"]])
+def test_a_command_line_that_cannot_be_read(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out, done.crash) == (2, "", None)
+    assert "Usage:" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["missing.pdf"], "missing.pdf: no such file"),
+        (["a.txt", "missing.pdf"], "missing.pdf: no such file"),
+        (["empty"], "empty: a folder"),
+        (["nothing.txt"], "nothing.txt: empty"),
+        (["binary.txt"], "binary.txt: binary data"),
+        (["-"], "standard input: empty"),
+        (["locked.pdf"], "the PDF is encrypted: pass its password with --password"),
+        (["locked.pdf", "--password", "wrong"], "this password does not open it"),
+        (["missing\n\x1b[31m.txt"], "no such file"),
+    ],
+)
+def test_unreadable_documents(ask: Ask, arguments: list[str], told: str) -> None:
+    done = ask("summarize", *arguments)
+    done.is_refusal(3, told)
+    assert "\x1b" not in done.err
+
+
+def test_a_document_is_looked_at_before_a_model(ask: Ask) -> None:
+    ask("summarize", "missing.pdf", "--model", "absent").is_refusal(3, "missing.pdf")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["long.txt"], "tokens do not fit"),
+        (["a.txt", "--context", "300"], "--pages"),
+        (["a.txt", "--context", str(CONTEXT + 1)], "was made for 65,536 tokens; --context 65,537 is more"),
+        (["a.txt", "--max-tokens", str(CONTEXT)], "do not fit"),
+    ],
+)
+def test_what_does_not_fit(ask: Ask, arguments: list[str], told: str) -> None:
+    if arguments[0] == "a.txt" and told == "--pages":
+        told = "not even its first page fits"
+    ask("summarize", *arguments).is_refusal(4, told)
+
+
+@pytest.mark.parametrize("documents", [["chapters.md"], ["a.txt", "chapters.md"]])
+def test_the_advice_for_what_does_not_fit_works(ask: Ask, shelf: Path, documents: list[str]) -> None:
+    chapters = [f"# Chapter {number}\n\n{'lorem ipsum ' * 30}\n\n" for number in range(12)]
+    (shelf / "chapters.md").write_text("".join(chapters))
+    flags = ("--context", 3000, "--json")
+    refused = ask("summarize", *documents, *flags)
+    refused.is_refusal(4, "--pages 1-")
+    advised = re.search(r"--pages [\d,-]+", refused.err)
+    assert advised is not None
+    assert prompt_tokens(ask("summarize", *documents, *flags, *advised[0].split())) > 1000
+
+
+def test_a_question_that_does_not_fit(ask: Ask) -> None:
+    ask("ask", "b.md", "x " * 400, "--context", 600).is_refusal(4, "the context holds 600")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--model", "absent"], "no model 'absent'"),
+        (["--model", "empty"], "holds neither .safetensors nor .gguf weights"),
+        (["--model", "a.txt"], "a model is a folder or a .gguf file"),
+        (["--model", "tiny", "--draft", "other"], "choose a draft of the same family"),
+        (["--model", "tiny", "--draft", "absent"], "no model 'absent'"),
+    ],
+)
+def test_models_that_cannot_be_used(ask: Ask, arguments: list[str], told: str) -> None:
+    ask("ask", "Why?", *arguments).is_refusal(5, told)
+
+
+def test_a_cache_beyond_the_memory(ask: Ask) -> None:
+    ask("ask", "Why?", "--model", "endless", "--context", 1 << 40).is_refusal(
+        6, "no memory for a cache of 1,099,511,627,776 tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: not enough memory"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+    ids=lambda error: f"{type(error).__name__}: {str(error)[-30:]}",
+)
+def test_memory_that_runs_out_while_answering(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def answer(*_arguments: object) -> Iterator[Any]:
+        raise error
+        yield
+
+    monkeypatch.setattr(Engine, "answer", answer)
+    ask("ask", "a.txt", "Why?").is_refusal(6, "out of memory")
+
+
+@pytest.mark.parametrize("forwards", [0, 1, 4])
+def test_memory_that_runs_out_in_the_middle_of_a_forward(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, forwards: int
+) -> None:
+    count, hidden = [0], Runner._hidden
+
+    def starving(runner: Runner, *arguments: Any) -> torch.Tensor:
+        count[0] += 1
+        if count[0] == forwards + 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return hidden(runner, *arguments)
+
+    monkeypatch.setattr(Runner, "_hidden", starving)
+    done = ask("ask", "a.txt", "Why?", "--stack", "autoregressive")
+    assert (done.code, done.crash) == (6, None)
+    assert done.err == "error: out of memory; choose a smaller --context, fewer pages or a smaller model\n"
+    assert bool(done.out.strip()) == (forwards > 1)  # what was said stands
+
+
+def trusting(draft: Draft, target: torch.Tensor, sampler: Any, chances: Any) -> torch.Tensor:
+    """A wrong acceptance rule: whatever was drafted passes."""
+    accepted, last = torch.tensor([len(draft)]), sampler.draw(target[len(draft)], chances)
+    return torch.cat([accepted, draft.tokens, last[None]])
+
+
+def test_an_inexact_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level, "verify", trusting)
+    done = ask("ask", "a.txt", "the first text the", "--compare-autoregressive", "--json", "--max-tokens", 60)
+    assert done.code == 7
+    assert json.loads(done.out)["mismatches"] > 0
+    assert "tokens differ from plain decoding beyond rounding" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_tracebacks_only_for_those_who_ask(ask: Ask) -> None:
+    done = ask("ask", "a.txt", "Why?", "--stack", "turbo", "--debug")
+    assert type(done.crash).__name__ == "UsageError"
+
+
+# Exactness of this machine
+
+
+def test_verify(ask: Ask) -> None:
+    done = ask("verify", "a.txt", "--tokens", 24, "--json")
+    assert done.code == 0
+    outcomes = json.loads(done.out)["stacks"]
+    assert [outcome["stack"] for outcome in outcomes] == [
+        *("auto", "triforce", "retrieval", "streaming", "lookup", "autoregressive")
+    ]
+    assert all(outcome["passed"] and outcome["greedy_tokens"] == 24 for outcome in outcomes)
+    assert all(outcome["sampled_tokens"] >= 24 for outcome in outcomes)
+
+
+def test_verify_finds_a_wrong_rule(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level, "verify", trusting)
+    done = ask("verify", "a.txt", "--stack", "lookup", "--tokens", 48)
+    assert done.code == 7
+    assert "not exact: lookup" in done.err
+
+
+@pytest.mark.parametrize("context", [600, 1010])
+def test_verify_tests_something_or_refuses(ask: Ask, shelf: Path, context: int) -> None:
+    """A text that leaves no room must not count as exact."""
+    (shelf / "kilo.txt").write_text("k" * 1000)
+    done = ask("verify", "kilo.txt", "--stack", "lookup", "--tokens", 20, "--context", context, "--json")
+    assert done.crash is None
+    assert done.code == 4 or json.loads(done.out)["stacks"][0]["greedy_tokens"] > 0
+
+
+# The chat without a terminal
+
+
+def test_chat_over_lines(ask: Ask) -> None:
+    done = ask("chat", "a.txt", stdin="Why?\n\n/tokens\nHow?\n")
+    assert done.code == 0
+    answers = done.out.splitlines()
+    assert len(answers) == 2
+    assert "context" in done.err
+
+
+def test_a_chat_goes_on_after_a_mistake_and_tells_it(ask: Ask) -> None:
+    done = ask("chat", stdin="/doc missing.pdf\nWhy?\n")
+    assert done.code == 3
+    assert "error: missing.pdf: no such file" in done.err
+    assert len(done.out.splitlines()) == 1
+
+
+def test_a_chat_where_no_history_can_be_kept(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    done = ask("chat", stdin="Why?\n")
+    assert done.crash is None
+    assert done.code == 0
+
+
+# Real processes, real signals
+
+
+def started(shelf: Path, *arguments: object, out: int | IO[bytes] = subprocess.PIPE, **env: str) -> Any:
+    command = [
+        sys.executable,
+        "-m",
+        "triforce_chat",
+        *map(str, arguments),
+        "--model",
+        "tiny",
+        "--device",
+        "cpu",
+        "--no-cache",
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=shelf,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell may ignore it
+    )
+
+
+def test_ctrl_c_in_an_answer_keeps_what_was_said(shelf: Path) -> None:
+    with started(shelf, "ask", "a.txt", "Why?", "--max-tokens", 50_000) as process:
+        first = process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        rest, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert first.strip()
+    assert rest.endswith(b"\n")
+    assert b"Traceback" not in told
+
+
+def test_ctrl_c_in_an_answer_in_json_keeps_what_was_said(shelf: Path) -> None:
+    with started(shelf, "ask", "a.txt", "Why?", "--max-tokens", 50_000, "--json", "--jsonl") as process:
+        while b'"event": "text"' not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        rest, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in told
+    last = json.loads(rest.splitlines()[-1])
+    assert last.get("finish_reason") == "interrupted"
+    assert last["token_ids"]
+
+
+def test_ctrl_c_in_a_prefill(shelf: Path) -> None:
+    with started(shelf, "summarize", "middling.txt", "--jsonl", "--max-tokens", 5) as process:
+        for _ in range(2):
+            assert b'"event": "prefilled"' in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b'"event": "text"' not in rest
+    assert b"Traceback" not in told
+
+
+def test_a_reader_that_has_seen_enough(shelf: Path) -> None:
+    with started(shelf, "ask", "a.txt", "Why?", "--max-tokens", 5_000) as process:
+        assert len(process.stdout.read(10)) == 10
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("quiet", ["NO_COLOR", "--quiet"])
+def test_a_terminal_that_wants_only_the_answer(shelf: Path, ask: Ask, quiet: str) -> None:
+    flags, env = ([quiet], {}) if quiet.startswith("-") else ([], {quiet: "1"})
+    screen, terminal = pty.openpty()
+    arguments = ("ask", "a.txt", "Why?", "--max-tokens", 12, *flags)
+    with started(shelf, *arguments, out=terminal, TERM="xterm", **env) as process:
+        os.close(terminal)
+        shown = everything(screen)
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert shown.decode().replace("\r\n", "\n") == ask("ask", "a.txt", "Why?").out
+
+
+def everything(screen: int) -> bytes:
+    """What a program wrote on its terminal until it left."""
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(screen, 4096):
+            shown += piece
+    os.close(screen)
+    return shown
+
+
+def test_a_real_process_tells_its_exit_code(shelf: Path) -> None:
+    with started(shelf, "summarize", "missing.pdf") as process:
+        out, told = process.communicate(timeout=30)
+    assert (process.returncode, out, told) == (3, b"", b"error: missing.pdf: no such file\n")
+
+
+# The default model
+
+
+@pytest.mark.model
+def test_the_default_model_knows_a_capital() -> None:
+    flags = ("--max-tokens", 24, "--json", "--device", "cpu", "--no-cache")
+    told = run("ask", "What is the capital of France?", *flags).json
+    assert "Paris" in told["text"]
+    assert told["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.model
+def test_the_default_model_summarizes_pages_exactly() -> None:
+    flags = ("--pages", "1-2", "--max-tokens", 40, "--json", "--compare-autoregressive", "--temperature", 0)
+    told = run("summarize", EXAMPLE, *flags, "--device", "cpu", "--no-cache").json
+    assert told["usage"]["completion_tokens"] == len(told["token_ids"]) <= 40
+    assert told["usage"]["prompt_tokens"] > 300
+    assert told["identical"]
+    assert (told["mismatches"], told["autoregressive"]["token_ids"]) == (0, told["token_ids"])
+
+
+@pytest.mark.model
+def test_the_default_model_reuses_its_cache() -> None:
+    from triforce_chat.chat.session import Session
+    from triforce_chat.chat.template import ChatFormat
+    from triforce_chat.documents import parse_pages, read
+    from triforce_chat.engine.events import Finished
+    from triforce_chat.loading.load_engine import load_engine
+    from triforce_chat.settings.settings import Settings
+
+    settings = Settings(max_tokens=8, device="cpu")
+    engine, loaded = load_engine(settings)
+    session = Session(engine, loaded, settings)
+    session.add(read(str(EXAMPLE)).select(parse_pages("1")))
+    answers = [[*session.ask(question)] for question in ("Who is there?", "And where?")]
+    first, second = (event for answer in answers for event in answer if isinstance(event, Finished))
+    assert first.prompt_tokens > 200
+    assert 0 <= second.cached_tokens - first.prompt_tokens <= 8
+    assert not set(ChatFormat(loaded.tokenizer).text("<|im_end|><|im_start|>")) & loaded.eos_ids

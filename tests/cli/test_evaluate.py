@@ -1,0 +1,224 @@
+"""``triforce-chat evaluate`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import save_model
+from typer.testing import CliRunner
+
+from triforce_chat import __version__
+from triforce_chat.cli.app import app
+from triforce_chat.cli.options import listed
+from triforce_chat.errors import UsageError
+from triforce_chat.lab.evaluation import answers, perplexity, runs
+from triforce_chat.lab.evaluation.questions import QUESTIONS
+from triforce_chat.lab.evaluation.runs import remark
+
+TEXT = "The cat sat on the mat. A dog came by, and both looked at the rain.\n\n"
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("shelf")
+    torch.manual_seed(4)
+    for name in ("model", "draft"):
+        (made / name).mkdir()
+        save_model(made / name, max_position_embeddings=8192, initializer_range=0.3)
+    (made / "a.txt").write_text(TEXT * 40)
+    (made / "b.txt").write_text(TEXT * 60)
+    return made
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+
+
+def found(*arguments: object) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    value: dict[str, Any] = json.loads(result.stdout)
+    assert value["machine"]["triforce_chat"] == __version__
+    assert value["settings"]["model"] == str(arguments[arguments.index("--model") + 1])
+    return value
+
+
+def test_perplexity_of_joined_documents(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perplexity, "EDGES", (0, 1000, 2000))
+    monkeypatch.setattr(runs, "NEAR", 2000)
+    arguments = ("perplexity", shelf / "a.txt", shelf / "b.txt", "--model", shelf / "model")
+    value = found(*arguments, "--contexts", "3000", "--reference", shelf / "model")
+    a, b = value["documents"]
+    assert a["used"] == a["tokens"]
+    assert a["used"] + b["used"] == value["tokens"] == 3000
+    assert [(row["start"], row["end"], row["tokens"]) for row in value["rows"]] == [
+        (0, 1000, 999),
+        (1000, 2000, 1000),
+        (2000, 3000, 1000),
+    ]
+    assert [row["ratio"] for row in value["rows"]] == [pytest.approx(1), pytest.approx(1), None]
+    assert value["windows"] == []
+    shown = run(*arguments, "--contexts", "3000", "--reference", "none").stdout
+    assert f"3,000 tokens: a ({a['used']:,} of {a['used']:,}) + b" in shown
+    assert f"{value['rows'][2]['perplexity']:.2f}" in shown
+
+
+def test_a_shorter_text_is_measured_as_far_as_it_goes(shelf: Path) -> None:
+    value = found("perplexity", shelf / "a.txt", "--model", shelf / "model", "--reference", "none")
+    assert value["tokens"] == value["documents"][0]["tokens"] < 124_928
+
+
+def test_facts_are_planted_at_every_depth(shelf: Path) -> None:
+    arguments = (
+        "facts",
+        shelf / "a.txt",
+        shelf / "b.txt",
+        "--model",
+        shelf / "model",
+        "--contexts",
+        "5000,6000",
+    )
+    value = found(*arguments, "--documents", "1")
+    assert {(row["context"], row["depth"], row["asked"]) for row in value["rows"]} == {
+        (context, depth / 10, 1) for context in (5000, 6000) for depth in range(10)
+    }
+    assert sum(row["asked"] for row in value["kinds"]) == 26
+    assert len(value["wrong"]) == 26 - sum(row["right"] for row in value["kinds"])
+    assert (value["settings"]["stack"], value["settings"]["temperature"]) == ("lookup", 0.0)
+    shown = run(*arguments, "--documents", "1").stdout
+    assert "5,000" in shown
+    assert "two-step" in shown
+
+
+def test_wrong_answers_about_facts_are_kept(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "grade", lambda _said, _expected, kind: kind == "name")
+    arguments = (
+        "facts",
+        shelf / "a.txt",
+        "--model",
+        shelf / "model",
+        "--contexts",
+        "5000",
+        "--documents",
+        "1",
+    )
+    value = found(*arguments)
+    right = {row["kind"]: row["right"] == row["asked"] for row in value["kinds"]}
+    assert [kind for kind, all_right in right.items() if all_right] == ["name"]
+    assert {each["kind"] for each in value["wrong"]} == set(right) - {"name"}
+
+
+def test_questions_are_put_to_both_models(shelf: Path) -> None:
+    value = found("questions", "--model", shelf / "model", "--reference", shelf / "draft")
+    assert [row["model"] for row in value["rows"]] == [str(shelf / "model"), str(shelf / "draft")]
+    assert len(value["answers"]) == 2 * len(QUESTIONS)
+    right = [answer["right"] for answer in value["answers"]]
+    assert [row["right"] for row in value["rows"]] == [
+        sum(right[: len(QUESTIONS)]),
+        sum(right[len(QUESTIONS) :]),
+    ]
+
+
+def test_acceptance_by_kind_temperature_context_and_policy(shelf: Path) -> None:
+    arguments = (
+        "acceptance",
+        shelf / "a.txt",
+        shelf / "b.txt",
+        "--model",
+        shelf / "model",
+        "--draft",
+        shelf / "draft",
+    )
+    sizes = (
+        "--contexts",
+        "300,700",
+        "--tokens",
+        "12",
+        "--samples",
+        "2",
+        "--temperatures",
+        "0,1",
+        "--budget",
+        "304",
+    )
+    value = found(*arguments, *sizes)
+    assert len(value["rows"]) == 2 * 3 * 2 * 2
+    for row in value["rows"]:
+        assert row["alpha"]["samples"] == (2 if row["temperature"] == 0 else 4)  # at two places
+        if row["context"] == 300:
+            assert row["alpha"]["value"] == pytest.approx(1, abs=1e-3)
+        assert 0 <= row["beta"]["value"] < 1
+    assert [row["context"] for row in value["by"]["context"]] == [300, 300, 700, 700]
+    assert len(value["notes"]) == 1
+    assert value["draft"] == str(shelf / "draft")
+    assert found(*arguments, *sizes)["rows"] == value["rows"]
+    shown = run(*arguments, *sizes).stdout
+    assert "continuation" in shown
+    assert "alpha: middle level under the target" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("perplexity", "--contexts", "many"), 2, "'many' is not a list of numbers"),
+        (("perplexity", "--contexts", "1"), 2, "2 or more"),
+        (("perplexity", "--strides", "8192"), 2, "from 1 to 8191"),
+        (("acceptance", "--policies", "best"), 2, "no policy 'best'"),
+        (("acceptance", "--temperatures", "inf"), 2, "temperature"),
+        (("acceptance", "--contexts", "100000"), 4, "add documents"),
+    ],
+)
+def test_mistakes_are_one_line(shelf: Path, arguments: tuple[str, ...], code: int, told: str) -> None:
+    result = run(*arguments, shelf / "a.txt", "--model", shelf / "model")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert told in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_lists_of_numbers() -> None:
+    assert listed("30,4,30") == [4, 30]
+    assert listed("0.6,0", float, 0) == [0.0, 0.6]
+    for wrong in ("", "a", "1,", "-1"):
+        with pytest.raises(UsageError, match="not a list"):
+            listed(wrong)
+
+
+def test_what_must_be_known_about_the_retrieval_cache() -> None:
+    notes = [remark(context, 4096) for context in (4096, 8192, 8193)]
+    assert ["holds everything" in (note or "") for note in notes] == [True, False, False]
+    assert [note is None for note in notes] == [False, False, True]
+
+
+def test_sources_of_planted_facts(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triforce_chat.lab.evaluation import sources
+
+    graded = iter([True, False, True, True, True, True])
+    monkeypatch.setattr(sources, "grade", lambda *_: next(graded))
+    arguments = ("sources", shelf / "a.txt", shelf / "b.txt", "--model", shelf / "model", "--seed", "3")
+    plan = ("--contexts", "700", "--documents", "2", "--facts", "3", "--page-tokens", "64")
+    value = found(*arguments, *plan)
+    assert value["documents"] == ["a", "b"]
+    assert value["plan"] == {"lengths": [700], "documents": 2, "facts": 3, "page_tokens": 64, "seed": 3}
+    answers = value["answers"]
+    assert [each["document"] for each in answers] == ["a"] * 3 + ["b"] * 3
+    assert {each["pages"] for each in answers} == {(700 - sources.FRAME) // 64}
+    assert all(1 <= each["page"] <= each["pages"] and len(each["named"]) == 5 for each in answers)
+    *kinds, overall = value["rows"]
+    assert overall["kind"] == "all"
+    right = [each for each in answers if each["right"]]
+    assert (overall["asked"], overall["right"]) == (6, len(right)) == (6, 5)
+    assert overall["named"] == sum(each["page"] in each["named"][:3] for each in right)
+    assert overall["first"] == sum(each["page"] == each["named"][0] for each in right)
+    assert overall["named_of_right"] == overall["named"] / 5
+    assert sum(row["right"] for row in kinds) == 5
+
+
+def test_sources_need_enough_text(shelf: Path) -> None:
+    result = run("sources", shelf / "a.txt", "--model", shelf / "model", "--contexts", "6000")
+    assert result.exit_code == 4
+    assert "a is too short for 14 pages of 400 tokens" in result.stderr

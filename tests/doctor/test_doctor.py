@@ -1,0 +1,416 @@
+"""``doctor``: every check can say ok and can say what is wrong, and none of them can crash."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from triforce_chat.cli.app import app, doctor
+from triforce_chat.doctor import hardware, run_checks, software, stores
+from triforce_chat.doctor.check_result import Finding
+from triforce_chat.engine import kernels_available
+from triforce_chat.models import memory as model_memory
+from triforce_chat.models import presets
+from triforce_chat.models.cache import seal
+from triforce_chat.models.fetch import DEFAULT_WHEEL
+from triforce_chat.storage.sessions.store import Store, users_file
+from triforce_chat.ui.terminal import Screen
+
+NAMES = [
+    *("triforce-chat", "python", "torch", "transformers", "packages", "triton"),
+    *("gpu", "memory", "disk", "settings", "model", "adapter", "draft", "documents", "sessions", "terminal"),
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRIFORCE_CHAT_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").touch()
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+@pytest.fixture
+def base(cache: Path) -> Path:
+    """The default model's folder, complete."""
+    folder = cache / "models" / DEFAULT_WHEEL.model
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"\0" * (17 << 20))  # too large to be read at every start
+    seal(folder, DEFAULT_WHEEL.member_sha256)
+    return folder
+
+
+def run(*arguments: str) -> Any:
+    done = CliRunner().invoke(app, ["doctor", *arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert "Traceback" not in done.output
+    return done
+
+
+def only(found: Iterator[Finding]) -> Finding:
+    (finding,) = found
+    return finding
+
+
+def seen(finding: Finding) -> tuple[str, int]:
+    assert bool(finding.advice) == (finding.status != "ok")
+    return finding.status, finding.exit_code
+
+
+# The command
+
+
+@pytest.mark.usefixtures("base")
+def test_all_is_well() -> None:
+    done = run("--json")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["schema"], told["ok"]) == (0, 1, True)
+    assert [finding["name"] for finding in told["findings"]] == NAMES
+    assert all(set(finding) >= {"name", "status", "told", "advice"} for finding in told["findings"])
+    shown = run().stdout.splitlines()
+    assert [line.split()[1] for line in shown] == NAMES
+    assert shown[3].split() == ["ok", "transformers", metadata.version("transformers")]
+
+
+def test_each_finding_is_one_line_with_what_to_do(settings: Path) -> None:
+    settings.write_text('modle = "[bold]x"')
+    done = run()
+    assert done.exit_code == 2
+    line = next(line for line in done.stdout.splitlines() if line.startswith("problem"))
+    assert f"{settings}: no key 'modle'; did you mean 'model'? -> triforce-chat config edit" in line
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("check", "name"), [("torch", "broken"), ("terminal", "terminal")], ids=["a check", "the last one"]
+)
+def test_a_check_that_crashes_stops_nothing(monkeypatch: pytest.MonkeyPatch, check: str, name: str) -> None:
+    def broken(*_arguments: object) -> Iterator[Finding]:
+        raise KeyError("what is\nthis")
+        yield
+
+    if check == "torch":
+        monkeypatch.setattr(run_checks, "SOFTWARE", (broken,))
+    else:
+        monkeypatch.setattr(hardware, check, broken)
+    told = json.loads(run("--json").stdout)
+    assert not told["ok"]
+    crashed = next(finding for finding in told["findings"] if finding["status"] == "problem")
+    assert (crashed["name"], crashed["exit_code"]) == (name, 1)
+    assert crashed["told"] == "cannot be checked: 'what is\\nthis' (KeyError)"
+    assert told["findings"][-1]["name"] == "terminal"
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs it cannot be checked; everything else is."""
+    for name in [each for each in sys.modules if each.startswith("triforce_chat.models.memory")] + ["torch"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    done = run("--json")
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert done.exit_code == 5
+    assert {finding["exit_code"] for finding in found.values()} == {0, 5}
+    assert found["gpu"]["told"].startswith("cannot be checked: ")
+    assert found["settings"]["status"] == found["draft"]["status"] == found["terminal"]["status"] == "ok"
+
+
+def test_the_first_problem_gives_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        Finding("a", "warning", "", "x"),
+        Finding("b", "problem", "", "x", 5),
+        Finding("c", "problem", "", "x", 2),
+    ]
+    monkeypatch.setattr(run_checks, "examine", lambda _screen: iter(found))
+    assert run().exit_code == 5
+    assert run("--json").exit_code == 5
+    monkeypatch.setattr(run_checks, "examine", lambda _screen: iter(found[:1]))
+    assert run().exit_code == 0
+
+
+def test_colours_on_a_terminal() -> None:
+    told = io.StringIO()
+    console = Console(file=told, force_terminal=True, color_system="standard", width=30)
+    doctor.show(
+        Finding("disk", "warning", "[red]full\x1b[31m of everything that there is", "tidy up"), console
+    )
+    expected = "\x1b[33mwarning \x1b[0m disk           [red]full of everything that there is -> tidy up\n"
+    assert told.getvalue() == expected
+
+
+# Software
+
+
+@pytest.mark.parametrize("check", [software.torch, software.transformers])
+def test_a_library_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[], Iterator[Finding]]
+) -> None:
+    monkeypatch.setitem(sys.modules, check.__name__, None)
+    finding = only(check())
+    assert seen(finding) == ("problem", 5)
+    assert finding.told.startswith("cannot be imported: ")
+
+
+def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert only(software.dependencies()).status == "ok"
+    versions = {"fits": "2.1", "old": "1.0", "nightly": "3.0.dev1"}
+    wanted = ["fits>=2", "old<4,>=2", "gone>=7", "nightly>=2", "elsewhere; sys_platform == 'plan9'"]
+    monkeypatch.setattr(metadata, "requires", lambda _name: [*wanted, 'uvicorn>=0.40; extra == "serve"'])
+    monkeypatch.setattr(software, "installed", versions.get)
+    old, gone, fine = software.dependencies()
+    assert seen(old) == ("warning", 0)
+    assert (old.told, old.advice) == ("old 1.0 is installed, <4,>=2 is required", "pip install 'old<4,>=2'")
+    assert seen(gone) == ("problem", 5)
+    assert (gone.told, gone.advice) == ("gone is missing", "pip install 'gone>=7'")
+    assert fine.told == "fits 2.1, nightly 3.0.dev1"
+
+
+def test_a_source_folder_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "PACKAGE", "triforce-chat-that-nobody-installed")
+    assert seen(only(software.dependencies())) == ("warning", 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "gpu", "expected", "told"),
+    [
+        (None, False, ("ok", 0), "not needed: there is no GPU to use it"),
+        (ImportError("broken"), False, ("ok", 0), "not needed: there is no GPU to use it"),
+        (None, True, ("warning", 0), "not installed: transformers' own forward serves, several times slower"),
+        ("3.7.1", True, ("ok", 0), "3.7.1"),
+        (ImportError("no symbol: x\nmore"), True, ("problem", 5), "cannot be imported: no symbol: x"),
+        (OSError(), True, ("problem", 5), "cannot be imported: OSError"),
+    ],
+)
+def test_triton(
+    monkeypatch: pytest.MonkeyPatch,
+    found: str | Exception | None,
+    gpu: bool,
+    expected: tuple[str, int],
+    told: str,
+) -> None:
+    def load(_name: str) -> Any:
+        if isinstance(found, Exception):
+            raise found
+        return SimpleNamespace(__version__=found)
+
+    monkeypatch.setattr(software, "find_spec", lambda _name: found)
+    monkeypatch.setattr(software, "import_module", load)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    finding = only(software.triton())
+    assert (seen(finding), finding.told) == (expected, told)
+    assert ("triton" in finding.advice) == (finding.status != "ok")
+
+
+def test_triton_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "find_spec", lambda _name: "3.7.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(kernels_available, "which", lambda _name: None)
+    monkeypatch.delenv("CC", raising=False)
+    finding = only(software.triton())
+    assert (finding.status, finding.told.split(":")[0]) == ("warning", "finds no C compiler")
+    monkeypatch.setenv("CC", "my-cc")
+    assert "C compiler" not in only(software.triton()).told
+
+
+# Hardware
+
+
+@pytest.mark.parametrize(("capability", "status"), [((9, 0), "ok"), ((7, 5), "warning")])
+def test_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], status: str) -> None:
+    major, minor = capability
+    card = SimpleNamespace(name="A Card", total_memory=24 * 10**9, major=major, minor=minor)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: card)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(hardware, "driver_says", lambda _fields: "580.1")
+    first, second = hardware.gpu()
+    assert first == second
+    assert seen(first) == (status, 0)
+    assert first.told == f"A Card, 24.0 GB, capability {major}.{minor}, driver 580.1, CUDA 13.0"
+
+
+@pytest.mark.parametrize(
+    ("card", "cuda", "status", "told"),
+    [
+        ("", None, "ok", "none: everything runs on the CPU"),
+        ("A Card, 580.1", None, "warning", "A Card, 580.1, but this torch was built without CUDA"),
+        ("A Card, 390.1", "13.0", "warning", "A Card, 390.1: the driver is too old"),
+    ],
+)
+def test_no_gpu_that_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, card: str, cuda: str | None, status: str, told: str
+) -> None:
+    def available() -> bool:
+        import warnings
+
+        warnings.warn("the driver is too old\nupdate it", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", available)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(hardware, "driver_says", lambda _fields: card)
+    finding = only(hardware.gpu())
+    assert (finding.status, finding.told) == (status, told)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"), [("echo A Card, 580.1; echo B", "A Card, 580.1"), ("exit 9", ""), ("", "")]
+)
+def test_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hardware.driver_says("name") == ""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    assert hardware.driver_says("name") == said
+
+
+@pytest.mark.parametrize(
+    ("free", "status", "told"),
+    [(8 * 10**9, "ok", "8.0 GB free"), (10**9, "warning", "1.0 GB free"), (None, "ok", "does not tell")],
+)
+def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, status: str, told: str) -> None:
+    monkeypatch.setattr(model_memory, "free_bytes", lambda _device: free)
+    finding = only(hardware.memory())
+    assert finding.status == status
+    assert told in finding.told
+
+
+def test_disk(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    free = {"bytes": 10**12}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free["bytes"]))
+    assert only(hardware.disk()).told == f"1000.0 GB free for {cache}"
+    free["bytes"] = 10**8
+    assert seen(only(hardware.disk())) == ("warning", 0)
+    monkeypatch.setattr(os, "access", lambda *_arguments: False)
+    assert "cannot be written" in only(hardware.disk()).told
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "width", "status"), [("utf-8", 80, "ok"), ("ascii", 80, "warning"), ("utf-8", 40, "warning")]
+)
+def test_terminal(encoding: str, width: int, status: str) -> None:
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding), width=width)
+    finding = only(hardware.terminal(Screen(console, console, "plain")))
+    assert finding.status == status
+    assert f"{width} columns, no colour, {encoding}" in finding.told
+
+
+# What lies on the disk
+
+
+def test_settings(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIFORCE_CHAT_SEED", "3")
+    assert only(stores.settings()).told == f"{settings}, TRIFORCE_CHAT_SEED"
+    monkeypatch.setenv("TRIFORCE_CHAT_SEED", "x")
+    monkeypatch.setenv("TRIFORCE_CHAT_MODLE", "y")
+    settings.write_text("chunk = 'x'\ngamma = 'y'\n")
+    found = [*stores.settings()]
+    assert [seen(finding) for finding in found] == [("problem", 2)] * 3 + [("warning", 0)]
+    assert found[-1].told == "no variable 'TRIFORCE_CHAT_MODLE'; did you mean 'TRIFORCE_CHAT_MODEL'?"
+
+
+def test_the_default_model(base: Path) -> None:
+    assert only(stores.default_model()).told.startswith("default is intact, 18 MB in ")
+    weights = base / "model.safetensors"
+    before = weights.stat()
+    with weights.open("r+b") as file:  # behind what is read at every start, and with the same time
+        file.seek(9 << 20)
+        file.write(b"!")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    finding = only(stores.default_model())
+    assert seen(finding) == ("problem", 5)
+    assert finding.told == f"damaged in {base}: model.safetensors"
+    weights.unlink()
+    (base / "config.json").write_text("{ }")
+    assert only(stores.default_model()).told.endswith(": config.json, model.safetensors")
+    (base / "manifest.json").write_text("[]")
+    assert only(stores.default_model()).told.endswith(": manifest.json")
+
+
+def test_the_default_model_is_not_here(cache: Path) -> None:
+    finding = only(stores.default_model())
+    assert seen(finding) == ("warning", 0)
+    assert "not here yet" in finding.told
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "told"),
+    [
+        ("smollm2-135m", "ok", "smollm2-135m is in "),
+        ("{shipped}", "ok", "is complete"),
+        ("{empty}", "problem", "config.json is missing"),
+        ("{absent}", "warning", "is not on this machine"),
+    ],
+)
+def test_the_model_of_the_settings(
+    base: Path, tmp_path: Path, settings: Path, model: str, status: str, told: str
+) -> None:
+    assert [*stores.chosen_model()] == []
+    (tmp_path / "empty").mkdir()
+    folders = {
+        "shipped": presets.shipped("context"),
+        "empty": tmp_path / "empty",
+        "absent": tmp_path / "absent",
+    }
+    settings.write_text(f"model = '{model.format(**folders)}'")
+    finding = only(stores.chosen_model())
+    assert finding.status == status
+    assert told in finding.told
+    assert base.exists()
+
+
+def test_shipped_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, draft = stores.shipped_weights()
+    assert (adapter.status, draft.status) == ("ok", "ok")
+    for name in ("context", "draft"):
+        shutil.copytree(presets.shipped(name), tmp_path / name)
+    monkeypatch.setattr(presets, "shipped", lambda name: str(tmp_path / name))
+    os.truncate(tmp_path / "draft" / "model.safetensors", 1 << 20)
+    (tmp_path / "context" / "rope.json").unlink()
+    adapter, draft = stores.shipped_weights()
+    assert [seen(adapter), seen(draft)] == [("problem", 5)] * 2
+    assert "rope.json is missing" in adapter.told
+
+
+def test_documents(cache: Path) -> None:
+    assert only(stores.kept_documents()).told.startswith("0 texts, 0 B of at most ")
+    (cache / "kv").mkdir(parents=True)
+    (cache / "kv" / "x.safetensors").write_bytes(b"what is this")
+    finding = only(stores.kept_documents())
+    assert seen(finding) == ("warning", 0)
+    assert finding.told == f"1 of 1 files are damaged or useless (12 B) in {cache / 'kv'}"
+    assert finding.advice == "triforce-chat cache gc"
+
+
+def test_sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert only(stores.sessions()).told == "none kept yet"
+    Store(users_file()).close()
+    assert only(stores.sessions()).told.startswith(f"0 in {users_file()} (")
+    with users_file().open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * 4000)
+    finding = only(stores.sessions())
+    assert seen(finding) == ("problem", 1)
+    assert finding.told.startswith(f"{users_file()}: ")

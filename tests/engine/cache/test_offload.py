@@ -1,0 +1,286 @@
+"""Keys and values in host memory: the same numbers in every cache and the same tokens as on the device."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import torch
+from engine.cache.test_caches import STACKS, answer_of, caches, check_retrieval, in_turn
+from support.labs import SMALL_BUDGET, Lab, spell
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.offload import HostStore
+from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.cache.storage import Shape, Slab, Store
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Rebuilt, Text, Verified
+from triforce_chat.engine.sampling.sampler import Sampling
+from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.storage.kv.memory import Library
+from triforce_chat.storage.kv.shelf import Shelf
+
+LAYERS = 5  # an odd number of layers that stream, and with two resident ones another
+RESIDENT = (0, 2, 3, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def deep() -> Lab:
+    return Lab.of(seed=4, num_hidden_layers=LAYERS)
+
+
+def engine_of(lab: Lab, stack: str = "triforce", store: Any = Slab, **more: Any) -> Engine:
+    options = StackOptions(name=stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
+    return Engine(lab.target, 400, frozenset(), spell, lab.draft, options, store=store, **more)
+
+
+def told(engine: Engine, prompt: list[int], sampling: Sampling, n: int = 20) -> list[Any]:
+    """Everything that an answer reports but for its times."""
+    events = list(engine.answer(Request(prompt, n, sampling)))
+    rebuilt = [replace(event, seconds=0.0) for event in events if isinstance(event, Rebuilt)]
+    return [event for event in events if isinstance(event, Text | Verified)] + rebuilt
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_stack_says_and_does_the_same(
+    deep: Lab, stack: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Planner, "_choose", in_turn)
+    near, far = engine_of(deep, stack), engine_of(deep, stack, HostStore)
+    prompt = deep.text(70)
+    for turn, cut in enumerate((11, 0)):
+        sampling = Sampling(temperature, seed=turn)
+        expected = told(near, prompt, sampling)
+        assert told(far, prompt, sampling) == expected
+        check_same_numbers(far, near)
+        for one, other in zip(caches(far, RetrievalCache), caches(near, RetrievalCache), strict=True):
+            check_layout(one, other)
+        prompt = [*near.cached[: len(near.cached) - cut], *deep.text(9, seed=turn)]
+
+
+def check_layout(one: RetrievalCache, other: RetrievalCache) -> None:
+    assert (one.layout, one.built, one.synced) == (other.layout, other.built, other.synced)
+    n = one._slot(one.synced) if one.built else 0
+    assert torch.equal(one.slab.keys[:, :, :n], other.slab.keys[:, :, :n])
+    assert torch.equal(one.slab.values[:, :, :n], other.slab.values[:, :, :n])
+
+
+@pytest.mark.parametrize("resident", RESIDENT)
+def test_layers_that_stay_on_the_device(deep: Lab, resident: int) -> None:
+    engine = engine_of(deep, store=partial(HostStore, resident=resident))
+    prompt = deep.text(120)
+    assert answer_of(engine, prompt, 40) == deep.greedy(prompt, 40)
+    assert engine.full.slab.near.keys.shape[0] == resident
+    assert len(engine.full.slab.buffers) == min(2, LAYERS - resident)
+
+
+def stores(shape: Shape, resident: int) -> tuple[Store, HostStore]:
+    return Slab(shape, 60), HostStore(shape, 60, resident)
+
+
+@pytest.mark.parametrize("resident", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_order_of_writes_views_and_cuts(resident: int, seed: int) -> None:
+    """As forwards come, complete or broken off at any layer, and as a memory fills slots from outside."""
+    luck = random.Random(seed)
+    torch.manual_seed(seed)
+    shape = Shape(3, 4, 2, 8, torch.float32, torch.device("cpu"))
+    plain, host = stores(shape, resident)
+    length = 0
+    for _ in range(80):
+        n = luck.choice([1, 1, 2, 7])
+        if length + n > 60:
+            length = luck.choice([0, 20, 40])
+            plain.truncate(length)
+            host.truncate(length)
+        kind = luck.choice(["forward", "forward", "broken", "witness", "filled"])
+        layers = luck.randrange(3) if kind == "broken" else 3
+        if kind == "filled":  # as the engine does before
+            host.truncate(length)
+        for layer in range(layers):
+            k, v = torch.randn(1, 2, n, 8), torch.randn(1, 2, n, 8)
+            if kind == "witness":
+                views = [store.view(layer, length) for store in (plain, host)]
+            elif kind == "filled":
+                for store in (plain, host):
+                    for part, fresh in zip(store.layer(layer), (k, v), strict=True):
+                        part[:, length : length + n] = fresh[0]
+                continue
+            else:
+                views = [store.write(layer, length, k, v) for store in (plain, host)]
+            (one, other), held = views, views[0].length
+            assert held == views[1].length
+            assert torch.equal(one.keys[:, :, :held], other.keys[:, :, :held])
+            assert torch.equal(one.values[:, :, :held], other.values[:, :, :held])
+        length += n if kind in ("forward", "filled") else 0
+        if luck.random() < 0.3:
+            length = max(0, length - luck.randrange(4))
+            plain.truncate(length)
+            host.truncate(length)
+        for layer in range(3):
+            for mine, theirs in zip(host.layer(layer), plain.layer(layer), strict=True):
+                assert torch.equal(mine[:, :length], theirs[:, :length])
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that each use of a layer took to the device."""
+    carried: list[int] = []
+    real = HostStore._fetch
+
+    def counted(store: HostStore, buffer: Any, layer: int, n: int) -> None:
+        before = buffer.tokens if buffer.layer == layer else 0
+        real(store, buffer, layer, n)
+        carried.append(max(0, n - before))
+
+    monkeypatch.setattr(HostStore, "_fetch", counted)
+    return carried
+
+
+def test_the_bus_carries_each_token_once_per_forward(deep: Lab, carried: list[int]) -> None:
+    """The prefix that a layer holds, and no slot behind it; what the device has already, not at all."""
+    cache = FullCache(deep.target.shape, 300, store=HostStore)
+    deep.target.prefill(torch.tensor(deep.text(100)), cache)
+    assert sum(carried) == 100  # the first layer comes back for the next forward
+    carried.clear()
+    for _ in range(3):
+        deep.target(torch.tensor([1, 2]), cache, 1)
+    assert carried.count(0) == 3 * LAYERS  # each layer was fetched ahead, none when it was needed
+    assert sum(carried) == sum(4 * length + length + 2 for length in (100, 102, 104))
+
+
+@pytest.mark.parametrize("far", [1, 2])
+def test_as_many_layers_as_there_are_buffers_never_leave_the_device(
+    deep: Lab, carried: list[int], far: int
+) -> None:
+    cache = FullCache(deep.target.shape, 300, store=partial(HostStore, resident=LAYERS - far))
+    for n in (100, 2, 3):
+        deep.target.prefill(torch.tensor(deep.text(n)), cache)
+        cache.truncate(cache.length - 1)
+    assert sum(carried) == 0
+
+
+def test_a_full_store_overflows_as_a_slab_does() -> None:
+    shape = Shape(2, 2, 1, 4, torch.float32, torch.device("cpu"))
+    store = HostStore(shape, 5)
+    k = torch.zeros(1, 1, 6, 4)
+    with pytest.raises(ValueError, match="slot 6 of 5"):
+        store.write(0, 0, k, k)
+
+
+@pytest.mark.parametrize("stack", ["triforce", "auto"])
+def test_an_interrupt_in_any_layer(deep: Lab, stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Planner, "_choose", in_turn)
+    luck, countdown = random.Random(7), 0
+    update = FullCache.update
+
+    def breaking(cache: FullCache, *arguments: Any) -> Any:
+        nonlocal countdown
+        countdown -= 1
+        view = update(cache, *arguments)
+        if countdown == 0:
+            raise KeyboardInterrupt
+        return view
+
+    engine, prompt = engine_of(deep, stack, HostStore), deep.text(40)
+    for turn in range(9):
+        with monkeypatch.context() as patch:
+            patch.setattr(FullCache, "update", breaking)
+            countdown = luck.randrange(1, 70)
+            with pytest.raises(KeyboardInterrupt):
+                answer_of(engine, prompt, 100)
+        prompt = [*engine.cached[: luck.choice([30, 200])], *deep.text(luck.choice([1, 12]), seed=turn)]
+        if turn % 3 == 2:
+            assert answer_of(engine, prompt, 12) == deep.greedy(prompt, 12)
+            for cache in caches(engine, RetrievalCache):
+                check_retrieval(cache)
+
+
+@contextmanager
+def interrupted(code: CodeType, lines: int) -> Iterator[None]:
+    """Ctrl-C in a function after so many of its lines have begun."""
+    left, before = lines, sys.gettrace()
+
+    def inside(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal left
+        left -= event == "line"
+        if left == 0 and event == "line":
+            raise KeyboardInterrupt
+        return inside
+
+    sys.settrace(lambda frame, *_: inside if frame.f_code is code else None)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("lines", range(1, 40, 2))
+def test_an_interrupt_at_any_line_leaves_both_buffers(deep: Lab, lines: int) -> None:
+    """One alone would take the next layer while this one is computed."""
+    engine, prompt = engine_of(deep, store=HostStore), deep.text(40)
+    with interrupted(HostStore._arrived.__code__, lines):
+        answer_of(engine, prompt, 6)
+    assert len(engine.full.slab.buffers) == 2
+    assert answer_of(engine, prompt, 6) == deep.greedy(prompt, 6)
+
+
+def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Path) -> None:
+    prompt = deep.text(300)
+    expected = deep.greedy(prompt, 20)
+    computed = engine_of(deep)
+    computed.__class__ = SmallChunks
+    assert answer_of(computed, prompt, 20) == expected
+    for store in (HostStore, Slab, partial(HostStore, resident=2)):
+        memory = Library(Shelf(tmp_path), b"a model", "tiny")
+        engine = engine_of(deep, store=store, memory=memory)
+        engine.__class__ = SmallChunks
+        answer_of(engine, deep.text(30, seed=3), 5)  # other tokens in the same slots, and in the buffers
+        assert answer_of(engine, prompt, 20) == expected
+        check_same_numbers(engine, computed)
+        memory.writer.finish()
+        fresh = engine_of(deep, store=store, memory=Library(Shelf(tmp_path), b"a model", "tiny"))
+        fresh.__class__ = SmallChunks
+        assert next(reversed([*fresh.prefill(prompt)])).recalled == 288
+        assert answer_of(fresh, prompt, 20) == expected
+
+
+def check_same_numbers(one: Engine, other: Engine) -> None:
+    assert one.cached == other.cached
+    for layer in range(LAYERS):
+        for mine, theirs in zip(one.full.slab.layer(layer), other.full.slab.layer(layer), strict=True):
+            assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
+
+
+class SmallChunks(Engine):
+    """Reads 32 tokens at a time, so that short prompts have whole chunks."""
+
+    _most = 32  # type: ignore[assignment]
+
+
+def test_sources_are_found_in_host_memory(deep: Lab) -> None:
+    prompt = deep.text(90)
+    found = []
+    for store in (Slab, partial(HostStore, resident=1)):
+        engine = engine_of(deep, store=store)
+        request = Request(prompt, 20)
+        made = answer_of(engine, prompt, 20)
+        steps = engine.attended(request, made)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                found.append(stop.value)
+                break
+    assert found[0] == found[1]

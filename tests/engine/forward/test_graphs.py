@@ -1,0 +1,167 @@
+"""Fused blocks and forwards of fixed size say what transformers' own forward says, in every cache and stack.
+
+Without a GPU a captured forward is computed anew, by plain arithmetic in place of the kernels, which have tests of
+their own; everything around them is the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from support import plain_kernels
+from support.emulated_graphs import emulate
+from support.labs import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, spell
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.forward import runner as runner_module
+from triforce_chat.engine.forward.graphs import SIZES, USUAL
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.speculation.stacks import StackOptions
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPT = [int(token) for token in torch.randint(1, 48, (70,), generator=torch.Generator().manual_seed(3))]
+STACKS = ("autoregressive", "triforce", "retrieval", "streaming", "naive", "lookup")
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        plain_kernels.replace(monkeypatch)
+        emulate(monkeypatch)
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(11)
+    return random_model(head_dim=16)
+
+
+def runner(model: Any, monkeypatch: pytest.MonkeyPatch, fused: bool) -> Runner:
+    monkeypatch.setattr(runner_module, "fusible", lambda _: fused)
+    made = Runner(copy.deepcopy(model).to(DEVICE))
+    assert bool(made.decoder) == fused
+    return made
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_fused_blocks_compute_the_same(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    model = random_model(architecture, head_dim=16)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            weight.data.normal_(1, 0.3)
+    logits = []
+    for fused in (False, True):
+        made = runner(model, monkeypatch, fused)
+        cache = FullCache(made.shape, 128)
+        ids = torch.tensor(PROMPT[:50], device=DEVICE)
+        made.prefill(ids[:30], cache)
+        logits.append([made(part, cache, len(part)).clone() for part in (ids[30:33], ids[33:34], ids[34:])])
+    for plain, fused in zip(*logits, strict=True):
+        torch.testing.assert_close(fused, plain, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_every_stack_says_the_same(stack: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    for fused in (False, True):
+        target, draft = (runner(each, monkeypatch, fused) for each in (model, perturbed(model, 0.02)))
+        options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
+        engine = Engine(target, 256, frozenset(), spell, draft, options)
+        first = tokens_of(engine, Request(PROMPT, 40))
+        said.append((first, tokens_of(engine, Request([*PROMPT, *first, 7, 8, 9], 20))))
+    assert said[0] == said[1]
+
+
+def test_tokens_of_no_meaning_leave_nothing_behind(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven tokens go through a forward of eight; the next one must not see the eighth."""
+    made = runner(model, monkeypatch, True)
+    ids = torch.tensor(PROMPT[:20], device=DEVICE)
+    whole, pieces = FullCache(made.shape, 64), FullCache(made.shape, 64)
+    expected = made(ids, whole, 20).clone()
+    got = torch.cat([made(part, pieces, len(part)).clone() for part in (ids[:7], ids[7:9], ids[9:])])
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+    assert pieces.length == 20
+    latest = pieces.queries.latest(0, 20, 64)
+    torch.testing.assert_close(latest, whole.queries.latest(0, 20, 64), atol=2e-5, rtol=1e-4)
+    assert latest.shape[1] == 20
+
+
+def test_queries_that_were_overwritten_are_known_to_be_lost(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = runner(model, monkeypatch, True)
+    cache = FullCache(made.shape, 200, query_window=64)
+    ids = torch.tensor(PROMPT, device=DEVICE)
+    made.prefill(ids[:64], cache)
+    made(ids[64:], cache, 1)  # the first one of a slab captures all up to USUAL tokens
+    assert cache.queries.latest(0, 70, 64).shape[1] == 70 - USUAL
+    made(ids[:23], cache, 1)  # 23 tokens in a forward of 24
+    assert cache.queries.latest(0, 93, 64).shape[1] == 93 - 30
+
+
+def test_a_cache_that_is_nearly_full_takes_the_other_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(model, monkeypatch, True)
+    cache = FullCache(made.shape, 23)
+    ids = torch.tensor(PROMPT[:23], device=DEVICE)
+    made(ids[:16], cache, 1)
+    made(ids[16:], cache, 1)  # 7 tokens fit, 8 do not
+    assert cache.length == 23
+
+
+def test_captured_forwards_go_with_their_slab(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(model, monkeypatch, True)
+    cache = StreamingCache(made.shape)
+    made(torch.tensor([1, 2, 3], device=DEVICE), cache, 1)
+    assert [list(sizes) for sizes in made.captures.made.values()] == [
+        [size for size in SIZES if size <= USUAL]
+    ]
+    del cache
+    gc.collect()
+    assert not made.captures.made
+
+
+def test_graphs_that_were_given_up_are_captured_anew(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(model, monkeypatch, True)
+    ids, said = torch.tensor(PROMPT[:9], device=DEVICE), []
+    cache = FullCache(made.shape, 64)
+    for _ in range(2):
+        said.append(made(ids, cache, 9).clone())
+        made.captures.forget()
+        assert not made.captures.made
+        cache.truncate(0)
+    assert torch.equal(*said)
+
+
+def test_sizes_leave_no_room_unused() -> None:
+    assert SIZES[0] == 1
+    assert all(after <= 1.5 * before + 1 for before, after in pairwise(SIZES))
+
+
+def test_eight_bits_are_nearly_right_and_share_the_rest(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(model, monkeypatch, True)
+    ids = torch.tensor(PROMPT[:20], device=DEVICE)
+    exact, near = (each(ids, FullCache(made.shape, 64), 20) for each in (made, made.narrow))
+    assert not torch.equal(exact, near)
+    assert (exact - near).abs().max() < 0.1 * exact.abs().max()
+    assert made.narrow is made.narrow
+    assert made.narrow.model is made.model
+
+
+def test_an_eight_bit_middle_changes_no_answer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    for middle in ("full", "int8"):
+        target, draft = (runner(each, monkeypatch, True) for each in (model, perturbed(model, 0.02)))
+        options = StackOptions("triforce", gamma=5, draft_gamma=2, budget=SMALL_BUDGET, middle=middle)
+        said.append(tokens_of(Engine(target, 256, frozenset(), spell, draft, options), Request(PROMPT, 60)))
+    assert said[0] == said[1]

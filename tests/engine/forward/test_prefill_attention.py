@@ -1,0 +1,92 @@
+"""Attention in blocks of keys: equal to attention in one piece, whatever the blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.storage import View
+from triforce_chat.engine.forward import prefill_attention
+from triforce_chat.engine.forward.attention import causal_attention, folded_attention
+
+Part = tuple[Tensor, Tensor]
+
+
+def plainly(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Part:
+    """Attention and its log-sum-exps, written out."""
+    group = query.shape[1] // keys.shape[1]
+    keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))
+    scores = query @ keys.transpose(-1, -2) * 0.125
+    if mask is not None:
+        scores = scores.masked_fill(mask, -torch.inf)
+    return scores.softmax(-1) @ values, scores.logsumexp(-1)
+
+
+def unmasked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Part:
+    assert scale == 0.125
+    return plainly(query, keys, values, None)
+
+
+def masked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Part:
+    assert scale == 0.125
+    n, length = query.shape[2], keys.shape[2]
+    return plainly(query, keys, values, torch.ones(n, length).triu(length - n + 1).bool())
+
+
+@pytest.fixture
+def written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks, and kernels of no GPU."""
+    monkeypatch.setattr(prefill_attention, "BLOCKS", (64, 32, 16, 8))
+    monkeypatch.setattr(prefill_attention, "unmasked", unmasked)
+    monkeypatch.setattr(prefill_attention, "masked", masked)
+
+
+@pytest.mark.usefixtures("written_out")
+@pytest.mark.parametrize("length", [8, 9, 16, 23, 64, 71, 136, 200])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+def test_blocks_together_are_the_whole(length: int, heads: int, kv_heads: int) -> None:
+    torch.manual_seed(length)
+    query = 3 * torch.randn(1, heads, 8, 64)
+    keys, values = torch.randn(2, 1, kv_heads, 200, 64).unbind()
+    expected = folded_attention(query, View(keys, values, length), 0.125)
+    found = prefill_attention.attention(query, keys[:, :, :length], values[:, :, :length], 0.125)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_few_shapes_cover_what_lies_before() -> None:
+    assert list(prefill_attention.spans(8191)) == []
+    assert list(prefill_attention.spans(124_928 - 8192)) == [
+        (0, 65_536),
+        (65_536, 98_304),
+        (98_304, 114_688),
+    ]
+    sizes = {
+        end - start for length in range(0, 200_000, 777) for start, end in prefill_attention.spans(length)
+    }
+    assert sizes == set(prefill_attention.BLOCKS)
+
+
+def test_other_devices_do_without() -> None:
+    query = torch.zeros(1, 1, prefill_attention.CHUNK, 64, dtype=torch.bfloat16)
+    assert not prefill_attention.serves(query, 10 * prefill_attention.CHUNK)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 32, 128), (32, 8, 128), (9, 3, 64)])
+@pytest.mark.parametrize("past", [8192, 24_576, 30_001])
+def test_it_equals_flash_attention(
+    heads: int, kv_heads: int, dim: int, past: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.get_device_capability() != prefill_attention.HOPPER:
+        pytest.skip("the GPU is no Hopper")
+    torch.manual_seed(past)
+    n, room = prefill_attention.CHUNK, 40_000
+    query = torch.randn(n, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(0, 1)[None]
+    keys, values = torch.randn(2, 1, kv_heads, room, dim, device="cuda", dtype=torch.bfloat16).unbind()
+    view = View(keys, values, past + n)
+    assert prefill_attention.serves(query, view.length)
+    found = causal_attention(query, view, dim**-0.5)
+    monkeypatch.setattr(prefill_attention, "serves", lambda *_: False)
+    expected = causal_attention(query, view, dim**-0.5)
+    assert torch.allclose(found.float(), expected.float(), atol=4e-3)

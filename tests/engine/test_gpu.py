@@ -1,0 +1,150 @@
+"""The engine on a CUDA device: the same answers as plain decoding there and as the CPU."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from support.labs import SMALL_BUDGET, perturbed, random_model, spell
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine.cache.offload import HostStore
+from triforce_chat.engine.cache.storage import Shape, Slab, View
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import greedy_test, sampling_test, tokens_of
+from triforce_chat.engine.forward.attention import causal_attention, folded_attention
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.sampling.sampler import Sampling
+from triforce_chat.engine.speculation.stacks import StackOptions
+
+pytestmark = pytest.mark.gpu
+
+PROMPT = [int(token) for token in torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3))]
+STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup")
+
+
+def engine_on(device: str, stack: str = "triforce", store: Any = Slab, layers: int = 2) -> Engine:
+    torch.manual_seed(11)
+    model = random_model(num_hidden_layers=layers)
+    draft = perturbed(model, 0.02)
+    options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
+    runners = [Runner(copy.deepcopy(each).to(device)) for each in (model, draft)]
+    return Engine(runners[0], 512, frozenset(), spell, runners[1], options, store=store)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_greedy_equals_plain_decoding(stack: str) -> None:
+    verdict = greedy_test(engine_on("cuda", stack), Request(PROMPT, 120))
+    assert verdict.mismatches == 0
+
+
+def test_greedy_equals_the_cpu() -> None:
+    request = Request(PROMPT, 60)
+    assert tokens_of(engine_on("cuda"), request) == tokens_of(engine_on("cpu"), request)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_samples_follow_the_targets_law(stack: str) -> None:
+    engine = engine_on("cuda", stack)
+    test = sampling_test(engine, Request(PROMPT, 100, Sampling(temperature=1.0, top_p=0.9)), range(6))
+    assert test.p_value > 1e-4
+
+
+def view_on(
+    device: str, dtype: torch.dtype, heads: int, kv_heads: int, n: int, length: int
+) -> tuple[Any, View]:
+    """A query of n tokens as a model hands it over, and a view that ends with them."""
+    generator = torch.Generator().manual_seed(n)
+    query = torch.randn(1, n, heads, 64, generator=generator).to(device, dtype).transpose(1, 2)
+    width = -(-length // 64) * 64
+    slab = torch.randn(2, 2, kv_heads, width + 64, 64, generator=generator).to(device, dtype)
+    return query, View(slab[0, 1, None, :, :width], slab[1, 1, None, :, :width], length)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "n", "length"), [(9, 3, 100, 1000), (4, 4, 17, 17), (8, 1, 513, 700)]
+)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 5e-3), (torch.float32, 1e-4)]
+)
+def test_many_tokens_attend_as_few_do(
+    heads: int, kv_heads: int, n: int, length: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    query, view = view_on("cuda", dtype, heads, kv_heads, n, length)
+    exact = View(view.keys.float().cpu(), view.values.float().cpu(), length)
+    expected = folded_attention(query.float().cpu(), exact, 0.125)
+    assert torch.allclose(causal_attention(query, view, 0.125).float().cpu(), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [100, 1000])
+def test_many_tokens_take_the_flash_kernel(dtype: torch.dtype, length: int) -> None:
+    query, view = view_on("cuda", dtype, 9, 3, 100, length)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # any other kernel would now be an error
+        causal_attention(query, view, 0.125)
+
+
+def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, pieces = engine_on("cuda"), engine_on("cuda")
+    expected = tokens_of(whole, Request(PROMPT, 40))
+    monkeypatch.setattr(engine_module, "GPU_PREFILL_CHUNK", 32)
+    assert [event.done for event in pieces.prefill(PROMPT)] == [0, 32, 64, 90]
+    assert tokens_of(pieces, Request(PROMPT, 40)) == expected
+
+
+@pytest.mark.parametrize("resident", [0, 2, 4])
+@pytest.mark.parametrize("stack", STACKS)
+def test_host_memory_gives_the_same_tokens_and_numbers(stack: str, resident: int) -> None:
+    near = engine_on("cuda", stack, layers=5)
+    far = engine_on("cuda", stack, partial(HostStore, resident=resident), layers=5)
+    # What "auto" verifies at once depends on the clock, and the last bits of the numbers on that.
+    tolerance = 1e-4 if stack == "auto" else 0
+    for turn in range(3):
+        request = Request([*near.cached, *PROMPT[turn:]], 60)
+        assert tokens_of(far, request) == tokens_of(near, request)
+        n = near.full.length
+        for layer in range(5):
+            for mine, theirs in zip(far.full.slab.layer(layer), near.full.slab.layer(layer), strict=True):
+                assert torch.allclose(mine[:, :n].cpu(), theirs[:, :n].cpu(), rtol=0, atol=tolerance)
+
+
+def test_host_memory_is_pinned_and_given_back() -> None:
+    store = HostStore(Shape.of(random_model().config, torch.float16, torch.device("cuda")), 100_000)
+    parts = [part for held in store.far for part in held.slab.layer(0)]
+    assert store.pageable == 0
+    assert all(part.is_pinned() for part in parts)
+    del store
+    assert not any(part.is_pinned() for part in parts)
+
+
+def test_copies_run_while_the_device_computes() -> None:
+    """The next layer arrives during the arithmetic of this one: together they take little more than the longer."""
+    device = torch.device("cuda")
+    shape = Shape(8, 8, 8, 128, torch.float16, device)
+    tokens = 60_000  # 0.12 GB of keys in each layer
+    store = HostStore(shape, tokens + 1)
+    for layer in range(8):
+        store.far[layer].tokens = tokens
+    busy = torch.randn(8192, 8192, dtype=torch.float16, device=device)
+    row = torch.randn(1, 8, 1, 128, dtype=torch.float16, device=device)
+
+    def through(copies: bool, arithmetic: bool) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        for layer in range(8):
+            if copies:
+                store.write(layer, tokens, row, row)
+            for _ in range(4 if arithmetic else 0):
+                busy @ busy
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end)
+
+    through(True, True)
+    copies, arithmetic, both = (through(*kind) for kind in ((True, False), (False, True), (True, True)))
+    assert both < 0.75 * (copies + arithmetic)

@@ -1,0 +1,176 @@
+"""What puts keys and values into host memory: a plan that does not fit, or the user. On a CPU by pretending."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import save_model
+
+from triforce_chat.engine.cache.offload import HostStore
+from triforce_chat.engine.cache.storage import Slab
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
+from triforce_chat.errors import UsageError
+from triforce_chat.loading import load_engine
+from triforce_chat.memory_plan.plan import Memory as Sizes
+from triforce_chat.memory_plan.plan import MemoryPlan
+from triforce_chat.settings.settings import Settings
+
+LAYERS, CONTEXT = 5, 4096
+HUGE = 10**12
+Machine = Any
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes = {"num_hidden_layers": LAYERS, "max_position_embeddings": CONTEXT}
+    return save_model(tmp_path_factory.mktemp("offload") / "model", **changes)
+
+
+def settings_of(model: Path, **more: Any) -> Settings:
+    return Settings(**{"model": str(model), "draft": "none", "device": "cpu", "stack": "triforce", **more})
+
+
+def loaded(settings: Settings, monkeypatch: pytest.MonkeyPatch, sizes: Sizes) -> tuple[Engine, list[str]]:
+    """The engine on a machine whose accelerator has its own memory."""
+    told: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(load_engine, "memory_of", lambda *_: sizes)
+        engine, _ = load_engine.load_engine(settings, note=told.append)
+    return engine, told
+
+
+def needs(model: Path, resident: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes on the device with so many layers there."""
+    settings = settings_of(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(load_engine, "memory_of", lambda *_: Sizes(HUGE, HUGE))
+        description = load_engine.described(load_engine.resolve(settings.model))
+        plan = load_engine.memory_plan(settings, description, None, CONTEXT)
+    return int(MemoryPlan(plan.work, plan.memory, resident).device / 0.95) + 1
+
+
+def answers(engine: Engine) -> list[int]:
+    return tokens_of(engine, Request([5 + n % 90 for n in range(300)], 60))
+
+
+@pytest.mark.parametrize("resident", [0, 2])
+def test_a_capped_gpu_has_the_room_of_a_smaller_one(
+    model: Path, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = needs(model, resident, monkeypatch)
+    capped: list[tuple[str, int]] = []
+    monkeypatch.setattr(load_engine, "memory_of", lambda _device, _ranks, own: Sizes(own, HUGE))
+    monkeypatch.setattr(load_engine, "cap", lambda device, own: capped.append((device.type, own)))
+    engine, loaded = load_engine.load_engine(settings_of(model), room=CONTEXT, device_memory=size)
+    assert capped == [("cpu", size)]
+    assert isinstance(engine.full.slab, HostStore)
+    assert (engine.full.slab.resident, loaded.offloaded) == (resident, True)
+    assert load_engine.load_engine(settings_of(model), room=CONTEXT)[1].offloaded is False
+
+
+def test_a_restacked_engine_drafts_as_long_as_streaming_asks_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_engine, "memory_of", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
+    settings = settings_of(model, stack="auto")
+    engine, loaded = load_engine.load_engine(settings)
+    assert engine.top.gamma == STREAMED_GAMMA
+    engine.restack(load_engine.stack_of(settings, loaded.context))
+    assert engine.top.gamma == STREAMED_GAMMA
+
+
+def test_the_cap_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 10**9)
+    )
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: fractions.append(given))
+    for name, number in (("cuda", 1), ("cuda:0", 0)):  # torch takes no device without a number
+        load_engine.cap(torch.device(name), 24 * 10**9)
+        assert fractions.pop() == (pytest.approx(0.3), number)
+    with pytest.raises(UsageError, match=r"--device-memory 90.0 GB, but the GPU has 80.0 GB"):
+        load_engine.cap(torch.device("cuda"), 90 * 10**9)
+
+
+@pytest.mark.parametrize("resident", range(LAYERS - 2))
+def test_layers_without_room_on_the_device_go_to_the_host(
+    model: Path, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, nothing = loaded(settings_of(model), monkeypatch, Sizes(HUGE, HUGE))
+    assert isinstance(plain.full.slab, Slab)
+    sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
+    engine, told = loaded(settings_of(model), monkeypatch, sizes)
+    store = engine.full.slab
+    assert isinstance(store, HostStore)
+    assert (store.resident, engine.context) == (resident, CONTEXT)
+    [line] = [line for line in told if line not in nothing]
+    assert line.startswith(f"keys and values of {LAYERS - resident} of {LAYERS} layers in host memory")
+    assert answers(engine) == answers(plain)
+
+
+def test_the_flag_sends_all_of_them_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
+    assert isinstance(engine.full.slab, HostStore)
+    assert engine.full.slab.resident == 0
+
+
+@pytest.mark.parametrize(("resident", "gamma"), [(2, 32), (LAYERS, 16)])
+def test_the_planner_may_draft_more_where_verifications_stream(
+    model: Path, resident: int, gamma: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
+    settings = settings_of(model, stack="auto")
+    engine, _ = loaded(settings, monkeypatch, sizes)
+    assert engine.top.gamma == gamma
+    engine.restack(load_engine.stack_of(settings, CONTEXT))  # as a setting that changes in a chat does
+    assert engine.top.gamma == gamma
+
+
+def test_a_cpu_has_one_memory(model: Path) -> None:
+    told: list[str] = []
+    engine, _ = load_engine.load_engine(settings_of(model, offload=True), note=told.append)
+    assert isinstance(engine.full.slab, Slab)
+    assert not any("host memory" in line for line in told)
+    assert [line for line in told if "changes nothing" in line]
+
+
+def test_no_room_anywhere_shortens_the_context(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = Sizes(needs(model, 0, monkeypatch), 100_000)
+    engine, told = loaded(settings_of(model), monkeypatch, sizes)
+    assert 1024 <= engine.context < CONTEXT
+    assert isinstance(engine.full.slab, Slab)
+    assert any(f"context of {engine.context:,} tokens" in line for line in told)
+
+
+def test_what_is_not_pinned_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostStore, "_pin", lambda _: 2)
+    _, told = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
+    assert any(line.startswith("2 layers of it are not pinned") for line in told)
+
+
+def test_dearer_verifications_make_longer_drafts() -> None:
+    """The planner weighs a verification that streams against drafting that does not."""
+    from triforce_chat.engine.speculation.lookup import NoLookup
+    from triforce_chat.engine.speculation.planner import Arm, Planner
+    from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
+    from triforce_chat.engine.speculation.step_times import Average, StepTimes
+
+    chosen = []
+    for verification in (0.02, 1.2):
+        times = StepTimes()
+        for _ in range(50):
+            times.add(1, verification)
+            times.add(9, verification)
+        arm = Arm(level=Any, cost=Average(1.0, 1.0, 0.01))  # type: ignore[arg-type]
+        arm.survival.overall = Average(1.0, 100, 95)
+        planner = Planner(times, NoLookup(9), [arm])
+        chosen.append(planner._drafted(arm, STREAMED_GAMMA).n)
+    assert chosen[0] < 8
+    assert chosen[1] > 20

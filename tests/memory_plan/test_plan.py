@@ -1,0 +1,402 @@
+"""The plan against reality: what it says of weights and caches is what real tensors take, to the byte."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from support.labs import ARCHITECTURES, Lab, random_model
+from torch import nn
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.cache.storage import Slab
+from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.engine import PREFILL_CHUNK, SLACK, Engine
+from triforce_chat.engine.forward.onednn import PackedLinear
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.speculation import stacks
+from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.errors import UsageError
+from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.memory_plan.draw import CACHES, CPU, GPU, work_of
+from triforce_chat.memory_plan.plan import (
+    CONTEXT_STEP,
+    SPARE,
+    Memory,
+    MemoryPlan,
+    largest_context,
+    planned,
+    resident_layers,
+)
+from triforce_chat.memory_plan.remedies import remedies
+from triforce_chat.memory_plan.words import advice, plan_line, verdict
+from triforce_chat.memory_plan.work import Work
+from triforce_chat.models import published
+from triforce_chat.models.describe import Description
+from triforce_chat.models.presets import PRESETS
+from triforce_chat.settings.settings import STACKS, Settings
+
+GB = 10**9
+# Whole numbers of the blocks that oneDNN packs weights in, so that packing pads nothing.
+EVEN: dict[str, Any] = {
+    "vocabulary": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+
+
+def bytes_of(*tensors: torch.Tensor) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def held(model: nn.Module) -> int:
+    """Bytes of a model's weights, packed ones as they are packed."""
+    packed = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
+    return bytes_of(*model.parameters()) + sum(torch.ops.mkldnn._nbytes(weight) for weight in packed)
+
+
+def description(model: Any, context: int = 1024) -> Description:
+    return Description("tiny", model.config.to_dict(), context, {})
+
+
+def work(
+    fields: Mapping[str, Any],
+    context: int = 131_072,
+    device: torch.device = GPU,
+    dtype: torch.dtype = torch.bfloat16,
+    gpus: int = 1,
+    stack: str = "auto",
+) -> Work:
+    return work_of(
+        Description("m", fields, context, {}), None, context, StackOptions(stack), device, dtype, gpus
+    )
+
+
+# Weights
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}, {"mlp_bias": True}], ids=str
+)
+def test_parameters_are_counted_as_transformers_makes_them(
+    architecture: str, changes: dict[str, Any]
+) -> None:
+    model = random_model(architecture, **changes)
+    real = sum(weight.numel() for weight in model.parameters())
+    assert Dimensions.of(model.config.to_dict()).parameters() == real
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_gpu_holds_its_share_of_what_transformers_divides(architecture: str, gpus: int) -> None:
+    model = random_model(architecture)
+    divided = {name.rpartition(".")[2] for name in model.base_model._tp_plan} - {"q_norm", "k_norm"}
+
+    def share(name: str, weight: torch.Tensor) -> int:
+        part = name.split(".")[-2]
+        whole = part not in {*divided, "lm_head"} or (
+            name.endswith("bias") and part in ("o_proj", "down_proj")
+        )
+        return weight.numel() // (1 if whole else gpus)
+
+    real = sum(share(name, weight) for name, weight in model.named_parameters())
+    assert Dimensions.of(model.config.to_dict()).parameters(gpus) == real
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [
+        (published.SMOLLM2_135M, 134_515_008),
+        (published.LLAMA_2_7B, 6_738_415_616),
+        (published.LLAMA_2_13B, 13_015_864_320),
+        (published.LLAMA_3_1_8B, 8_030_261_248),
+        (published.LLAMA_3_2_1B, 1_235_814_400),
+        (published.QWEN2_5_7B, 7_615_616_512),
+        (published.QWEN2_5_0_5B, 494_032_768),
+        (published.QWEN3_8B, 8_190_735_360),
+        (published.MISTRAL_7B, 7_248_023_552),
+    ],
+)
+def test_published_models_have_as_many_parameters_as_their_authors_say(
+    fields: Mapping[str, Any], numbers: int
+) -> None:
+    assert Dimensions.of(fields).parameters() == numbers
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_every_preset_is_counted_as_transformers_makes_it(preset: Any) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {**preset.sizes, "num_hidden_layers": 2}
+    del fields["model_type"]
+    config = AutoConfig.for_model(preset.sizes["model_type"], **fields)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    real = sum(weight.numel() for weight in model.parameters())
+    assert Dimensions.of({**preset.sizes, "num_hidden_layers": 2}).parameters() == real
+    size = float(preset.parameters[:-1]) * {"B": 1e9, "M": 1e6}[preset.parameters[-1]]
+    assert Dimensions.of(preset.sizes).parameters() == pytest.approx(size, rel=0.05)
+
+
+# Real engines
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> None:
+    model = random_model(**EVEN, tie_word_embeddings=tied).to(dtype)
+    small = random_model(**{**EVEN, "num_hidden_layers": 1}).to(dtype)
+    options = StackOptions("triforce", gamma=4, draft_gamma=2)
+    told = [description(each) for each in (model, small)]
+    plan = work_of(*told, 700, options, CPU, dtype)
+    engine = Engine(Runner(model), 700, frozenset(), str, Runner(small), options)
+    middle: Any = engine.top.drafter
+    assert plan.weights == held(model)
+    full = engine.full
+    assert plan.layer_kv * 2 == bytes_of(full.slab.keys, full.slab.values)
+    assert plan.latest_queries == bytes_of(full.queries.data)
+    slab, streaming = middle.cache.slab, middle.drafter.cache.slab
+    assert plan.draft_bytes == held(small) + bytes_of(streaming.keys, streaming.values)
+    assert plan.retrieval > bytes_of(slab.keys, slab.values)
+    assert MemoryPlan(plan, Memory(None, None), 2).kv == plan.layer_kv * 2 + plan.latest_queries
+
+
+@pytest.mark.model
+def test_the_default_model_takes_what_was_planned() -> None:
+    from triforce_chat.models.describe import describe
+
+    engine, loaded = load_engine(Settings(device="cpu", context=4096))
+    told = describe("default")
+    plan = work_of(told, None, 4096, StackOptions(), CPU, torch.float32)
+    assert plan.weights == held(loaded.model)
+    assert plan.layer_kv * 30 == bytes_of(engine.full.slab.keys, engine.full.slab.values)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_every_stack_has_the_caches_that_are_planned(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made: list[type] = []
+
+    def counted(kind: type) -> Callable[..., Any]:
+        return lambda *arguments: made.append(kind) or kind(*arguments)
+
+    for kind in (RetrievalCache, StreamingCache):
+        monkeypatch.setattr(stacks, kind.__name__, counted(kind))
+    lab.engine(name)
+    assert (made.count(RetrievalCache), made.count(StreamingCache)) == CACHES[name]
+
+
+class Meter:
+    """Bytes that torch allocated at most at once while entered."""
+
+    def __enter__(self) -> Meter:
+        self.profile = torch.profiler.profile(
+            profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]
+        )
+        self.profile.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.profile.__exit__(*error)  # type: ignore[arg-type]
+        there = self.most = 0
+        events = self.profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+            there += event.nbytes()
+            self.most = max(self.most, there)
+
+
+@pytest.mark.parametrize("context", [1024, 16_384])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"intermediate_size": 1024, "hidden_size": 256, "head_dim": 32},
+        {"hidden_size": 512, "num_key_value_heads": 8},
+    ],
+    ids=["grouped", "plain"],
+)
+def test_a_chunk_of_the_prefill_takes_about_what_is_planned(
+    changes: dict[str, Any], dtype: torch.dtype, context: int
+) -> None:
+    runner = Runner(random_model(**{**EVEN, **changes}).to(dtype))
+    cache = FullCache(runner.shape, context + SLACK)
+    cache.length = context - PREFILL_CHUNK
+    plan = work_of(description(runner.model), None, context, StackOptions(), CPU, dtype)
+    with Meter() as meter:
+        runner.prefill(torch.zeros(PREFILL_CHUNK, dtype=torch.long), cache)
+    assert 0.9 * meter.most < plan.activations < 1.5 * meter.most
+
+
+# Whether it fits
+
+
+def enough(plan: MemoryPlan) -> Memory:
+    """A device on which ``plan`` just fits."""
+    return Memory(int(plan.device / (1 - SPARE)) + 1, 10**15)
+
+
+@pytest.mark.parametrize(("offload", "verdict"), [("never", "does not fit"), ("auto", "offloaded")])
+def test_the_last_byte_decides(offload: Any, verdict: str) -> None:
+    all_of_it = planned(work(published.QWEN3_8B), Memory(None, None))
+    assert all_of_it.verdict == "fits"
+    there = enough(all_of_it)
+    assert planned(all_of_it.work, there, offload).verdict == "fits"
+    less = Memory(there.device - 3, there.host)  # type: ignore[operator]
+    assert planned(all_of_it.work, less, offload).verdict == verdict
+
+
+def test_as_many_layers_stay_as_there_is_room_for() -> None:
+    seven = work(published.LLAMA_2_7B)
+    for gigabytes in (22, 24, 40, 80, 90, 120):
+        memory = Memory(gigabytes * GB, 128 * GB)
+        n = resident_layers(seven, memory)
+        assert n == 0 or MemoryPlan(seven, memory, n).fits_device
+        assert n == 32 or not MemoryPlan(seven, memory, n + 1).fits_device
+        plan = planned(seven, memory)
+        assert plan.resident == n
+        assert plan.host == (32 - n) * seven.layer_kv
+        passing = min(2, 32 - n)
+        assert plan.kv == (n + passing) * seven.layer_kv + seven.latest_queries
+
+
+def test_a_host_that_is_too_small() -> None:
+    plan = planned(work(published.LLAMA_2_7B), Memory(24 * GB, 32 * GB))
+    assert (plan.verdict, plan.offloaded, plan.fits_device) == ("does not fit", False, False)
+    forced = planned(plan.work, plan.memory, "always")
+    assert (forced.verdict, forced.fits_device, forced.fits_host) == ("does not fit", True, False)
+    assert verdict(forced) == "does not fit: the host has no room for 68.8 GB of KV"
+
+
+@pytest.mark.parametrize("offload", ["never", "auto", "always"])
+def test_a_cpu_has_everything_in_one_memory(offload: Any) -> None:
+    small = work(published.SMOLLM2_135M, device=CPU, dtype=torch.float32)
+    plan = planned(small, Memory(4 * GB, 4 * GB, is_host=True), offload)
+    assert (plan.verdict, plan.offloaded, plan.host) == ("does not fit", False, 0)
+    assert planned(small, Memory(8 * GB, 8 * GB, is_host=True), offload).verdict == "fits"
+
+
+def test_unknown_memory_holds_everything() -> None:
+    assert planned(work(published.LLAMA_2_13B), Memory(None, None)).fits
+
+
+@pytest.mark.parametrize("fields", [published.LLAMA_3_1_8B, published.SMOLLM2_135M])
+@pytest.mark.parametrize("gigabytes", [2, 16.4, 17, 24, 30])
+@pytest.mark.parametrize("offload", ["never", "auto"])
+def test_the_largest_context_is_the_largest(
+    fields: Mapping[str, Any], gigabytes: float, offload: Any
+) -> None:
+    all_of_it, memory = work(fields), Memory(int(gigabytes * GB), 64 * GB)
+    found = largest_context(all_of_it, memory, offload, all_of_it.context)
+    everything = planned(all_of_it, memory, "always")
+    assert (everything.resident, everything.host) == (0, all_of_it.target.layers * all_of_it.layer_kv)
+
+    def fits(context: int) -> bool:
+        return planned(dataclasses.replace(all_of_it, context=context), memory, offload).fits
+
+    assert found == 0 or fits(found)
+    assert found == all_of_it.context or not fits(found + CONTEXT_STEP)
+    assert found < CONTEXT_STEP or found % CONTEXT_STEP == 0
+
+
+def test_what_every_gpu_holds() -> None:
+    alone = work(published.LLAMA_2_7B, stack="autoregressive")
+    both = work(published.LLAMA_2_7B, gpus=2, stack="autoregressive")
+    assert both.layer_kv * 2 == alone.layer_kv
+    whole = 65 * 4096  # the norms
+    assert both.weights == (alone.weights - 2 * whole) // 2 + 2 * whole
+    assert both.draft_bytes == alone.draft_bytes
+    moved = planned(both, Memory(16 * GB, 80 * GB), "always")
+    assert moved.host == (32 - moved.resident) * alone.layer_kv
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus", "said"),
+    [
+        (published.QWEN2_5_7B, 8, "m has 28 query heads, 4 KV heads, .* 8 GPUs .* --tp takes 1, 2, 4$"),
+        (published.LLAMA_2_13B, 5, "13,824 neurons .* which 5 GPUs cannot share; --tp takes 1, 2, 4, 8$"),
+    ],
+)
+def test_what_does_not_divide_is_not_planned(fields: Mapping[str, Any], gpus: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        work(fields, gpus=gpus)
+
+
+@pytest.mark.parametrize("gigabytes", range(28, 60, 2))
+def test_as_many_gpus_are_advised_as_can_share_the_model(gigabytes: int) -> None:
+    plan = planned(work(published.LLAMA_2_13B), Memory(gigabytes * GB, GB))
+    assert remedies(plan).tp in (2, 4, 8)  # never 5, which divides its heads but not its neurons
+
+
+# What would help
+
+
+@pytest.mark.parametrize(
+    ("fields", "gigabytes", "host"),
+    [
+        (published.LLAMA_3_1_8B, 24, 64),
+        (published.LLAMA_2_7B, 24, 16),
+        (published.LLAMA_2_7B, 24, 128),
+        (published.LLAMA_2_13B, 24, 128),
+        (published.QWEN2_5_7B, 14, 128),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_remedy_helps(fields: Mapping[str, Any], gigabytes: int, host: int, dtype: torch.dtype) -> None:
+    plan = planned(work(fields, dtype=dtype), Memory(gigabytes * GB, host * GB))
+    found = remedies(plan)
+    goal = "fits" if plan.verdict == "offloaded" else plan.verdict
+    assert plan.verdict != "fits"
+    assert found.tp or found.context or found.dtype
+    if found.context:
+        assert planned(work(fields, found.context, dtype=dtype), plan.memory, "never").fits
+    if found.offloaded_context:
+        assert found.offloaded_context > (found.context or 0)
+        assert planned(work(fields, found.offloaded_context, dtype=dtype), plan.memory).offloaded
+    if found.tp:
+        shared = planned(work(fields, gpus=found.tp, dtype=dtype), plan.memory)
+        assert shared.verdict == "fits" if goal == "fits" else shared.fits
+    assert (found.dtype is None) or (dtype is torch.float32)
+    if found.dtype:
+        short = found.dtype_context or plan.work.context
+        assert planned(work(fields, short), plan.memory, "never" if goal == "fits" else "auto").fits
+    for flags in (f"--context {found.context}", f"--tp {found.tp}"):
+        assert (flags in advice(plan, plan, found)) == ("None" not in flags)
+
+
+def test_where_nothing_helps() -> None:
+    plan = planned(work(published.LLAMA_2_13B), Memory(4 * GB, 4 * GB, is_host=True))
+    assert {*dataclasses.asdict(remedies(plan)).values()} == {None}
+    assert advice(plan, plan, remedies(plan)) == "no single change makes it fit: take a smaller model"
+
+
+def test_what_fits_needs_no_remedy() -> None:
+    plan = planned(work(published.SMOLLM2_135M), Memory(24 * GB, 24 * GB))
+    assert {*dataclasses.asdict(remedies(plan)).values()} == {None}
+    assert advice(plan, plan, remedies(plan)) == ""
+    assert verdict(plan) == "fits on the GPU"
+
+
+def test_the_plan_in_a_line() -> None:
+    plan = planned(work(published.MISTRAL_7B, 32_768, stack="lookup"), Memory(16 * GB, None), "never")
+    assert plan_line(plan) == (
+        "32,768 tokens take 20.1 GB: weights 14.5 GB, KV 4.3 GB, activations 1.3 GB; 16.0 GB free"
+    )
+
+
+def test_slots_are_rounded_as_the_caches_round_them() -> None:
+    model = random_model(**EVEN)
+    shape = Runner(model).shape
+    for context in (1, 63, 64, 65, 1000):
+        slab = Slab(shape, context + SLACK)
+        plan = work_of(description(model), None, context, StackOptions(), CPU, torch.float32)
+        assert plan.layer_kv * shape.layers == bytes_of(slab.keys, slab.values)

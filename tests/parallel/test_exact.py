@@ -1,0 +1,172 @@
+"""Several processes over gloo against one: the same tokens, the same scores, the same state on every rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+from safetensors.torch import load_file, save_file
+from support.places import SUPPORT
+from support.tiny_models import save_adapter, save_model, write_gguf
+
+from triforce_chat.settings.settings import STACKS
+
+PROBE = SUPPORT / "rank_probe.py"
+SAID = "said.txt"  # what the ranks printed; stands there when all is done
+PATIENCE = 300  # seconds; other work may hold the machine
+SIZES = {"max_position_embeddings": 1024, "vocab_size": 100, "initializer_range": 0.3}
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+TWO = (*FAMILIES, "adapter", "tiny.gguf", "llama.big")
+# Heads, KV heads and vocabulary of the default model allow three ranks only; so do these.
+NINE = {**SIZES, "hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4}
+NINE |= {"intermediate_size": 48, "vocab_size": 102, "tie_word_embeddings": True}
+
+
+class Found:
+    """What one program of ``probe`` wrote down."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.said = (folder / SAID).read_text()
+        self.models: dict[str, Any] = json.loads((folder / "found.json").read_text())
+        self.states = [(folder / f"{rank}.jsonl").read_text().splitlines() for rank in range(size)]
+
+
+def once(
+    factory: pytest.TempPathFactory,
+    name: str,
+    make: Callable[[Path], Sequence[str]],
+    size: int,
+    **environ: str,
+) -> Found:
+    """Run the program once, even where several processes share the tests; ``make`` saves the models it names."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{folder}.lock"):
+        if not (folder / SAID).is_file():
+            folder.mkdir()
+            models = [str(folder / model) for model in make(folder)]
+            command = [sys.executable, str(PROBE), str(size), str(folder), *models]
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+                env={**os.environ, **environ},
+            )
+            assert done.returncode == 0, done.stderr
+            (folder / SAID).write_text(done.stdout + done.stderr)
+    return Found(folder, size)
+
+
+def adapter_for(base: Path) -> None:
+    """One that changes matrices of both kinds: spread over ranks by rows, and by columns."""
+    folder = save_adapter(base.parent / "adapter", base)
+    weights = load_file(folder / "adapter_model.safetensors")
+    by_rows = {name: weight for name, weight in weights.items() if "q_proj" in name}
+    weights |= {name.replace("q_proj", "o_proj"): weight.clone() for name, weight in by_rows.items()}
+    weights = {name: weight / 8 for name, weight in weights.items()}  # large ones would magnify rounding
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def for_two(folder: Path) -> Sequence[str]:
+    torch.manual_seed(3)
+    for name in (*FAMILIES, "draft"):
+        window = {"sliding_window": None} if name == "mistral" else {}
+        save_model(folder / name, "llama" if name == "draft" else name, **SIZES, **window)
+    adapter_for(folder / "llama")
+    write_gguf(folder / "tiny.gguf")
+    return TWO
+
+
+def for_three(folder: Path) -> Sequence[str]:
+    torch.manual_seed(4)
+    for name, changes in (("nine", {}), ("draft", {"num_hidden_layers": 1})):
+        save_model(folder / name, **NINE, **changes)
+    return ("nine",)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return once(tmp_path_factory, "two-ranks", for_two, 2)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return once(tmp_path_factory, "three-ranks", for_three, 3)
+
+
+@pytest.fixture(params=[*TWO, "nine"])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What one process said of a model, and what several did."""
+    ranks: Found = request.getfixturevalue("three" if request.param == "nine" else "two")
+    model: dict[str, Any] = ranks.models[request.param]
+    return model
+
+
+def test_greedy_tokens_are_those_of_one_process(found: dict[str, Any]) -> None:
+    plain = found["alone"]["plain"]
+    assert len(set(plain)) > 3  # it says something
+    assert found["shared"]["plain"] == plain
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_stack_says_what_one_process_says(family: str, two: Found) -> None:
+    found = two.models[family]
+    assert found["stacks"] == dict.fromkeys(STACKS, found["alone"]["plain"])
+
+
+def test_scores_are_those_of_one_process(found: dict[str, Any]) -> None:
+    alone, shared = (torch.tensor(found[who]["scores"]) for who in ("alone", "shared"))
+    assert (shared - alone).abs().max() <= 1e-5 * alone.abs().max()
+
+
+def test_sampling_with_a_seed_gives_the_same_tokens(found: dict[str, Any]) -> None:
+    assert found["shared"]["seeded"] == found["alone"]["seeded"] != found["alone"]["plain"]
+
+
+def test_attention_counts_the_heads_of_all_ranks(found: dict[str, Any]) -> None:
+    alone, shared = (torch.tensor(found[who]["attended"]) for who in ("alone", "shared"))
+    assert torch.allclose(shared, alone, rtol=1e-3, atol=1e-6)
+
+
+def test_after_an_interrupt_the_next_question_is_answered_alike(two: Found) -> None:
+    alone, shared = two.models["llama"]["interrupts"]
+    assert shared[1::2] == alone[1::2]
+    said = [len(tokens) for tokens in shared[::2]]
+    assert 0 < max(said) < len(shared[1])  # it came in the middle of an answer
+
+
+def test_every_rank_has_its_part_of_the_heads(two: Found, three: Found) -> None:
+    assert two.models["llama"]["heads"] == [2, 1]
+    assert two.models["llama.big"]["heads"] == [4, 2]
+    assert three.models["nine"]["heads"] == [3, 1]
+
+
+def test_every_rank_holds_as_many_numbers_as_are_planned(two: Found, three: Found) -> None:
+    for name, found in [*two.models.items(), *three.models.items()]:
+        held, planned = found["numbers"]
+        if not name.endswith(".gguf"):  # split after it was read: what was tied is two matrices now
+            assert held == planned, name
+
+
+@pytest.mark.parametrize(("ranks", "calls"), [("two", 7 * 5 + 4 * 2 * 7 + 3 * 4), ("three", 5)])
+def test_all_ranks_hold_the_same_after_every_call(
+    ranks: str, calls: int, request: pytest.FixtureRequest
+) -> None:
+    """Also after answers without a seed, and after those that were interrupted."""
+    first, *others = request.getfixturevalue(ranks).states
+    assert len(first) == calls
+    assert all(other == first for other in others)
+
+
+def test_the_ranks_print_nothing(two: Found, three: Found) -> None:
+    assert (two.said, three.said) == ("", "")

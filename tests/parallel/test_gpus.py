@@ -1,0 +1,195 @@
+"""Two GPUs over NCCL against one: the same tokens with every stack, on chip and streamed; and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.test_app import mute_special_tokens
+from support.places import SUPPORT
+from support.tiny_models import save_model
+
+from triforce_chat.settings.settings import STACKS
+
+PROBE = SUPPORT / "rank_probe.py"
+PATIENCE = 300  # seconds for what should succeed
+SOON = 5.0  # seconds in which a lost rank ends all
+LOST = 8  # exit code
+SIZES = {"max_position_embeddings": 65_536, "vocab_size": 100, "initializer_range": 0.3}
+SIZES |= {"head_dim": 16}  # the smallest that is fused
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.device_count() < 2, reason="one GPU only"),
+]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("gpus")
+    torch.manual_seed(3)
+    save_model(made / "llama", **SIZES)
+    save_model(made / "draft", **SIZES)
+    return made
+
+
+def probed(shelf: Path, folder: Path, **more: str) -> dict[str, Any]:
+    """What one process and two ranks say, each rank on a GPU of its own."""
+    folder.mkdir()
+    command = [sys.executable, str(PROBE), "2", str(folder), str(shelf / "llama"), str(shelf / "llama.big")]
+    environ = {**os.environ, "PROBE_DEVICE": "cuda", **more}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environ)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    states = [(folder / f"{rank}.jsonl").read_text() for rank in range(2)]
+    assert states[0] == states[1]
+    return found
+
+
+@pytest.fixture(scope="module", params=["device", "host"])
+def found(
+    request: pytest.FixtureRequest, shelf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    more = {"PROBE_OFFLOAD": "1"} if request.param == "host" else {}
+    return probed(shelf, tmp_path_factory.mktemp("probed") / request.param, **more)
+
+
+@pytest.mark.parametrize("model", ["llama", "llama.big"])
+def test_greedy_tokens_are_those_of_one_gpu(found: dict[str, Any], model: str) -> None:
+    plain = found[model]["alone"]["plain"]
+    assert len(set(plain)) > 3  # it says something
+    assert found[model]["shared"]["plain"] == plain
+
+
+def test_every_stack_says_what_one_gpu_says(found: dict[str, Any]) -> None:
+    assert found["llama"]["stacks"] == dict.fromkeys(STACKS, found["llama"]["alone"]["plain"])
+
+
+def test_scores_are_those_of_one_gpu(found: dict[str, Any]) -> None:
+    alone, shared = (torch.tensor(found["llama"][who]["scores"]) for who in ("alone", "shared"))
+    assert (shared - alone).abs().max() <= 1e-4 * alone.abs().max()
+
+
+def test_forwards_over_what_is_on_the_chip_are_captured(
+    found: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip("triton")
+    near = request.node.callspec.params["found"] == "device"
+    assert bool(found["llama"]["captured"]) == near
+    assert bool(found["llama.big"]["captured"]) == near
+
+
+@pytest.mark.parametrize("model", ["llama", "llama.big"])
+def test_logits_are_those_of_one_gpu(found: dict[str, Any], model: str) -> None:
+    """Of fused blocks; in 8 bits, where the ranks scale for themselves, they are as nearly right."""
+    pytest.importorskip("triton")
+    alone, shared = (
+        {name: torch.tensor(rows) for name, rows in each.items()} for each in found[model]["logits"]
+    )
+    exact = alone["dense"]
+    assert (shared["dense"] - exact).abs().max() <= 1e-4 * exact.abs().max()
+    off = [(each["narrow"] - exact).norm() / exact.norm() for each in (alone, shared)]
+    assert 0 < off[1] < 1.2 * off[0] < 0.1
+
+
+def test_a_middle_in_8_bits_changes_no_answer(found: dict[str, Any]) -> None:
+    assert found["llama"]["narrow"] == found["llama"]["alone"]["plain"]
+
+
+def test_sampling_with_a_seed_gives_the_same_tokens(found: dict[str, Any]) -> None:
+    assert found["llama"]["shared"]["seeded"] == found["llama"]["alone"]["seeded"]
+
+
+def test_after_an_interrupt_the_next_question_is_answered_alike(found: dict[str, Any]) -> None:
+    alone, shared = found["llama"]["interrupts"]
+    assert shared[1::2] == alone[1::2]
+
+
+def test_each_gpu_has_its_part_of_the_heads(found: dict[str, Any]) -> None:
+    assert found["llama"]["heads"] == [2, 1]
+
+
+def asked(shelf: Path, home: Path, tokens: int) -> subprocess.Popen[str]:
+    """An answer on two GPUs of so many tokens, or up to the model's own end."""
+    flags = ("--model", "llama", "--draft", "none", "--device", "cuda", "--tp", "2", "--jsonl", "--no-cache")
+    command = [sys.executable, "-m", "triforce_chat", "ask", "Why?", *flags, "--max-tokens", str(tokens)]
+    environ = {**os.environ, "XDG_STATE_HOME": str(home)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=shelf, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_graphs_with_sums_of_the_ranks_do_not_keep_a_process(shelf: Path, tmp_path: Path) -> None:
+    """NCCL waits for the last graph that holds a call of it."""
+    process = asked(shelf, tmp_path, 20)
+    try:
+        assert process.stdout is not None
+        while '"finished"' not in process.stdout.readline():
+            assert process.poll() is None, process.communicate()
+        finished = time.monotonic()
+        _, told = process.communicate(timeout=PATIENCE)
+        assert time.monotonic() - finished < SOON
+        assert process.returncode == 0, told
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def endless(shelf: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """An answer on two GPUs that goes on for long; whatever is left of it is killed."""
+    mute_special_tokens(shelf / "llama")
+    process = asked(shelf, tmp_path, 60_000)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def until_it_speaks(process: subprocess.Popen[str]) -> int:
+    """Wait for the middle of an answer; returns the other rank."""
+    assert process.stdout is not None
+    while '"text"' not in process.stdout.readline():
+        assert process.poll() is None, process.communicate()
+    (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(worker)
+
+
+def alive(pid: int) -> bool:
+    """Not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_lost_gpu_ends_all(endless: subprocess.Popen[str]) -> None:
+    """Though the other one waits for it inside a collective."""
+    os.kill(until_it_speaks(endless), signal.SIGKILL)
+    killed = time.monotonic()
+    _, told = endless.communicate(timeout=PATIENCE)
+    assert time.monotonic() - killed < SOON
+    assert "error: rank 1 of --tp ended without a word; all ranks have ended" in told
+    assert endless.returncode == LOST
+
+
+def test_no_rank_outlives_rank_0(endless: subprocess.Popen[str]) -> None:
+    worker = until_it_speaks(endless)
+    endless.kill()
+    end = time.monotonic() + SOON
+    while alive(worker):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_ctrl_c_ends_all(endless: subprocess.Popen[str]) -> None:
+    worker = until_it_speaks(endless)
+    endless.send_signal(signal.SIGINT)
+    endless.communicate(timeout=PATIENCE)
+    assert endless.returncode == 130
+    assert not alive(worker)

@@ -1,0 +1,370 @@
+"""What every rank does, without other ranks: places, refusals, orders, and who decides."""
+
+from __future__ import annotations
+
+import copy
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.labs import Lab
+from support.tiny_models import save_model
+from torch import Tensor
+
+from triforce_chat.cli.options import in_one_process
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.forward import runner
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.group import Alone
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, RankLost, UsageError
+from triforce_chat.loading import load_engine
+from triforce_chat.memory_plan import draw
+from triforce_chat.memory_plan.plan import Memory
+from triforce_chat.models.sharding import check_ranks, shared_sizes
+from triforce_chat.parallel.conductor import Conductor, seeded, shared_fate
+from triforce_chat.parallel.failure import deserted, last_words
+from triforce_chat.parallel.group import Ranks, device_of
+from triforce_chat.parallel.lead import Lead
+from triforce_chat.parallel.orders import Call, Order, Step
+from triforce_chat.parallel.place import Place, place_of
+from triforce_chat.parallel.start import store_at
+from triforce_chat.settings.settings import Settings
+
+PROMPT = list(range(3, 40))
+TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
+
+
+class Recorder:
+    """A team that writes down what it is told."""
+
+    def __init__(self, lost: RankLost | None = None) -> None:
+        self.orders: list[Order] = []
+        self.released, self.lost = False, lost
+
+    def tell(self, order: Order) -> None:
+        self.orders.append(order)
+
+    def release(self) -> None:
+        self.released = True
+
+    def loss(self) -> RankLost | None:
+        return self.lost
+
+
+class Follower(Alone):
+    """Rank 1 of two: rank 0 always says ``token``, one at a time, and plans to draft nothing."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.asked: set[str] = set()
+
+    def tokens(self, own: Tensor) -> Tensor:
+        self.asked.add("tokens")
+        return torch.full_like(own, self.token)
+
+    def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        self.asked.add("numbers")
+        return (0,) * len(own)
+
+    def verdict(self, own: Tensor) -> Tensor:
+        """Nothing was accepted, and every nucleus was whole."""
+        self.asked.add("verdict")
+        told = torch.full_like(own, self.token)
+        told[0], told[-1] = 0, 1
+        return told
+
+
+def follower(lab: Lab, accord: Alone, name: str) -> Engine:
+    engine = lab.engine(name)
+    engine.accord = accord
+    engine.restack(engine.options)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("triforce", {"tokens", "verdict"}),
+        ("auto", {"numbers", "verdict"}),
+        ("retrieval", {"verdict"}),
+        ("lookup", {"verdict"}),
+        ("autoregressive", {"verdict"}),
+    ],
+)
+def test_a_rank_says_what_rank_0_says(lab: Lab, name: str, asked: set[str]) -> None:
+    accord = Follower(7)
+    engine = follower(lab, accord, name)
+    assert tokens_of(engine, Request(PROMPT, 9)) == [7] * 9
+    assert accord.asked == asked
+
+
+def test_a_rank_drafts_what_rank_0_drafts(lab: Lab) -> None:
+    engine = follower(lab, Follower(7), "naive")
+    drafted = engine.top.drafter.propose(torch.tensor(PROMPT), 3, Sampler(Sampling()))
+    assert drafted.tokens.tolist() == [7, 7, 7]
+
+
+def test_a_call_and_its_steps_reach_all_ranks(lab: Lab) -> None:
+    team: Any = Recorder()
+    request = Request(PROMPT, 4, Sampling(seed=1))
+    events = list(Conductor(lab.engine("lookup"), team).answer(request))
+    assert team.orders == [Call("answer", (request, False)), *[Step.GO] * len(events)]
+
+
+def test_what_is_closed_here_is_closed_everywhere(lab: Lab) -> None:
+    team: Any = Recorder()
+    engine = lab.engine("lookup")
+    answer: Any = Conductor(engine, team).answer(Request(PROMPT, 40))
+    for _ in range(4):
+        next(answer)
+    answer.close()
+    assert team.orders[1:] == [Step.GO, Step.GO, Step.GO, Step.CLOSE]
+    assert engine.cached[: len(PROMPT)] == PROMPT
+    assert not team.released
+
+
+def test_the_result_of_a_generator_comes_back(lab: Lab) -> None:
+    team: Any = Recorder()
+    conductor = Conductor(lab.engine("lookup"), team)
+    made = tokens_of(conductor, Request(PROMPT, 4))
+    attended = conductor.attended(Request(PROMPT, 4), made)
+
+    def returned() -> Iterator[Any]:
+        weights.extend((yield from attended))
+
+    weights: list[float] = []
+    list(returned())
+    assert len(weights) == len(PROMPT)
+
+
+def test_other_calls_reach_all_ranks_unless_they_are_refused(lab: Lab) -> None:
+    team: Any = Recorder()
+    conductor = Conductor(lab.engine("lookup", draft=False), team)
+    options = conductor.options
+    conductor.restack(options)
+    conductor.settle([0])
+    assert team.orders == [Call("restack", (options,)), Call("settle", ([0],))]
+    with pytest.raises(UsageError, match="naive"):
+        conductor.restack(type(options)("naive"))
+    assert len(team.orders) == 2
+
+
+def test_chance_is_shared(lab: Lab) -> None:
+    team: Any = Recorder()
+    conductor = Conductor(lab.engine("lookup"), team)
+    for _ in range(2):
+        list(conductor.answer(Request(PROMPT, 4, Sampling(temperature=1.0))))
+    seeds = {order.arguments[0].sampling.seed for order in team.orders if isinstance(order, Call)}
+    assert len(seeds) == 2
+    assert None not in seeds
+
+
+def test_other_ranks_are_told_before_they_are_needed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack is built together: how much memory is free, for one, is agreed on."""
+    team: Any = Recorder()
+    conductor, told = Conductor(lab.engine("lookup"), team), []
+    monkeypatch.setattr(conductor.engine, "restack", lambda _: told.extend(team.orders))
+    conductor.restack(conductor.options)
+    assert told == [Call("restack", (conductor.options,))]
+
+
+class Poorest(Alone):
+    """Another rank has less."""
+
+    def __init__(self, has: int) -> None:
+        self.has = has
+
+    def least(self, own: int) -> int:
+        return min(own, self.has)
+
+
+def test_all_ranks_plan_with_the_memory_of_the_poorest() -> None:
+    assert draw.agreed(Memory(9, None), Poorest(7)) == Memory(7, 7)
+    assert draw.agreed(Memory(9, None), Poorest(1 << 62)) == Memory(9, None)
+
+
+def test_blocks_are_fused_on_all_ranks_or_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(runner, "fusible", lambda _: True)
+    for has, fused in ((1, True), (0, False)):
+        made = Runner(copy.deepcopy(lab.stock), accord=Poorest(has))
+        assert bool(made.decoder) == fused
+
+
+def test_eight_bits_need_room_on_all_ranks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(runner, "fusible", lambda _: True)
+    monkeypatch.setattr(runner, "allowed_bytes", lambda _: 80 << 30)
+    for has, room in ((80 << 30, True), (1 << 30, False)):
+        made = Runner(copy.deepcopy(lab.stock), accord=Poorest(has))
+        made.device, made.shape = torch.device("cuda"), replace(made.shape, dtype=torch.bfloat16)
+        assert made.room_for_narrow == room
+
+
+def test_graphs_go_before_the_ranks_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    happened: list[str] = []
+
+    class Graphs:
+        def forget(self) -> None:
+            happened.append("forgotten")
+
+    graphs, ranks = Graphs(), Ranks(Place(0, 0, 1, 1), torch.distributed.HashStore(), "cpu")
+    ranks.recorded(graphs)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: happened.append("left"))
+    ranks.leave()
+    assert happened == ["forgotten", "left"]
+    monkeypatch.undo()
+    ranks.leave()
+
+
+def test_a_seed_of_the_users_stays() -> None:
+    request = Request(PROMPT, 4, Sampling(temperature=1.0, seed=3))
+    assert seeded(request) is request
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("x"), KeyboardInterrupt()])
+def test_an_error_here_lets_the_other_ranks_go(error: BaseException) -> None:
+    team: Any = Recorder()
+    with pytest.raises(type(error)), shared_fate(team):
+        raise error
+    assert team.released
+
+
+def test_a_broken_connection_is_told_as_what_broke_it() -> None:
+    team: Any = Recorder(RankLost("rank 2: out of memory", OutOfMemory.exit_code))
+    with pytest.raises(RankLost, match="rank 2"), shared_fate(team):
+        raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:3")
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "exit_code"),
+    [
+        (DoesNotFit("too long"), "too long", 4),
+        (MemoryError(), "out of memory", 6),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory", 6),
+        (KeyError("x"), "KeyError: 'x'", 8),
+    ],
+)
+def test_last_words(error: BaseException, words: str, exit_code: int) -> None:
+    told, code = last_words(error)
+    assert told.startswith(words)
+    assert code == exit_code
+
+
+def test_only_a_lost_connection_is_somebody_elses_story() -> None:
+    assert deserted(RuntimeError("Connection reset by peer"))
+    assert not deserted(RuntimeError("cache overflow"))
+    assert deserted(ModelError("tiny cannot be loaded: Connection closed by peer"))
+    assert not deserted(KeyboardInterrupt())
+
+
+def test_places() -> None:
+    assert place_of(2, {}) == Place(0, 0, 2, 2)
+    assert place_of(4, TORCHRUN) == Place(3, 1, 4, 2, launched=True)
+    alone = {**TORCHRUN, "WORLD_SIZE": "1"}  # as clusters set it for programs of one process
+    assert place_of(2, alone) == Place(0, 0, 2, 2)
+    with pytest.raises(UsageError, match="--tp 2, but 4 ranks were started"):
+        place_of(2, TORCHRUN)
+
+
+def test_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_of("cuda", Place(3, 1, 4, 2)) == "cuda:1"
+    assert device_of("cpu", Place(3, 1, 4, 2)) == "cpu"
+    with pytest.raises(UsageError, match="a GPU for each of 4 ranks; this machine has 2"):
+        device_of("cuda", Place(0, 0, 4, 4))
+    with pytest.raises(UsageError, match="--device cuda, not cuda:1"):
+        device_of("cuda:1", Place(0, 0, 2, 2))
+
+
+SMOLLM = {
+    "hidden_size": 576,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "vocab_size": 49_152,
+}
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_numbers_that_do() -> None:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(**SMOLLM)
+    sizes = shared_sizes(config)
+    check_ranks("default", config, 3, sizes)
+    with pytest.raises(UsageError, match=r"--tp 2 .* default .*9 query heads, 3 KV heads.*choose --tp 3$"):
+        check_ranks("default", config, 2, sizes)
+    with pytest.raises(UsageError, match=r"choose --tp 2 or 4$"):
+        check_ranks("other", config, 3, {"query heads": 8, "KV heads": 4})
+    with pytest.raises(UsageError, match=r"leave --tp out$"):
+        check_ranks("odd", config, 2, {"query heads": 7, "KV heads": 3})
+    config.base_model_tp_plan = None
+    with pytest.raises(UsageError, match="no plan to split 'llama'"):
+        check_ranks("planless", config, 3, sizes)
+
+
+def test_a_refusal_comes_before_any_rank_loads(tmp_path: Path) -> None:
+    save_model(tmp_path / "odd", num_attention_heads=3, num_key_value_heads=3, hidden_size=24, head_dim=8)
+    (tmp_path / "odd" / "model.safetensors").write_bytes(b"no weights")
+    team: Any = Recorder()
+    settings = Settings(str(tmp_path / "odd"), device="cpu", tp=2)
+    with pytest.raises(UsageError, match="3 KV heads"):
+        Lead(Place(0, 0, 2, 2), team, None).load(settings)  # type: ignore[arg-type]
+    assert team.released
+    assert not team.orders
+
+
+def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draw, "free_bytes", lambda _: 6 * 10**9)
+    settings = Settings(model=str(save_model(tmp_path / "model")), device="cpu")
+    three = Alone()
+    three.size, three.sharing = 2, 3
+    model = load_engine.described(load_engine.resolve(settings.model))
+    whole = load_engine.memory_plan(settings, model, None, 128)
+    shared = load_engine.memory_plan(settings, model, None, 128, accord=three)
+    assert shared.work.layer_kv * 2 == whole.work.layer_kv
+    assert (whole.memory.device, shared.memory.device) == (6 * 10**9, 2 * 10**9)
+
+
+@pytest.mark.parametrize("method", ["restack", "settle"])
+def test_an_interrupt_between_the_ranks_ends_all(
+    lab: Lab, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one rank would wait for ever for what the others do not do."""
+    team, engine = Recorder(), lab.engine("triforce")
+    conductor = Conductor(engine, team)  # type: ignore[arg-type]
+
+    def broken(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        team if method == "restack" else engine, "tell" if method == "restack" else method, broken
+    )
+    with pytest.raises(KeyboardInterrupt):
+        getattr(conductor, method)(engine.options if method == "restack" else [0])
+    assert team.released
+
+
+def test_commands_of_one_process_say_so() -> None:
+    in_one_process(Settings())
+    with pytest.raises(UsageError, match="runs in one process"):
+        in_one_process(Settings(tp=2))
+
+
+def test_the_store_is_out_of_the_networks_reach() -> None:
+    store = store_at(0, 2, made=True)
+    store.set("here", "yes")
+    assert store_at(store.port, 2).get("here") == b"yes"
+    with pytest.raises(OSError, match=r"refused|unreachable|assign"):  # another address of this machine
+        socket.create_connection(("127.0.0.2", store.port), timeout=5).close()

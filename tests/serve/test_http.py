@@ -1,0 +1,352 @@
+"""The server around a scripted engine: who may ask, whose turn it is, and what refusals look like."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+from support.fakes import answer_events
+from support.serving import PATIENCE, Running, serving, until
+
+from triforce_chat.engine.events import Event
+from triforce_chat.errors import ModelError, OutOfMemory, UsageError
+from triforce_chat.serve import app as app_module
+from triforce_chat.serve.app import Served
+from triforce_chat.serve.desk import MOST_OF_ONE, MOST_WAITING
+from triforce_chat.serve.wish import Wish
+
+TOKEN = "open-sesame"
+SERVED = Served("tiny", 1000)
+
+
+class Scripted:
+    """Says "You said: ..." once it may; raises what a test enqueued for a question."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.may.set()
+        self.asked: list[str] = []
+        self.closed: list[str] = []
+        self.errors: dict[str, Exception] = {}
+
+    def answer(self, wish: Wish) -> Generator[Event, None, None]:
+        self.asked.append(wish.question)
+        events = answer_events(f"You said: {wish.question}", prompt=100, cached=10)
+        try:
+            yield events[0]
+            while not self.may.wait(0.005):
+                yield events[0]
+            if wish.question in self.errors:
+                raise self.errors[wish.question]
+            yield from events[1:]
+        finally:
+            self.closed.append(wish.question)
+
+
+@pytest.fixture
+def script() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def server(script: Scripted) -> Iterator[Running]:
+    with serving(script.answer, SERVED) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Running]:
+    with serving(Scripted().answer, SERVED, TOKEN) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def open_() -> Iterator[Running]:
+    with serving(Scripted().answer, SERVED) as running:
+        yield running
+
+
+def ask(client: openai.OpenAI, question: str, **options: Any) -> Any:
+    messages: Any = [{"role": "user", "content": question}]
+    return client.chat.completions.create(model="default", messages=messages, **options)
+
+
+def post(server: Running, **more: Any) -> Any:
+    return server.http.post("chat/completions", **more)
+
+
+def health(server: Running, **more: Any) -> Any:
+    return server.http.get("../health", **more)
+
+
+WANTED = {"model": "default", "messages": [{"role": "user", "content": "Why?"}]}
+
+
+# Turns
+
+
+@contextmanager
+def held(script: Scripted, server: Running) -> Iterator[ThreadPoolExecutor]:
+    """The engine is busy with somebody's question until the end."""
+    script.may.clear()
+    with ThreadPoolExecutor(MOST_WAITING + 8) as pool:
+        first = pool.submit(ask, server.client("first"), "first")
+        until(lambda: script.asked == ["first"])
+        try:
+            yield pool
+        finally:
+            script.may.set()
+        assert first.result(PATIENCE).choices[0].message.content == "You said: first"
+
+
+def queued(pool: ThreadPoolExecutor, server: Running, client: openai.OpenAI, question: str) -> Future[Any]:
+    """Ask, and wait until the question waits."""
+    before = len(server.desk.line)
+    waits = pool.submit(ask, client, question)
+    until(lambda: len(server.desk.line) == before + 1)
+    return waits
+
+
+def test_two_clients_take_turns(script: Scripted, server: Running) -> None:
+    many, few = server.client("many"), server.client("few")
+    with held(script, server) as pool:
+        for question in ("m1", "m2", "m3", "m4"):
+            queued(pool, server, many, question)
+        for question in ("f1", "f2"):
+            queued(pool, server, few, question)
+    assert script.asked == ["first", "m1", "f1", "m2", "f2", "m3", "m4"]
+    assert [job.wish.question for job in server.jobs] == script.asked
+
+
+def test_users_of_one_client_take_turns(script: Scripted, server: Running) -> None:
+    client = server.client()
+    with held(script, server) as pool:
+        for question in ("m1", "m2", "f1"):
+            before = len(server.desk.line)
+            pool.submit(ask, client, question, user=question[0])
+            until(lambda before=before: len(server.desk.line) == before + 1)
+    assert script.asked == ["first", "m1", "f1", "m2"]
+
+
+def test_one_at_a_time(script: Scripted, server: Running) -> None:
+    with held(script, server) as pool:
+        waiting = queued(pool, server, server.client(), "second")
+        told = health(server).json()
+        assert told == {"status": "ok", "busy": True, "waiting": 1}
+        assert script.asked == ["first"]
+    assert waiting.result(PATIENCE).usage.model_dump()["timing"]["queued_s"] > 0
+    assert script.closed == ["first", "second"]
+    assert health(server).json()["busy"] is False
+
+
+def test_a_full_queue(script: Scripted, server: Running) -> None:
+    with held(script, server) as pool:
+        for n in range(MOST_WAITING):
+            queued(pool, server, server.client(f"key {n // MOST_OF_ONE}"), f"question {n}")
+        with pytest.raises(openai.RateLimitError) as refused:
+            ask(server.client("late"), "too late")
+        assert refused.value.code == "queue_full"
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+    assert "too late" not in script.asked
+    assert len(script.asked) == 1 + MOST_WAITING
+
+
+def test_one_client_cannot_fill_the_queue(script: Scripted, server: Running) -> None:
+    greedy = server.client("greedy")
+    with held(script, server) as pool:
+        for n in range(MOST_OF_ONE):
+            queued(pool, server, greedy, f"question {n}")
+        with pytest.raises(openai.RateLimitError):
+            ask(greedy, "one more")
+        queued(pool, server, server.client("modest"), "modest")
+    assert script.asked[:3] == ["first", "question 0", "modest"]
+
+
+# Clients that leave
+
+
+def test_who_leaves_the_queue_is_never_answered(script: Scripted, server: Running) -> None:
+    with held(script, server) as pool:
+        line = server.knock("never mind")
+        until(lambda: len(server.desk.line) == 1)
+        line.close()
+        until(lambda: len(server.desk.line) == 0)
+        queued(pool, server, server.client(), "next")
+    assert script.asked == ["first", "next"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_while_being_served_frees_the_engine(
+    script: Scripted, server: Running, stream: bool
+) -> None:
+    script.may.clear()
+    if stream:
+        begun = ask(server.client(), "never mind", stream=True)
+        assert next(begun).choices[0].delta.role == "assistant"
+        begun.close()
+    else:
+        line = server.knock("never mind")
+        until(lambda: server.serves("never mind"))
+        line.close()
+    until(lambda: script.closed == ["never mind"])
+    script.may.set()
+    assert ask(server.client(), "next").choices[0].message.content == "You said: next"
+    assert server.jobs[0].stopped
+    assert server.jobs[0].tally.finished is None
+
+
+# Errors
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "kind", "told"),
+    [
+        (UsageError("top-p must be above 0"), openai.BadRequestError, "top-p must be above 0"),
+        (ModelError("the template cannot render this"), openai.BadRequestError, "cannot render"),
+        (MemoryError(), openai.InternalServerError, "out of memory"),
+        (
+            OutOfMemory("out of memory; choose a smaller --context"),
+            openai.InternalServerError,
+            "out of memory$",
+        ),
+    ],
+)
+def test_errors_of_the_engine(
+    script: Scripted, server: Running, error: Exception, kind: type[Exception], told: str, stream: bool
+) -> None:
+    script.errors["bad"] = error
+    with pytest.raises(openai.APIError, match=told) as failed:
+        list(ask(server.client(), "bad", stream=stream))
+    assert stream or isinstance(failed.value, kind)  # a stream has begun: its status cannot change
+    assert ask(server.client(), "good").choices[0].finish_reason == "stop"
+
+
+def test_a_defect_is_told_to_the_server_alone(
+    script: Scripted, server: Running, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script.errors["bad"] = ZeroDivisionError("something private")
+    with pytest.raises(openai.InternalServerError) as failed:
+        ask(server.client(), "bad")
+    assert "private" not in failed.value.message
+    assert "something private" in capfd.readouterr().err
+    assert ask(server.client(), "good").choices[0].finish_reason == "stop"
+
+
+def test_a_server_that_closes_turns_waiting_clients_away(script: Scripted, server: Running) -> None:
+    with held(script, server) as pool:
+        waiting = queued(pool, server, server.client(), "second")
+        server.desk.close()
+        with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
+            waiting.result(PATIENCE)
+        assert refused.value.status_code == 503
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            ask(server.client(), "third")
+    assert script.asked == ["first"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_stops_says_so(script: Scripted, server: Running, stream: bool) -> None:
+    script.may.clear()
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(lambda: list(ask(server.client(), "first", stream=stream)))
+        until(lambda: script.asked)
+        server.desk.close()
+        server.desk.stop()
+        with pytest.raises(openai.APIError, match="shutting down"):
+            waits.result(PATIENCE)
+
+
+# The gate
+
+
+@pytest.mark.parametrize("path", ["../health", "models", "chat/completions", "../nowhere"])
+def test_everything_asks_for_the_token(guarded: Running, path: str) -> None:
+    for given in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": TOKEN},
+        {"Authorization": "Bearer"},
+    ):
+        told = guarded.http.get(path, headers=given)
+        assert told.status_code == 401
+        assert told.headers["www-authenticate"] == "Bearer"
+        assert told.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_token_opens(guarded: Running) -> None:
+    assert ask(guarded.client(TOKEN), "Why?").choices[0].message.content == "You said: Why?"
+    with pytest.raises(openai.AuthenticationError):
+        ask(guarded.client("wröng".encode().decode("latin-1")[:2]), "Why?")
+    given = {"Authorization": f"bearer {TOKEN}", "Host": "chat.example.org"}  # behind a proxy
+    assert health(guarded, headers=given).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "[::1]"]
+)
+def test_names_of_this_machine(open_: Running, host: str) -> None:
+    assert health(open_, headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]"],
+)
+def test_other_names(open_: Running, host: str) -> None:
+    told = open_.http.get("models", headers={"Host": host})
+    assert told.status_code == 403
+    assert told.json()["error"]["code"] == "host_not_allowed"
+
+
+def test_no_page_in_a_browser_can_ask(open_: Running) -> None:
+    origin = {"Origin": "https://evil.example"}
+    told = post(open_, content=b"{}", headers={**origin, "Content-Type": "text/plain"})
+    assert told.status_code == 415
+    preflight = {**origin, "Access-Control-Request-Method": "POST"}
+    answers = [
+        told,
+        open_.http.options("chat/completions", headers=preflight),
+        post(open_, json=WANTED, headers=origin),
+    ]
+    assert [answer.status_code for answer in answers[1:]] == [405, 200]
+    assert not [name for answer in answers for name in answer.headers if name.startswith("access-control")]
+
+
+def test_refusals_have_one_form(open_: Running) -> None:
+    answers = {
+        404: open_.http.get("nowhere"),
+        405: open_.http.get("chat/completions"),
+        400: post(open_, json={**WANTED, "n": 2}),
+        415: post(open_, data={"a": "b"}),
+    }
+    for status, told in answers.items():
+        assert told.status_code == status
+        assert set(told.json()) == {"error"}
+        assert set(told.json()["error"]) == {"message", "type", "param", "code"}
+        assert told.json()["error"]["type"] == "invalid_request_error"
+    assert answers[400].json()["error"]["param"] == "n"
+
+
+def test_a_request_has_a_limit(open_: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "MOST_BYTES", 1000)
+    head = {"Content-Type": "application/json"}
+    assert post(open_, content=b" " * 1001, headers=head).status_code == 413
+    pieces = iter([b" " * 600, b" " * 600])
+    assert post(open_, content=pieces, headers=head).status_code == 413
+    assert post(open_, json=WANTED).status_code == 200
+
+
+def test_half_a_character_in_a_name(open_: Running) -> None:
+    told = post(
+        open_,
+        content=b'{"model": "\\ud800", "messages": []}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert told.status_code == 404
+    assert told.json()["error"]["code"] == "model_not_found"

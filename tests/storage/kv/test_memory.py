@@ -1,0 +1,408 @@
+"""What a library gives back is what a prefill would have computed, bit for bit, or nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.kv_store_process import CHUNK, Desk, files
+from support.labs import Lab, random_model
+from torch import Tensor
+
+from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine.events import Tally
+from triforce_chat.engine.prefix_store import ROOT, Forgetful, Passage, chunks
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.settings.settings import STACKS
+from triforce_chat.storage.kv import block
+from triforce_chat.storage.kv import memory as memory_module
+from triforce_chat.storage.kv.fingerprint import fingerprint
+from triforce_chat.ui import figures
+
+
+class Tokens:
+    """As much of a tokenizer as a fingerprint looks at."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: n for n, word in enumerate(self.words)}
+
+
+TOKENS = Tokens("a", "b")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)
+
+
+def stored(desk: Desk, length: int | None = None) -> tuple[Tensor, Tensor]:
+    """Keys and values of the first tokens in the full cache, or of all."""
+    slab, length = desk.engine.full.slab, length or desk.engine.full.length
+    return slab.keys[:, :, :length].clone(), slab.values[:, :, :length].clone()
+
+
+def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_answers_are_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: str) -> None:
+    prompt, ends = lab.text(200), (Passage(150, "A book"),)
+    without = Desk(lab, tmp_path / "none", stack, memory=Forgetful())
+    expected = without.answer(prompt, ends)
+    assert expected[0] == lab.greedy(prompt, 24)
+    assert Desk(lab, tmp_path, stack).answer(prompt, ends) == expected
+    again = Desk(lab, tmp_path, stack)
+    assert again.answer(prompt, ends) == (expected[0], 182)
+    again.engine.settle(prompt)
+    without.engine.settle(prompt)
+    assert same(stored(again), stored(without))
+    assert not files(tmp_path / "none")
+
+
+@pytest.mark.parametrize("stack", [name for name in STACKS if name != "auto"])  # which decides by the clock
+def test_a_seed_draws_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: str) -> None:
+    """Behind the book there are fewer tokens than queries that choose chunks for the retrieval cache."""
+    prompt, ends, sampling = lab.text(153), (Passage(150, "A book"),), Sampling(temperature=1.0, seed=3)
+    answers = [Desk(lab, tmp_path, stack).answer(prompt, ends, sampling=sampling) for _ in range(2)]
+    assert [cached for _, cached in answers] == [0, 150]
+    assert answers[0][0] == answers[1][0]
+
+
+def test_what_follows_a_greeting_is_kept_as_what_is_opened_alone(lab: Lab, tmp_path: Path) -> None:
+    prompt = lab.text(200)
+    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    desk.answer([*prompt[:20], 1, 2], n=3)
+    assert desk.read(prompt) == 0
+    assert Desk(lab, tmp_path).read(prompt) == 192
+    fresh.read(prompt)
+    assert same(stored(desk, 192), stored(fresh, 192))
+
+
+def test_a_turn_computes_only_what_is_new(lab: Lab, tmp_path: Path) -> None:
+    prompt, desk = lab.text(100), Desk(lab, tmp_path)
+    said, _ = desk.answer(prompt)
+    assert desk.read([*prompt, *said, *lab.text(200, seed=3)]) == len(prompt) + len(said) - 1
+
+
+def test_what_was_read_across_a_border_is_recalled_from_there(lab: Lab, tmp_path: Path) -> None:
+    prompt, ends = lab.text(190), [Passage(40, "A book")]
+    Desk(lab, tmp_path).read(prompt, ends)
+    desk = Desk(lab, tmp_path)
+    desk.read(prompt)
+    assert desk.read(prompt, ends) == 168  # 32, 8 up to the border, four times 32
+
+
+@st.composite
+def deeds(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """What happens to a library: (tokens in common, tokens of its own, border, steps read, new process, damage)."""
+    number = st.integers
+    deed = st.tuples(
+        number(0, 150), number(1, 100), number(0, 160), number(1, 9), st.booleans(), st.none() | number(0)
+    )
+    return draw(st.lists(deed, min_size=1, max_size=6))
+
+
+@given(deeds())
+@example([(0, 2, 0, 2, False, None), (1, 1, 1, 2, False, None)])  # a border within what was read at once
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_whatever_happened_it_gives_what_a_prefill_computes(
+    lab: Lab, happened: list[tuple[Any, ...]]
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        desk = Desk(lab, folder)
+        for common, own, border, steps, reopened, damage in happened:
+            desk = Desk(lab, folder) if reopened else desk
+            prompt, ends = lab.text(150)[:common] + lab.text(own, seed=common % 3), [Passage(border)]
+            for _ in zip(range(steps), desk.engine.prefill(prompt, ends), strict=False):
+                pass
+            desk.library.writer.finish()
+            desk.library.writer.closed = False
+            flip_a_byte(files(folder), damage)
+        reader, fresh = Desk(lab, folder), Desk(lab, folder / "none", memory=Forgetful())
+        reader.read(prompt, ends)
+        fresh.read(prompt, ends)
+        assert same(stored(reader), stored(fresh))
+        desk.read(prompt, ends)
+        whole = desk.engine.read[-1].end if desk.engine.read else 0
+        assert same(stored(desk, whole), stored(fresh, whole))
+
+
+def flip_a_byte(paths: list[Path], damage: int | None) -> None:
+    if damage is None or not paths:
+        return
+    path = paths[damage % len(paths)]
+    data = bytearray(path.read_bytes())
+    data[damage % len(data)] ^= 1 << damage % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("common", "found"), [(0, 0), (31, 0), (32, 32), (95, 64), (149, 128), (150, 150), (181, 150), (182, 182)]
+)
+def test_the_longest_common_start_is_found(lab: Lab, tmp_path: Path, common: int, found: int) -> None:
+    first, ends = lab.text(190), [Passage(150, "A book")]
+    Desk(lab, tmp_path).read(first, ends)
+    other = first[:common] + [(token + 1) % 48 for token in lab.text(250)[common:]]
+    ends = ends if common >= 150 else []
+    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    assert desk.read(other, ends) == found
+    fresh.read(other, ends)
+    assert same(stored(desk), stored(fresh))
+
+
+def test_a_longer_conversation_begins_where_the_last_one_stopped(lab: Lab, tmp_path: Path) -> None:
+    prompt, ends = lab.text(100), [Passage(80, "A book")]
+    first = Desk(lab, tmp_path)
+    said, _ = first.answer(prompt, ends)
+    longer = [*prompt, *said, *lab.text(20, seed=3)]
+    again = Desk(lab, tmp_path)
+    assert again.answer(longer, ends) == (lab.greedy(longer, 24), 112)  # what was answered is kept as well
+    assert same(stored(again, 112), stored(first, 112))
+    assert Desk(lab, tmp_path).answer([*longer, 1], ends)[1] == 144
+
+
+def test_what_is_nearer_is_taken_first(lab: Lab, tmp_path: Path) -> None:
+    prompt = lab.text(200)
+    Desk(lab, tmp_path).read(prompt)
+    desk = Desk(lab, tmp_path)
+    desk.read(prompt[:70])
+    assert len(desk.engine.read) == 2
+    seen = [*desk.engine.prefill(prompt)]
+    assert [(each.done, each.cached, each.recalled) for each in seen] == [
+        (96, 96, 32),
+        (128, 128, 64),
+        (160, 160, 96),
+        (192, 192, 128),
+        (192, 192, 128),
+        (200, 192, 128),
+    ]
+    assert desk.engine.cached == prompt
+
+
+def test_an_interrupted_prefill_resumes_in_another_process(lab: Lab, tmp_path: Path) -> None:
+    prompt, desk = lab.text(200), Desk(lab, tmp_path)
+    events = desk.engine.prefill(prompt)
+    while next(events).done < 96:
+        pass
+    events.close()
+    desk.library.writer.finish()
+    assert Desk(lab, tmp_path).read(prompt) == 96
+    assert Desk(lab, tmp_path).read(prompt) == 192
+
+
+def test_a_program_that_waits_for_its_end_says_why(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_module, "SILENT", 0.05)
+    go_on, told = threading.Event(), []
+    save = block.save
+
+    def slow(*arguments: Any) -> None:
+        assert go_on.wait(20)
+        save(*arguments)
+
+    monkeypatch.setattr(block, "save", slow)
+    desk = Desk(lab, tmp_path)
+    for _ in desk.engine.prefill(lab.text(100)):
+        pass
+
+    def tell(line: str) -> None:
+        told.append(line)
+        go_on.set()
+
+    desk.library.writer.finish(20, tell)
+    assert told == [memory_module.WAITING]
+    desk.library.writer.finish(20, tell)  # nothing is left to write
+    assert len(told) == 1
+    assert Desk(lab, tmp_path).read(lab.text(100)) == 96
+
+
+def test_slots_that_are_given_away_are_not_written(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer has read half of a block when another prompt takes its place."""
+    halfway, go_on = threading.Event(), threading.Event()
+    save = block.save
+
+    def slow(path: Path, label: block.Label, parts: Iterable[memoryview]) -> None:
+        def paused() -> Iterator[memoryview]:
+            for n, part in enumerate(parts):
+                if n == 2:
+                    halfway.set()
+                    assert go_on.wait(20)
+                yield part
+
+        save(path, label, paused())
+
+    monkeypatch.setattr(block, "save", slow)
+    first, second = lab.text(100), lab.text(100, seed=7)
+    desk = Desk(lab, tmp_path)
+    for _ in desk.engine.prefill(first):
+        pass
+    assert halfway.wait(20)
+    for _ in desk.engine.prefill(second):
+        pass
+    go_on.set()
+    desk.library.writer.finish()
+    monkeypatch.setattr(block, "save", save)
+    assert Desk(lab, tmp_path).read(first) == 0
+    reader, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    assert reader.read(second) == 96
+    fresh.read(second)
+    assert same(stored(reader), stored(fresh))
+
+
+def test_queries_of_what_was_not_computed_are_not_made_up(lab: Lab, tmp_path: Path) -> None:
+    prompt = lab.text(130)
+    Desk(lab, tmp_path).read(prompt)
+    desk = Desk(lab, tmp_path)
+    desk.read(lab.text(135, seed=5))  # its queries lie at the very positions
+    assert desk.read(prompt) == 128
+    assert latest(desk, 0, 16).shape[1] == 2
+    fresh = Desk(lab, tmp_path / "none", memory=Forgetful())
+    fresh.read(prompt)
+    for layer in range(2):
+        assert torch.equal(latest(desk, layer, 2), latest(fresh, layer, 2))
+
+
+def latest(desk: Desk, layer: int, most: int) -> Tensor:
+    full = desk.engine.full
+    return full.queries.latest(layer, full.length, most)
+
+
+# Which chunks
+
+
+def test_chunks_are_whole_or_end_a_passage() -> None:
+    def spans(length: int, *ends: int) -> list[tuple[int, int, str]]:
+        made = chunks(range(length), [Passage(end, f"to {end}") for end in ends], 10)
+        assert all(chunk.ids == tuple(range(chunk.start, chunk.end)) for chunk in made)
+        assert [chunk.parent for chunk in made] == [ROOT, *(chunk.lineage for chunk in made)][: len(made)]
+        return [(chunk.start, chunk.end, chunk.title) for chunk in made]
+
+    assert spans(9) == spans(0) == spans(0, 0) == []
+    assert spans(10) == [(0, 10, "")]
+    assert spans(29, 13) == [(0, 10, ""), (10, 13, "to 13"), (13, 23, "")]
+    assert spans(13, 13) == [(0, 10, ""), (10, 13, "to 13")]
+    assert spans(25, 20, 10) == [(0, 10, "to 10"), (10, 20, "to 20")]
+    assert spans(25, 22, 21) == [(0, 10, ""), (10, 20, ""), (20, 21, "to 21"), (21, 22, "to 22")]
+    assert spans(19, 40) == [(0, 10, "")]
+
+
+def test_a_longer_prompt_has_the_same_chunks_first() -> None:
+    ends = [Passage(13), Passage(40)]
+    longest = chunks(range(90), ends, 10)
+    for length in range(90):
+        made = chunks(range(length), ends, 10)
+        assert made == longest[: len(made)]
+
+
+def test_the_same_tokens_in_other_chunks_are_something_else() -> None:
+    apart, together = chunks(range(20), [Passage(5)], 10), chunks(range(20), [], 10)
+    assert not {chunk.lineage for chunk in apart} & {chunk.lineage for chunk in together}
+
+
+# Whose keys and values
+
+
+def changed(model: Any, name: str, flip: int) -> Any:
+    """One number of one tensor, a little different."""
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[flip] *= 1.001
+    return model
+
+
+def test_a_fingerprint_is_one_models_own() -> None:
+    def model(**changes: Any) -> Any:
+        torch.manual_seed(3)
+        return random_model(**changes)
+
+    original = fingerprint(model(), TOKENS)
+    renamed = model()
+    renamed.config._name_or_path = "elsewhere"
+    assert fingerprint(model(), TOKENS) == fingerprint(renamed, TOKENS) == original
+    others = {
+        "a weight": changed(model(), "model.layers.1.mlp.up_proj.weight", 777),
+        "a token": changed(model(), "model.embed_tokens.weight", 5),
+        "a norm": changed(model(), "model.norm.weight", 31),
+        "dtype": model().bfloat16(),
+        "rope": model(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+        "epsilon": model(rms_norm_eps=1e-3),
+        "architecture": model(architecture="mistral"),
+    }
+    swapped = model()
+    with torch.no_grad():
+        weight = swapped.get_parameter("model.layers.0.mlp.up_proj.weight")
+        weight.copy_(weight.flip(0))
+    others["rows in another order"] = swapped
+    prints = {name: fingerprint(other, TOKENS) for name, other in others.items()}
+    prints["vocabulary"] = fingerprint(model(), Tokens("b", "a"))
+    assert len({original, *prints.values()}) == 2 + len(others)
+
+
+def test_large_tensors_count_to_the_last_number() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(300, 50)
+    model.config, model.dtype, model.device = random_model().config, torch.float32, torch.device("cpu")  # type: ignore[assignment]
+    seen = {fingerprint(model, TOKENS)}
+    for flip in (0, 2047, 2048, 14_335, 14_336, 14_999):
+        seen.add(fingerprint(changed(model, "weight", flip), TOKENS))
+    assert len(seen) == 7
+
+
+def test_numbers_anywhere_in_a_larger_tensor() -> None:
+    torch.manual_seed(0)
+    prints = set()
+    for offset in range(9):
+        model = torch.nn.Linear(300, 50, dtype=torch.bfloat16)
+        whole = torch.arange(300 * 50 + 9).bfloat16()
+        model.weight.data = whole[offset : offset + 300 * 50].view(50, 300)
+        model.bias.data.zero_()
+        model.config, model.dtype, model.device = random_model().config, torch.bfloat16, torch.device("cpu")  # type: ignore[assignment]
+        prints.add(fingerprint(model, TOKENS))
+        model.weight.data = model.weight.data.clone()
+        prints.add(fingerprint(model, TOKENS))
+    assert len(prints) == 9
+
+
+def test_an_adapter_makes_another_model(tmp_path: Path) -> None:
+    from support.tiny_models import save_adapter, save_model
+
+    from triforce_chat.engine.forward import attention
+    from triforce_chat.models.load import load_model
+
+    base = save_model(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", base)
+    attention.register()
+    models = [load_model(str(each), attention=attention.NAME).model for each in (base, adapter, base)]
+    prints = [fingerprint(model, TOKENS) for model in models]
+    assert prints[0] == prints[2] != prints[1]
+
+
+@pytest.mark.parametrize("other", [b"another model", b""])
+def test_another_model_finds_nothing(lab: Lab, tmp_path: Path, other: bytes) -> None:
+    prompt = lab.text(100)
+    Desk(lab, tmp_path).read(prompt)
+    assert Desk(lab, tmp_path, model=other).read(prompt) == 0
+    assert Desk(lab, tmp_path).read(prompt) == 96
+
+
+def test_it_is_told_where_tokens_came_from(lab: Lab, tmp_path: Path) -> None:
+    prompt = lab.text(100)
+    Desk(lab, tmp_path).read(prompt)
+    tally = Tally()
+    for event in Desk(lab, tmp_path).engine.prefill(prompt[:96]):
+        tally.add(event)
+    assert figures.reading(tally)[1:] == ["100 % from the disk"]

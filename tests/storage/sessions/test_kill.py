@@ -1,0 +1,105 @@
+"""Whatever was shown is kept: chats are killed at random moments, again and again, in one database."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.chat_process import chat
+from support.places import SUPPORT
+
+from triforce_chat.storage.sessions.catalog import Catalog
+from triforce_chat.storage.sessions.store import Store
+from triforce_chat.storage.sessions.values import Record
+
+KILLS = 20
+MOST = 3000  # bytes shown before a kill
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(SUPPORT / "chat_process.py"), str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(30)
+
+
+def killed(starter: subprocess.Popen[str], shown: Path, number: int, after: int) -> None:
+    """Start chat ``number`` and kill it once it has shown so many bytes."""
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    starter.stdin.write(f"{number}\n")
+    starter.stdin.flush()
+    process = int(starter.stdout.readline())
+    deadline = time.monotonic() + 60
+    while not shown.exists() or shown.stat().st_size < after:
+        assert time.monotonic() < deadline
+    os.kill(process, signal.SIGKILL)
+
+
+def expect(record: Record, shown: Path) -> None:
+    """Every token that was shown is there, and at most one that was not."""
+    said: dict[str, list[str]] = {}
+    for line in shown.read_text().splitlines():
+        question, _, token = line.rpartition(":")
+        said.setdefault(question, []).append(token)
+    past = {each.turn.question: each for each in record.past}
+    for question, tokens in said.items():
+        kept = past[question]
+        ids = [token for token in tokens if token != "done"]
+        assert [*map(str, kept.turn.tally.token_ids)][: len(ids)] == ids
+        assert len(kept.turn.tally.token_ids) <= len(ids) + (tokens[-1] != "done")
+        assert kept.turn.answer == "".join(f" {token}" for token in kept.turn.tally.token_ids)
+        assert kept.ended in (("stop",) if tokens[-1] == "done" else ("stop", "interrupted"))
+
+
+def is_sound(store: Store) -> bool:
+    rows = store.database.rows
+    rows(
+        "INSERT INTO words (words, rank) VALUES ('integrity-check', 1)"
+    )  # raises if it differs from the turns
+    return [row[0] for row in rows("PRAGMA integrity_check")] == ["ok"] and not rows(
+        "PRAGMA foreign_key_check"
+    )
+
+
+def test_kill_at_any_moment(starter: subprocess.Popen[str], tmp_path: Path) -> None:
+    chance = random.Random(7)
+    for number in range(KILLS):
+        shown = tmp_path / f"shown-{number}"
+        killed(starter, shown, number, after=chance.choice([0, 1, chance.randrange(MOST)]))
+        starter_has_seen_it_die(tmp_path)
+        store = Store(tmp_path / "sessions.db")
+        assert is_sound(store)
+        if store.taken("work"):
+            record = Catalog(store).load(Catalog(store).find("work"))
+            expect(record, shown)
+            assert len({each.turn.question for each in record.past}) == len(record.past)
+        store.close()
+    store = Store(tmp_path / "sessions.db")
+    talk, _ = chat(store, "It goes on.", name="work")
+    list(talk.ask("And then?"))
+    record = Catalog(store).load(Catalog(store).last())
+    assert record.turns[-1].answer == "It goes on."
+    assert len(record.turns) > KILLS
+    assert not store.database.rows("SELECT 1 FROM pieces")
+    talk.close()
+    store.close()
+
+
+def starter_has_seen_it_die(folder: Path) -> None:
+    """The lock is free once the process is gone."""
+    store = Store(folder / "sessions.db")
+    if store.taken("work"):
+        heading = Catalog(store).find("work")
+        store.lease(heading.id, "work", patience=10.0).release()
+    store.close()

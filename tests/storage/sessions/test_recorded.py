@@ -1,0 +1,264 @@
+"""What of a chat is written down, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.chat_process import book, chat
+from support.fakes import answer_events
+
+from triforce_chat.engine.events import Citation, Comparison, Event, Place, Source, Sourced, Text
+from triforce_chat.errors import DoesNotFit, StateError, UsageError
+from triforce_chat.storage.sessions.catalog import Catalog
+from triforce_chat.storage.sessions.recorded import Recorded
+from triforce_chat.storage.sessions.store import Store
+from triforce_chat.storage.sessions.values import Record
+
+LONG = "an answer that comes in several pieces"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "sessions.db")
+    yield made
+    made.close()
+
+
+def kept(store: Store, name: str = "one") -> Record:
+    catalog = Catalog(store)
+    return catalog.load(catalog.find(name))
+
+
+def said(record: Record) -> list[tuple[str, str]]:
+    return [(turn.question, turn.answer) for turn in record.turns]
+
+
+def stopped(talk: Recorded, question: str) -> None:
+    """Ctrl-C behind the first piece of the answer."""
+    events = talk.ask(question)
+    while not isinstance(next(events), Text):
+        pass
+    events.close()
+
+
+def test_a_turn_comes_back_as_it_was(store: Store) -> None:
+    talk, inner = chat(store, LONG, "short", name="one")
+    talk.add(book("A", "page one", ""))
+    list(talk.ask("Why?"))
+    talk.add(book("B", "page"))
+    list(talk.ask("And?"))
+    talk.add(book("C", "page"))
+    record = kept(store)
+    assert record.turns == inner.turns
+    assert [[each.title for each in past.documents] for past in record.past] == [["A"], ["B"]]
+    assert [each.title for each in record.waiting] == ["C"]
+    assert record.documents == inner.documents
+    assert record.system == inner.system
+    assert [past.ended for past in record.past] == ["stop", "stop"]
+    assert record.past[0].question_ids == tuple(b"Why?")
+    assert (record.past[0].vocabulary, record.settings) == ("abc", {"temperature": 0.5})
+
+
+def test_sources_come_back(store: Store) -> None:
+    talk, inner = chat(store, LONG, name="one")
+    inner.sourced = Sourced(
+        (Source("A", "page", 3, 0.5, "She paid."),),
+        (Citation("page", 9, 9, "she paid", False, (Place("A", "page", 3),)),),
+        0.1,
+    )
+    list(talk.ask("Why?"))
+    assert kept(store).turns == inner.turns
+    assert inner.turns[0].tally.sourced == inner.sourced
+
+
+def test_every_piece_is_kept_before_it_is_shown(store: Store) -> None:
+    talk, _ = chat(store, LONG, name="one")
+    shown = ""
+    for event in talk.ask("Why?"):
+        shown += event.text if isinstance(event, Text) else ""
+        assert said(kept(store)) == [("Why?", shown)]
+    assert shown == LONG
+
+
+def test_an_answer_that_goes_on_is_one_answer(store: Store) -> None:
+    talk, inner = chat(store, LONG, " and goes on", name="one")
+    stopped(talk, "Why?")
+    begun = inner.turns[0].answer
+    shown = ""
+    for event in talk.resume():
+        shown += event.text if isinstance(event, Text) else ""
+        assert not shown or said(kept(store)) == [("Why?", begun + shown)]
+    assert shown
+    assert kept(store).turns == inner.turns
+
+
+def test_an_interrupted_answer_is_kept(store: Store) -> None:
+    talk, inner = chat(store, LONG, name="one")
+    stopped(talk, "Why?")
+    assert said(kept(store)) == [("Why?", LONG[:12])] == [("Why?", inner.turns[0].answer)]
+    assert kept(store).past[0].ended == "interrupted"
+    assert not store.database.rows("SELECT 1 FROM pieces")
+
+
+def test_a_question_whose_reading_is_interrupted_stays_without_an_answer(store: Store) -> None:
+    talk, inner = chat(store, LONG, LONG, name="one")
+    inner._say = silent  # type: ignore[method-assign]
+    talk.add(book("A", "page"))
+    events = talk.ask("Why?")
+    next(events)
+    events.close()
+    record = kept(store)
+    assert said(record) == [("Why?", "")]
+    assert record.answered == []
+    assert [each.title for each in record.waiting] == ["A"]
+
+
+def silent(_question: str, _events: object) -> Iterator[Event]:
+    """Answers with the reading alone, of which no turn remains."""
+    yield from answer_events("")[:4]
+
+
+def test_a_refused_question_leaves_nothing(store: Store) -> None:
+    talk, _ = chat(store, DoesNotFit("too long"), name="one")
+    with pytest.raises(DoesNotFit):
+        list(talk.ask("Why?"))
+    with pytest.raises(UsageError):
+        list(talk.retry())
+    assert Catalog(store).headings() == []
+
+
+def test_who_asks_nothing_leaves_nothing(store: Store) -> None:
+    talk, _ = chat(store, name="one")
+    talk.add(book("A", "page"))
+    list(talk.prefill())
+    talk.set_option("temperature", "1")
+    talk.set_system("Be brief.")
+    talk.clear()
+    assert Catalog(store).headings() == []
+
+
+def test_another_answer_takes_the_place_of_the_last(store: Store) -> None:
+    talk, _ = chat(store, "first", "second", "third", name="one")
+    talk.add(book("A", "page"))
+    list(talk.ask("Who?"))
+    list(talk.ask("Why?"))
+    events = talk.retry()
+    next(events)
+    assert said(kept(store)) == [("Who?", "first"), ("Why?", "second"), ("Why?", "")]
+    list(events)
+    record = kept(store)
+    assert said(record) == [("Who?", "first"), ("Why?", "third")]
+    assert [len(past.documents) for past in record.past] == [1, 0]
+
+
+def test_another_answer_keeps_the_documents(store: Store) -> None:
+    talk, _ = chat(store, "first", "second", name="one")
+    talk.add(book("A", "page"))
+    list(talk.ask("Who?"))
+    talk.add(book("B", "page"))
+    list(talk.retry())
+    record = kept(store)
+    assert said(record) == [("Who?", "second")]
+    assert [each.title for each in record.past[0].documents] == ["A"]
+    assert [each.title for each in record.waiting] == ["B"]
+
+
+def test_of_a_comparison_the_hierarchical_answer_is_kept(store: Store) -> None:
+    talk, _ = chat(store, LONG, name="one")
+    items = talk.compare("Why?")
+    while not isinstance(next(items), Comparison):
+        said_so_far = said(kept(store))
+    assert said_so_far == [("Why?", LONG)]
+
+
+def test_settings_and_system_text_are_kept_as_they_change(store: Store) -> None:
+    talk, _ = chat(store, name="one")
+    list(talk.ask("Why?"))
+    talk.set_system("Be brief.")
+    assert kept(store).system == "Be brief."
+
+
+def test_clear_begins_another_session(store: Store) -> None:
+    talk, _ = chat(store, name="one")
+    talk.add(book("A", "page"))
+    list(talk.ask("Why?"))
+    first = talk.session
+    talk.clear()
+    assert talk.session is None
+    chat(store, name="one")[0].close()  # the old one is free
+    list(talk.ask("And?"))
+    assert talk.session != first
+    assert said(kept(store)) == [("Why?", "You said: Why?")]
+    assert said(kept(store, "one-2")) == [("And?", "You said: And?")]
+    assert [each.title for each in kept(store, "one-2").documents] == ["A"]
+
+
+def test_a_chat_without_a_name_is_called_after_its_document(store: Store) -> None:
+    talk, _ = chat(store)
+    talk.add(book("Treasure Island", "page"))
+    list(talk.ask("Why?"))
+    assert Catalog(store).last().name.startswith("treasure-island-2")
+
+
+def test_an_answer_that_cannot_be_written_is_shown_and_complained_about(store: Store) -> None:
+    talk, inner = chat(store, LONG, LONG, LONG, name="one")
+    list(talk.ask("Who?"))
+    store.database.rows("PRAGMA query_only = ON")
+    shown = []
+    with pytest.raises(StateError, match=r"this answer is not kept: .*readonly"):
+        shown += talk.ask("Why?")
+    assert inner.turns[-1].answer == LONG
+    store.database.rows("PRAGMA query_only = OFF")
+    list(talk.ask("And?"))
+    assert [question for question, _ in said(kept(store))] == ["Who?", "And?"]
+
+
+def test_an_answer_that_could_not_be_written_takes_no_other_with_it(store: Store) -> None:
+    talk, _ = chat(store, "one", "two", "three", name="one")
+    talk.add(book("A", "page"))
+    list(talk.ask("Who?"))
+    store.database.rows("PRAGMA query_only = ON")
+    with pytest.raises(StateError):
+        list(talk.ask("Why?"))
+    store.database.rows("PRAGMA query_only = OFF")
+    list(talk.retry())
+    assert said(kept(store)) == [("Who?", "one"), ("Why?", "three")]
+    assert [[each.title for each in past.documents] for past in kept(store).past] == [["A"], []]
+
+
+def test_what_replaces_an_answer_is_there_when_that_is_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, _ = chat(store, "one", "two", name="one")
+    talk.add(book("A", "page"))
+    list(talk.ask("Who?"))
+
+    def full(*_: object) -> None:
+        raise StateError("the disk is full")
+
+    monkeypatch.setattr(Store, "say", full)
+    with pytest.raises(StateError, match="full"):
+        list(talk.retry())
+    record = kept(store)
+    assert record.answered[0].turn.answer == "one"
+    assert [each.title for each in record.answered[0].documents] == ["A"]
+
+
+@pytest.mark.parametrize("work", ["retry", "resume"])
+def test_another_answer_that_says_nothing_leaves_nothing(store: Store, work: str) -> None:
+    talk, _ = chat(store, LONG, LONG, name="one")
+    list(talk.ask("Who?"))
+    events = getattr(talk, work)()
+    assert not isinstance(next(events), Text)
+    events.close()
+    assert said(kept(store)) == [("Who?", LONG)]
+
+
+def test_a_stopped_answer_that_cannot_be_written_is_complained_about(store: Store) -> None:
+    talk, _ = chat(store, LONG, LONG, name="one")
+    list(talk.ask("Who?"))
+    store.database.rows("PRAGMA query_only = ON")
+    with pytest.raises(StateError, match="not kept"):
+        stopped(talk, "Why?")

@@ -1,0 +1,340 @@
+"""The database of sessions: its file, its versions, its locks, and what is found in it."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.chat_process import ANSWERER, book, chat
+from support.places import SUPPORT
+
+from triforce_chat.engine.events import Text
+from triforce_chat.errors import StateError, UsageError
+from triforce_chat.storage.sessions import names, schema
+from triforce_chat.storage.sessions.catalog import Catalog
+from triforce_chat.storage.sessions.database import Database, Unwritable
+from triforce_chat.storage.sessions.lease import InUse
+from triforce_chat.storage.sessions.store import Store
+
+BY_HAND = SUPPORT / "sessions-version-1.sql"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "sessions.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    made = Store(path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def catalog(store: Store) -> Catalog:
+    return Catalog(store)
+
+
+def told(store: Store, name: str, *turns: tuple[str, str], titles: tuple[str, ...] = ()) -> None:
+    """A session with these questions and answers, over documents whose text is their title."""
+    talk, _ = chat(store, *(answer for _, answer in turns), name=name)
+    for title in titles:
+        talk.add(book(title, title))
+    for question, _ in turns:
+        list(talk.ask(question))
+    talk.close()
+
+
+def texts(store: Store) -> int:
+    return int(store.database.rows("SELECT count(*) FROM texts")[0][0])
+
+
+# The file
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_its_owner_reads_it(path: Path) -> None:
+    path.parent.mkdir(mode=0o755)
+    path.touch(mode=0o644)
+    store = Store(path)
+    told(store, "one", ("Why?", "So."))
+    files = [each for each in path.parent.rglob("*") if each.is_file()]
+    assert {each.name for each in files} == {"sessions.db", "sessions.db-wal", "sessions.db-shm", "1"}
+    assert {mode(each) for each in files} == {0o600}
+    assert {mode(path.parent), mode(path.parent / "locks")} == {0o700}
+    store.close()
+
+
+def test_a_commit_is_in_the_log_at_once_and_survives(path: Path, store: Store) -> None:
+    talk, _ = chat(store, "abc", name="one")
+    events = talk.ask("Why?")
+    while not isinstance(next(events), Text):
+        pass
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as other:
+        assert other.execute("SELECT text FROM pieces").fetchall() == [("abc",)]
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    other.close()
+
+
+def test_a_damaged_file_is_named_and_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"no database at all, " * 500)
+    before = path.read_bytes()
+    with pytest.raises(StateError, match=r"sessions\.db is damaged .* nothing was deleted") as caught:
+        Store(path)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_damaged_inside_is_named(path: Path) -> None:
+    store = Store(path)
+    for number in range(30):
+        told(store, f"s{number}", ("Why?", "So. " * 50))
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[8192 : len(data) - 4096] = b"\xff" * (len(data) - 12288)
+    path.write_bytes(data)
+    with pytest.raises(StateError, match="is damaged"):
+        Catalog(Store(path)).headings()
+    assert path.stat().st_size == len(data)
+
+
+def test_a_later_version_is_left_alone(path: Path) -> None:
+    Store(path).close()
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA user_version = 99")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(StateError, match=r"later triforce-chat .version 99, this one knows 1.") as caught:
+        Store(path)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_refuses() -> None:
+    with pytest.raises(Unwritable, match="Not a directory"):
+        Store(Path("/dev/null/state/sessions.db"))
+
+
+# Versions
+
+
+def by_hand(path: Path) -> None:
+    """A database as the first version of this program wrote it."""
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.executescript(BY_HAND.read_text())
+    connection.close()
+
+
+def test_a_database_of_version_1(path: Path) -> None:
+    by_hand(path)
+    catalog = Catalog(Store(path))
+    record = catalog.load(catalog.find("an old one"))
+    assert [(turn.question, turn.answer) for turn in record.turns] == [("Who?", "The mate."), ("Why?", "He")]
+    assert record.turns[0].tally.token_ids == [7, 8, 70_000]
+    assert record.turns[0].tally.finished is not None
+    assert record.past[1].ended == "interrupted"
+    assert [(each.title, each.text) for each in record.past[0].documents] == [("The log", "one\ntwo\n")]
+    assert record.settings == {"temperature": 0.5}
+    assert [hit.turn for hit in catalog.search("mate")] == [1]
+    assert schema.version_of(catalog.store.database._connection) == len(schema.MIGRATIONS)
+    told(catalog.store, "an old one", ("And?", "It goes on."))
+    assert len(catalog.load(catalog.find("an old one")).turns) == 3
+
+
+def test_a_migration(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand(path)
+    step = ("ALTER TABLE sessions ADD COLUMN mood TEXT", "UPDATE sessions SET mood = 'fine'")
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
+    for _ in range(2):
+        database = Database(path)
+        assert [tuple(row) for row in database.rows("SELECT name, mood FROM sessions")] == [
+            ("an old one", "fine")
+        ]
+        assert schema.version_of(database._connection) == len(schema.MIGRATIONS)
+        database.close()
+
+
+def test_a_migration_that_fails_leaves_everything(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand(path)
+    step = ("DELETE FROM sessions", "ALTER TABLE nowhere ADD COLUMN mood TEXT")
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
+        with pytest.raises(StateError, match="no such table: nowhere"):
+            Database(path)
+    assert len(Catalog(Store(path)).headings()) == 1
+
+
+# Who writes
+
+
+def test_a_session_has_one_writer(path: Path, store: Store) -> None:
+    talk, _ = chat(store, name="one")
+    list(talk.ask("Why?"))
+    other = Store(path)
+    with pytest.raises(InUse, match=r'one.* is open in another process.*sessions fork "one"'):
+        chat(other, name="one")
+    with pytest.raises(InUse):
+        Catalog(other).remove(Catalog(other).headings())
+    assert Catalog(other).fork("one") == "one-2"
+    talk.close()
+    chat(other, name="one")[0].close()
+
+
+def test_an_answer_of_a_living_process_is_not_ended_by_others(path: Path, store: Store) -> None:
+    talk, _ = chat(store, "a long answer, in several pieces", name="one")
+    events = talk.ask("Why?")
+    while not isinstance(next(events), Text):
+        pass
+    other = Catalog(Store(path))
+    record = other.load(other.last())
+    assert record.past[0].ended is None
+    assert record.turns[0].answer == "a long answe"
+    other.fork("one", "copy")
+    copied = other.load(other.find("copy")).past[0]
+    assert (copied.turn.answer, copied.ended) == ("a long answe", "interrupted")
+    list(events)
+    assert other.load(other.find("one")).turns[0].answer == "a long answer, in several pieces"
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-x", " x", "x ", "a/b", "a\x1b[31mb", "a\nb", "x" * 81, "a\u202eb", ".x"]
+)
+def test_what_cannot_be_a_name(name: str) -> None:
+    with pytest.raises(UsageError, match="a session cannot be called"):
+        names.checked(name)
+
+
+@pytest.mark.parametrize("name", ["a", "treasure-island-2026-11-21", "Über die See", "v1.2_3+4", "x" * 80])
+def test_what_can_be_a_name(name: str) -> None:
+    assert names.checked(name) == name
+
+
+@pytest.mark.parametrize(
+    ("title", "stem"),
+    [
+        ("Treasure Island", "treasure-island"),
+        ("  \x1b]0;x\x07: --", "0-x"),
+        ("…", "chat"),
+        ("Ü ber_all", "ü-ber-all"),
+        ("w" * 99, "w" * 40),
+    ],
+)
+def test_a_suggested_name(title: str, stem: str) -> None:
+    name = names.suggested([book(title)])
+    assert name.removesuffix(name[-11:]) == stem
+    assert names.checked(name) == name
+    assert names.suggested([]).startswith("chat-2")
+
+
+def test_a_free_name() -> None:
+    taken = {"a", "a-2", "b-7", "x" * 80}
+    assert names.free("c", taken.__contains__) == "c"
+    assert names.free("a", taken.__contains__) == "a-3"
+    assert names.free("a-2", taken.__contains__) == "a-3"
+    assert names.free("b-7", taken.__contains__) == "b-7-2"
+    assert names.checked(names.free("x" * 80, taken.__contains__)) == "x" * 75 + "-2"
+
+
+def test_rename(store: Store, catalog: Catalog) -> None:
+    told(store, "one", ("Why?", "So."))
+    told(store, "two", ("Why?", "So."))
+    with pytest.raises(UsageError, match="there is a session 'two' already"):
+        catalog.rename("one", "two")
+    with pytest.raises(UsageError, match="there is no session 'three'"):
+        catalog.rename("three", "four")
+    catalog.rename("one", "three")
+    assert [heading.name for heading in catalog.headings()] == ["two", "three"]
+
+
+# Documents
+
+
+def test_the_same_text_is_kept_once_and_goes_with_its_last_session(store: Store, catalog: Catalog) -> None:
+    told(store, "one", ("Why?", "So."), titles=("A", "B"))
+    told(store, "two", ("Why?", "So."), titles=("B",))
+    assert texts(store) == 2
+    catalog.fork("one")
+    catalog.remove([catalog.find("one")])
+    assert texts(store) == 2
+    catalog.remove([catalog.find("one-2")])
+    assert texts(store) == 1
+    record = catalog.load(catalog.find("two"))
+    assert record.documents == [book("B", "B")]
+    catalog.remove([catalog.find("two")])
+    assert (texts(store), catalog.headings()) == (0, [])
+
+
+def test_a_fork_is_a_session_of_its_own(store: Store, catalog: Catalog) -> None:
+    told(store, "one", ("Why?", "So."), titles=("A",))
+    assert catalog.fork("one", "two") == "two"
+    with pytest.raises(UsageError, match="there is a session 'two' already"):
+        catalog.fork("one", "two")
+    told(store, "two", ("And?", "Also."))
+    one, two = (catalog.load(catalog.find(name)) for name in ("one", "two"))
+    assert one.turns == two.turns[:1]
+    assert one.documents == two.documents == [book("A", "A")]
+    assert len(two.turns) == 2
+    catalog.remove([one.heading])
+    assert catalog.load(catalog.find("two")).documents == [book("A", "A")]
+
+
+def test_nothing_of_a_deleted_session_stays_in_the_file(path: Path, store: Store, catalog: Catalog) -> None:
+    told(store, "one", ("a peculiar question", "a marvellous answer"))
+    told(store, "two", ("Why?", "So."))
+    catalog.remove([catalog.find("one")])
+    everything = b"".join(file.read_bytes() for file in path.parent.iterdir() if file.is_file())
+    assert b"peculiar" not in everything
+    assert b"marvellous" not in everything
+    assert b"Why?" in everything
+
+
+# Searching
+
+
+def test_search(store: Store, catalog: Catalog) -> None:
+    told(store, "one", ("Who paid?", "The harbour master."), ("When?", "In 1871, in Värra."))
+    told(store, "two", ("Who paid for it?", "Nobody."))
+    assert {(hit.session, hit.turn) for hit in catalog.search("paid")} == {("one", 1), ("two", 1)}
+    assert [(hit.session, hit.turn) for hit in catalog.search("varra")] == [("one", 2)]
+    assert [hit.excerpt for hit in catalog.search("HARBOUR paid")] == ["The harbour master."]
+    assert [hit.session for hit in catalog.search('"paid for"')] == ["two"]
+    assert [hit.session for hit in catalog.search("nob*")] == ["two"]
+    assert catalog.search("nob") == []
+    catalog.remove([catalog.find("two")])
+    assert catalog.search("nobody") == []
+
+
+@pytest.mark.parametrize("text", ["", "?", '""', "* ^ -"])
+def test_a_search_for_nothing(catalog: Catalog, text: str) -> None:
+    with pytest.raises(UsageError, match="name a word"):
+        catalog.search(text)
+
+
+@pytest.mark.parametrize(
+    "text", ['a"', "NEAR(a b)", "a OR", "question:a", "a*b", '"a', "a AND NOT", "x'", "a\0b"]
+)
+def test_no_operator_breaks_a_search(store: Store, catalog: Catalog, text: str) -> None:
+    told(store, "one", ("a question", "an answer"))
+    assert len(catalog.search(text)) <= 1
+
+
+def test_odd_characters_are_kept(store: Store, catalog: Catalog) -> None:
+    store.create("x", "system \udce9", ANSWERER, [book("T\udce9", "lone \ud800 and \0")])[1].release()
+    assert catalog.load(catalog.find("x")).system == "system ?"
+    told(store, "x", ("caf\udce9 \0?", "nul \0 in it"))
+    record = catalog.load(catalog.find("x"))
+    assert record.documents[0].pages[0].text == "lone \ud800 and \0"
+    assert record.documents[0].title == "T?"
+    assert (record.turns[0].question, record.turns[0].answer) == ("caf? \0?", "nul \0 in it")

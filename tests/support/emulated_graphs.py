@@ -1,0 +1,80 @@
+"""Graphs without a GPU: replays that write over what earlier ones made, and inputs that do not outlast them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from support import plain_kernels
+from support.labs import perturbed, random_model
+from triforce_chat.engine.cuda_graph import Graph
+from triforce_chat.engine.forward import runner
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.host_copy import Message
+from triforce_chat.engine.sampling import sampler
+from triforce_chat.engine.sampling.executor import Replay
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU a graph gives out the same tensors at every call, and a message is on its way at once.
+
+    What the graphs of one owner made is spoiled by the next of their replays, and what is given by its own.
+    """
+    made: dict[int, list[tuple[Tensor, ...]]] = {}
+    lay_out = Replay.__call__
+
+    def replay(self: Graph[Any], work: Callable[[], Any]) -> Any:
+        of_owner = made.setdefault(id(self.pool.__self__), [])  # type: ignore[attr-defined]
+        fresh = work()
+        spoil(*(tensor for tensors in of_owner for tensor in tensors))
+        if self.captured is None:
+            self.captured = self, fresh  # type: ignore[assignment]
+            of_owner.append(tensors_of(fresh))
+            return fresh
+        with torch.inference_mode():
+            for mine, new in zip(tensors_of(self.captured[1]), tensors_of(fresh), strict=True):
+                mine.copy_(new)
+        return self.captured[1]
+
+    def leave(self: Replay) -> Any:
+        drawn = lay_out(self)
+        given = self.given
+        spoil(given.logits, given.draft.probs, *given.chances)
+        for ids in (given.draft.tokens, *(given.said or ())):
+            ids.fill_(1)
+        return drawn
+
+    class Sent(Message):
+        def __init__(self, numbers: Tensor) -> None:
+            super().__init__(numbers.clone())
+
+    monkeypatch.setattr(Graph, "__call__", replay)
+    monkeypatch.setattr(Graph, "prepare", replay)
+    monkeypatch.setattr(Replay, "__call__", leave)
+    monkeypatch.setattr(sampler, "Message", Sent)
+
+
+def captured_pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
+    """A target and its draft, whose forwards are captured; on a CPU with kernels of torch's."""
+    pytest.importorskip("triton")
+    if device == "cpu":
+        plain_kernels.replace(monkeypatch)
+    monkeypatch.setattr(runner, "fusible", lambda _: True)
+    torch.manual_seed(11)
+    model = random_model(head_dim=16).to(device)
+    return Runner(model), Runner(perturbed(copy.deepcopy(model), 0.1))
+
+
+def tensors_of(made: Any) -> tuple[Tensor, ...]:
+    return (made,) if isinstance(made, Tensor) else tuple(made)
+
+
+def spoil(*tensors: Tensor) -> None:
+    with torch.inference_mode():
+        for each in tensors:
+            each.fill_(float("nan") if each.is_floating_point() else -(10**6))

@@ -1,0 +1,66 @@
+"""The kernels as plain arithmetic: Triton's interpreter is too slow for whole answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.storage import View, rounded_up
+from triforce_chat.engine.forward.attention import folded_attention
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def silu_mul(both: Tensor) -> Tensor:
+    gate, up = both.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def rotate_and_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    frequencies: Tensor,
+    factor: float,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
+) -> None:
+    angles = (positions[:, None].float() * frequencies).repeat(1, 2)
+    cos, sin = ((turn(angles) * factor).to(q.dtype) for turn in (torch.cos, torch.sin))
+    turned_q, turned_k = apply_rotary_pos_emb(q, k, cos, sin)
+    slots = slice(int(at), int(at) + len(q))
+    q.copy_(turned_q)
+    keys[:, slots], values[:, slots] = turned_k.transpose(0, 1), v.transpose(0, 1)
+
+
+def decode_attention(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale: float, most: int) -> Tensor:
+    end = int(at) + len(q)
+    assert end <= most
+    width = rounded_up(end)
+    view = View(keys[None, :, :width], values[None, :, :width], end)
+    return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+
+def int8_linear(
+    x: Tensor,
+    weight: kernels.Int8Weight,
+    add: Tensor | None = None,
+    norm: kernels.Norm | None = None,
+    gated: bool = False,
+) -> Tensor:
+    x = x if norm is None else rms_norm(x, *norm)
+    out = x @ weight.data.to(x.dtype).t() * weight.scale
+    out = silu_mul(out) if gated else out
+    return out if add is None else add + out
+
+
+def replace(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function in (rms_norm, silu_mul, rotate_and_store, decode_attention, int8_linear):
+        monkeypatch.setattr(kernels, function.__name__, function)

@@ -1,0 +1,277 @@
+"""A program of several ranks that decodes and writes down what every rank holds after every call.
+
+``python probe.py SIZE FOLDER MODEL...``: each model in one process, then the same on SIZE ranks of which
+this process starts the others. What was found goes to FOLDER/found.json, what rank n held to FOLDER/n.jsonl.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+FOLDER = "PROBE_FOLDER"
+DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # variables; without them on the CPU
+FUSED = "PROBE_FUSED"  # the same; with it in fused blocks and captured forwards, as on a GPU
+BIG = ".big"
+BRIEF = (BIG, "adapter", ".gguf", "nine")  # models whose stacks are like those of another
+ROOM, TOKENS, PROMPT = 400, 8, 110
+INTERRUPTS = (("triforce", 9), ("auto", 4), ("naive", 5))  # a stack, and the event at which it is closed
+
+
+def held(engine: Any) -> dict[str, Any]:
+    """What must be the same on all ranks."""
+    levels: list[int] = []
+    level = engine.top
+    while hasattr(level, "cache"):
+        levels.append(level.cache.length)
+        level = getattr(level, "drafter", None)
+    tokens = hashlib.sha256(repr(engine.cached).encode()).hexdigest()
+    return {
+        "cached": len(engine.cached),
+        "tokens": tokens,
+        "levels": levels,
+        "read": len(engine.read),
+        "captured": captured(engine),
+    }
+
+
+def captured(engine: Any) -> list[int]:
+    """Tokens of the forwards that are captured over the full cache."""
+    captures = getattr(engine.target, "captures", None)
+    return list(captures.made.get(engine.full.slab, ())) if captures else []
+
+
+def fuse() -> None:
+    """Fused blocks by plain arithmetic, and captured forwards whose replays overwrite what they made."""
+    import pytest
+
+    from support import plain_kernels
+    from support.emulated_graphs import emulate
+    from triforce_chat.engine.forward import runner
+
+    patch = pytest.MonkeyPatch()
+    plain_kernels.replace(patch)
+    emulate(patch)
+    patch.setattr(runner, "fusible", lambda _: True)
+
+
+def logits(engine: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
+    """What the model says of ``ids``, few at a time and many; what its 8-bit copies and transformers' blocks do."""
+    from copy import copy
+
+    import torch
+
+    from triforce_chat.engine.cache.full import FullCache
+
+    target, given, found = engine.target, torch.tensor(ids, device=engine.target.device), {}
+    stock = copy(target)
+    stock.decoder = None
+    for name, model in (("dense", target), ("narrow", target.narrow), ("stock", stock)):
+        cache = FullCache(target.shape, len(ids) + 64)
+        model.prefill(given[:30], cache)
+        parts = (given[30:33], given[33:34], given[34:])
+        found[name] = [row for part in parts for row in model(part, cache, len(part)).tolist()]
+    return found
+
+
+def note(rank: int, engine: Any) -> None:
+    with (Path(os.environ[FOLDER]) / f"{rank}.jsonl").open("a") as file:
+        print(json.dumps(held(engine)), file=file)
+
+
+def started(line: int, rank: int, size: int) -> None:
+    """As in ``worker``, with notes."""
+    from triforce_chat.parallel import worker
+
+    obey = worker.obey
+    if FUSED in os.environ:
+        fuse()
+
+    def noted(engine: Any, call: Any, inbox: Any) -> None:
+        if call.method == "logits":
+            logits(engine, *call.arguments)
+        else:
+            obey(engine, call, inbox)
+        note(rank, engine)
+
+    worker.obey = noted
+    worker.started(line, rank, size)
+
+
+class Trial:
+    """Asks an engine, of one process or of several; ``each`` is called after every call of it."""
+
+    def __init__(self, answering: Any, each: Callable[[], None]) -> None:
+        import torch
+
+        self.answering, self.each = answering, each
+        generator = torch.Generator().manual_seed(5)
+        self.prompt: list[int] = torch.randint(3, 90, (PROMPT,), generator=generator).tolist()
+        self.prompt[60:80] = self.prompt[20:40]  # something to look up
+
+    def restack(self, name: str, middle: str = "auto") -> None:
+        from triforce_chat.engine.cache.retrieval import Budget
+        from triforce_chat.engine.speculation.stacks import StackOptions
+
+        budget = Budget(tokens=48, chunk=4, sinks=4, tail=8, stride=16, scratch=32, queries=4)
+        self.answering.restack(StackOptions(name, 6, 2, budget=budget, middle=middle))
+        self.each()
+
+    def tokens(self, plain: bool = False, cut: int = 0, **sampling: Any) -> list[int]:
+        from triforce_chat.engine.exactness import tokens_of
+
+        made = tokens_of(self.answering, self.request(cut, **sampling), plain)
+        self.each()
+        return made
+
+    def request(self, cut: int = 0, **sampling: Any) -> Any:
+        from triforce_chat.engine.engine import Request
+        from triforce_chat.engine.sampling.options import Sampling
+
+        return Request(self.prompt[cut:], TOKENS, Sampling(**sampling))
+
+    def basics(self) -> dict[str, Any]:
+        """What plain decoding says, and how sure it is; a sampled answer; what it read."""
+        plain = self.tokens(plain=True)
+        blocks = self.answering.rescore(self.request(), plain)
+        scores = [row.tolist() for rows, _ in blocks for row in rows]
+        self.each()
+        self.restack("triforce")
+        seeded = self.tokens(temperature=0.7, seed=11)
+        attended = value_of(self.answering.attended(self.request(), plain))
+        self.each()
+        return {"plain": plain, "scores": scores, "seeded": seeded, "attended": attended}
+
+    def stacks(self, names: Sequence[str]) -> dict[str, list[int]]:
+        found = {}
+        for name in names:
+            self.restack(name)
+            found[name] = self.tokens()
+        return found
+
+    def narrow(self) -> list[int]:
+        """With a middle level in 8 bits."""
+        self.restack("triforce", middle="int8")
+        return self.tokens()
+
+    def interrupts(self) -> list[list[int]]:
+        """What was said up to the interrupt, and the answer to a question that shares the prompt's middle only."""
+        found = []
+        for name, events in INTERRUPTS:
+            self.restack(name)
+            found.append(interrupted(self.answering, self.request(), events))
+            self.each()
+            found.append(self.tokens(temperature=1.0) and self.tokens(cut=30))
+        return found
+
+
+def interrupted(answering: Any, request: Any, events: int) -> list[int]:
+    """The tokens of an answer that is closed at an event."""
+    answer, said = answering.answer(request), []
+    for _ in range(events):
+        said += getattr(next(answer), "token_ids", ())
+    answer.close()
+    return said
+
+
+def value_of(events: Any) -> Any:
+    while True:
+        try:
+            next(events)
+        except StopIteration as end:
+            return end.value
+
+
+def order_of(model: str, size: int) -> dict[str, Any]:
+    """How a model is loaded; one with the ending .big is inflated."""
+    from triforce_chat.models.shapes import BigShape
+    from triforce_chat.settings.settings import Settings
+
+    name, big = model.removesuffix(BIG), model.endswith(BIG)
+    draft = str(Path(model).parent / "draft")
+    return {
+        "settings": Settings(
+            name,
+            draft if Path(draft).is_dir() else "none",
+            device=os.environ.get(DEVICE, "cpu"),
+            dtype="float32",
+            offload=OFFLOAD in os.environ,
+            tp=size,
+        ),
+        "room": ROOM,
+        "shape": BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=16, mlp=96)
+        if big
+        else None,
+    }
+
+
+def numbers(model: Any, ranks: int) -> tuple[int, int]:
+    """How many numbers this rank's weights are, and how many were planned."""
+    from torch.distributed.tensor import DTensor
+
+    from triforce_chat.memory_plan.dimensions import Dimensions
+
+    parts = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
+    return sum(part.numel() for part in parts), Dimensions.of(model.config.to_dict()).parameters(ranks)
+
+
+def together_logits(conductor: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
+    """``logits`` on all ranks at the same time."""
+    from triforce_chat.parallel.orders import Call
+
+    conductor.team.tell(Call("logits", (ids,)))
+    found = logits(conductor.engine, ids)
+    note(0, conductor.engine)
+    return found
+
+
+def nothing() -> None:
+    """In one process nobody compares."""
+
+
+def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    import torch
+
+    from triforce_chat.loading.load_engine import load_engine
+    from triforce_chat.parallel import start
+    from triforce_chat.parallel.lead import Lead
+    from triforce_chat.parallel.place import Place
+    from triforce_chat.settings.settings import STACKS
+
+    torch.set_num_threads(1)
+    if FUSED in os.environ:
+        fuse()
+    start._START = start._START.replace("triforce_chat.parallel.worker", "support.rank_probe")
+    place = Place(0, 0, size, size)
+    lead = Lead(place, *start.gathered(place))
+    for model in models:
+        engine, _ = load_engine(**order_of(model, 1))
+        alone = Trial(engine, nothing)
+        found: dict[str, Any] = {"alone": alone.basics()}
+        together, _ = lead.load(**order_of(model, size))
+        shared = Trial(together, partial(note, 0, together.engine))
+        found["shared"] = shared.basics()
+        if not model.endswith(BRIEF):
+            found["stacks"] = shared.stacks(STACKS)
+        if Path(model).name == "llama":
+            found["interrupts"] = [alone.interrupts(), shared.interrupts()]
+        if together.target.decoder:
+            found["narrow"] = shared.narrow()
+            found["logits"] = [logits(engine, alone.prompt), together_logits(together, alone.prompt)]
+            found["captured"] = captured(together.engine)
+        found["heads"] = [together.target.shape.query_heads, together.target.shape.kv_heads]
+        found["numbers"] = numbers(together.target.model, size)
+        yield Path(model).name, found
+
+
+if __name__ == "__main__":
+    size, folder, *models = sys.argv[1:]
+    os.environ[FOLDER] = folder
+    found = dict(probe(int(size), models))
+    (Path(folder) / "found.json").write_text(json.dumps(found))

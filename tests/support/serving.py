@@ -1,0 +1,113 @@
+"""A server in a thread of the test, clients for it, and a model small enough for both."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import torch
+from chat.test_template import CHATML, SPECIAL, VOCABULARY
+
+from support.tiny_models import save_model, save_tokenizer
+from triforce_chat.engine.events import Event
+from triforce_chat.serve.app import Served, build
+from triforce_chat.serve.desk import Desk, Job
+from triforce_chat.serve.place import Place, url
+from triforce_chat.serve.run import Server
+from triforce_chat.serve.wish import Wish
+
+CONTEXT = 4096
+PATIENCE = 20.0  # seconds until a test is given up
+
+
+def save_talker(folder: Path, context: int = CONTEXT) -> Path:
+    """A random model with a chat template, whose answers only their length ends."""
+    from safetensors.torch import load_file, save_file
+    from tokenizers import Tokenizer, decoders
+
+    torch.manual_seed(5)
+    save_model(folder, vocab_size=len(VOCABULARY), max_position_embeddings=context, initializer_range=0.3)
+    save_tokenizer(folder, VOCABULARY)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][: len(SPECIAL)] = 0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return folder
+
+
+class Running:
+    """A server that listens, and what its log heard."""
+
+    def __init__(self, base_url: str, desk: Desk, jobs: list[Job]) -> None:
+        self.base_url, self.desk, self.jobs = base_url, desk, jobs
+        # No proxy, and no certificates, which take long to load.
+        self.http = openai.DefaultHttpxClient(
+            base_url=base_url, trust_env=False, verify=False, timeout=PATIENCE
+        )
+        self.openai = openai.OpenAI(
+            base_url=base_url, api_key="any", max_retries=0, timeout=PATIENCE, http_client=self.http
+        )
+
+    def client(self, key: str = "any", **options: Any) -> openai.OpenAI:
+        """A client that asks each thing once."""
+        return self.openai.with_options(api_key=key, **options)
+
+    def knock(self, question: str) -> HTTPConnection:
+        """Ask, and leave it to the caller to hang up."""
+        where = urlsplit(self.base_url)
+        line = HTTPConnection(where.hostname or "", where.port)
+        wanted = {"model": "default", "messages": [{"role": "user", "content": question}], "max_tokens": 2000}
+        head = {"Content-Type": "application/json"}
+        line.request("POST", "/v1/chat/completions", json.dumps(wanted), head)
+        return line
+
+    def serves(self, question: str) -> bool:
+        """Whether this is what the engine is busy with."""
+        job = self.desk.current
+        return job is not None and job.wish.question == question
+
+
+@contextmanager
+def serving(
+    answer: Callable[[Wish], Generator[Event, None, None]],
+    served: Served,
+    token: str | None = None,
+) -> Iterator[Running]:
+    jobs: list[Job] = []
+    desk = Desk(answer, jobs.append)
+    listener = Place("127.0.0.1", 0).bound()
+    listener.listen()
+    server = Server(build(desk, served, token), desk)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    running = Running(url(listener), desk, jobs)
+    thread.start()
+    try:
+        yield running
+    finally:
+        running.openai.close()
+        server.should_exit = True
+        desk.stop()
+        thread.join(PATIENCE)
+        listener.close()
+        desk.thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert not desk.thread.is_alive()
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for something that is about to happen."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,51 @@
+"""A chat with the scripted conversation on the real terminal, for tests and for the eye."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from support.fakes import Scripted
+from triforce_chat.documents import Document, Page
+from triforce_chat.ui.repl import Labels, Repl
+from triforce_chat.ui.terminal import Screen
+
+ANSWER = """# What the book says
+
+The captain *never* names the harbour. He says it twice, once in the first chapter and once
+on the last page, where the lamp goes out, and each time the mate writes it down in the log.
+
+1. The first chapter has the ship.
+2. The second has the storm, which goes on for many a page and breaks two of the three masts.
+
+| page | event |
+|---|---|
+| 3 | the ship |
+| 12 | the storm |
+
+```python
+def harbour(book: str) -> str:
+    return book[-1]
+```
+
+And \x1b[31mred\x1b[0m \x1b]0;title\x07is not red. The end.
+"""
+
+
+def read_document(path: str, _pages: str | None) -> Document:
+    return Document(Path(path).name, path, (Page(1, "It was night.\n"), Page(2, ""), Page(3, "It was day.")))
+
+
+def main() -> int:
+    pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.02
+    history = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    screen = Screen.of(Console(), Console(stderr=True))
+    conversation = Scripted(*[ANSWER] * 9, pause=pause)
+    labels = Labels("llama-7b", "retrieval 4,096 + 68m")
+    return Repl(conversation, read_document, screen, lambda: labels, history).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

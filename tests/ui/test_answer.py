@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from support.fakes import LIMIT, Scripted, answer_events, tally_of
+from support.terminal_emulator import screen_of
+
+from triforce_chat.engine.events import Event, Finished, Prefilled, Rebuilt, Text, Verified
+from triforce_chat.ui import figures
+from triforce_chat.ui.answer import show_answer
+from triforce_chat.ui.panel import EnginePanel
+from triforce_chat.ui.terminal import Detail, Interrupt, Leave, Screen
+
+ANSWER = "The harbour is *never* named.\n\nNot once.\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def screen(detail: Detail, width: int = 100) -> Screen:
+    out = Console(
+        file=io.StringIO(), width=width, height=24, force_terminal=detail == "live", color_system=None
+    )
+    return Screen(out, Console(file=io.StringIO(), width=100), detail)
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def pressing(events: Sequence[Event], at: int, times: int, log: list[str]) -> Iterator[Event]:
+    """Press Ctrl-C before the event ``at``."""
+    try:
+        for index, event in enumerate(events):
+            for _ in range(times if index == at else 0):
+                press()
+            yield event
+    except GeneratorExit:
+        log.append("closed")
+        raise
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environ", "options", "detail"),
+    [
+        (True, {}, {}, "live"),
+        (True, {}, {"plain": True}, "plain"),
+        (True, {}, {"quiet": True}, "bare"),
+        (True, {"NO_COLOR": "1"}, {}, "bare"),
+        (True, {"TERM": "dumb"}, {}, "plain"),
+        (False, {}, {}, "bare"),
+        (False, {"FORCE_COLOR": "1"}, {}, "bare"),
+    ],
+)
+def test_detail(terminal: bool, environ: dict[str, str], options: dict[str, bool], detail: Detail) -> None:
+    out = Console(file=Terminal() if terminal else io.StringIO(), _environ=environ)
+    out._environ = environ
+    assert Screen.of(out, out, **options).detail == detail
+
+
+def test_bare_is_the_answer_and_nothing_else() -> None:
+    bare = screen("bare")
+    tally = show_answer(iter(answer_events("\x1b[2Ja *b*\n\nc")), bare)
+    assert written(bare.out) == "a *b*\n\nc\n"
+    assert written(bare.err) == ""
+    assert tally.finished is not None
+
+
+def test_a_line_end_is_not_doubled() -> None:
+    bare = screen("bare")
+    show_answer(iter(answer_events(ANSWER)), bare)
+    assert written(bare.out) == ANSWER
+
+
+def test_reading_alone_writes_nothing() -> None:
+    bare = screen("bare")
+    show_answer(iter(answer_events("")[:4]), bare)
+    assert written(bare.out) == ""
+
+
+def test_plain_tells_the_rest_in_lines_on_stderr() -> None:
+    plain = screen("plain")
+    show_answer(iter(answer_events(ANSWER)), plain)
+    assert written(plain.out) == ANSWER
+    assert written(plain.err).splitlines()[:3] == [
+        "reading: 25 %, 11,000 of 41,000 tokens",
+        "reading: 50 %, 21,000 of 41,000 tokens",
+        "reading: 75 %, 31,000 of 41,000 tokens",
+    ]
+    assert "; 20.0 ms/token; 4.0/round; target 75 %; retrieval 80 %" in written(plain.err).splitlines()[-1]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_live_leaves_the_answer_once_and_one_line(width: int) -> None:
+    live = screen("live", width)
+    show_answer(iter(answer_events(ANSWER)), live, title="stack", limit=LIMIT)
+    lines = [line.strip() for line in screen_of(written(live.out)) if line.strip()]
+    assert lines[:2] == ["The harbour is never named.", "Not once."]
+    assert len(lines) == 3
+    assert lines[2].startswith("16 tokens · 20.0 ms/token")
+    assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("detail", ["live", "plain", "bare"])
+def test_ctrl_c_closes_the_engine_and_keeps_what_was_said(detail: Detail) -> None:
+    log: list[str] = []
+    events = answer_events("one two three four five six seven eight nine ten")
+    shown = screen(detail)
+    before = signal.getsignal(signal.SIGINT)
+    tally = show_answer(pressing(events, 7, 1, log), shown)
+    assert log == ["closed"]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert tally.text == "one two thre"
+    assert "one two thre" in written(shown.out)
+    assert tally.finished is not None
+    assert (tally.finished.reason, tally.finished.completion_tokens) == ("interrupted", 4)
+
+
+def test_ctrl_c_stops_a_prefill() -> None:
+    plain = screen("plain")
+    tally = show_answer(pressing(answer_events("never said"), 1, 1, []), plain)
+    assert tally.text == ""
+    assert "stopped while reading, 21,000 of 41,000 tokens done" in written(plain.err)
+
+
+def test_the_second_ctrl_c_leaves_with_the_terminal_restored() -> None:
+    live, before = screen("live"), signal.getsignal(signal.SIGINT)
+    with pytest.raises(Leave):
+        show_answer(pressing(answer_events(ANSWER), 9, 2, []), live)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert written(live.out).rpartition("\x1b[?25l")[2].count("\x1b[?25h") == 1
+
+
+def test_a_late_second_ctrl_c_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Interrupt, "WINDOW", 0.0)
+    with Interrupt() as interrupt:
+        press()
+        press()
+    assert interrupt.requested
+
+
+def test_an_error_in_the_middle_keeps_the_text() -> None:
+    def failing() -> Iterator[Event]:
+        yield Text((1,), "half")
+        raise MemoryError
+
+    bare = screen("bare")
+    with pytest.raises(MemoryError):
+        show_answer(failing(), bare)
+    assert written(bare.out) == "half\n"
+
+
+def ticking(step: float) -> Callable[[], float]:
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += step
+        return now
+
+    return clock
+
+
+def drawn(panel: EnginePanel, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=24)
+    console.print(panel)
+    return written(console).splitlines()
+
+
+def test_panel_while_reading() -> None:
+    panel = EnginePanel("stack", LIMIT)
+    panel.add(Prefilled(done=31_000, total=41_000, cached=1_000, seconds=3.0))
+    lines = drawn(panel)
+    assert len(lines) == 4
+    assert "76 %   31,000 / 41,000 tokens" in lines[1]
+    assert "10,000 tokens/s   1.0 s left   2 % from the cache" in lines[2]
+
+
+def test_panel_while_answering() -> None:
+    panel = EnginePanel("stack", LIMIT, ticking(0.1))
+    panel.add(Prefilled(41_000, 41_000, 0, 5.0))
+    panel.add(Rebuilt(41_000, "first", 0.1))
+    panel.add(Verified("retrieval", 6, 5))
+    panel.add(Verified("target", 4, 4))
+    panel.add(Text((1, 2, 3, 4, 5), "abc"))
+    panel.add(Rebuilt(41_002, "acceptance", 0.1))
+    lines = drawn(panel)
+    assert lines[0].startswith("╭─ stack ─")
+    assert "target ━━━━━━━━━━ 100 %   retrieval ━━━━━━━━━━ 83 %" in lines[1]
+    assert "5.0 tokens/round" in lines[2]
+    assert "built 2×   last at 41,002   3 tokens ago (acceptance)" in lines[3]
+    assert "context 41,005 / 131,072 tokens (31 %)" in lines[4]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_panel_never_wraps(width: int) -> None:
+    panel = EnginePanel("a stack with a long name, longer than the panel is wide, to see what happens", LIMIT)
+    heights = set()
+    for event in answer_events(ANSWER)[3:]:
+        panel.add(event)
+        lines = drawn(panel, width)
+        assert {len(line) for line in lines} == {width}
+        heights.add(len(lines))
+    assert heights == {5}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.04, "0.0 s"), (9.96, "10 s"), (99.6, "1 min 40 s"), (7_260, "2 h 01 min")]
+)
+def test_duration(seconds: float, said: str) -> None:
+    assert figures.duration(seconds) == said
+
+
+def test_summary_names_the_length_limit() -> None:
+    tally = tally_of([Text((1, 2), "x"), Finished("length", 10, 0, 2, 1.0, 1.1, 0.5)])
+    assert figures.summary(tally)[0] == "cut at 2 tokens, the length limit"
+
+
+@pytest.mark.parametrize(
+    ("values", "marks", "width", "bars", "under"),
+    [
+        ([0, 1, 2, 4, 7], [0, 3], 80, "▁▂▃▅█", "^  ^"),
+        ([0, 0], [], 80, "▁▁", ""),
+        ([], [], 80, "", ""),
+        ([8] * 50 + [0] * 50, [0, 99], 10, "█████▁▁▁▁▁", "^        ^"),
+        ([1, 1, 4, 4, 4], [4], 2, "▃█", " ^"),
+    ],
+)
+def test_sparkline(values: list[int], marks: list[int], width: int, bars: str, under: str) -> None:
+    assert figures.sparkline(values, marks, width) == (bars, under)
+
+
+def test_quarters_are_told_once_and_quick_work_has_none() -> None:
+    quarters = figures.Quarters()
+    assert [quarters.reached(done, 8) for done in range(9)] == [0, 0, 25, 0, 50, 0, 75, 0, 100]
+    assert figures.Quarters().reached(8, 8) == figures.Quarters().reached(0, 0) == 0
+
+
+def test_plain_writes_whole_sentences() -> None:
+    plain = screen("plain")
+    pieces: list[str] = []
+    plain.out.file.write = pieces.append  # type: ignore[method-assign, assignment]
+    show_answer(iter(answer_events("It is 3.5 m. Not\nmore than that! And so on", level=False)), plain)
+    assert pieces == ["It is 3.5 m. Not\n", "more than that! ", "And so on", "\n"]
+
+
+@pytest.mark.parametrize("detail", ["live", "plain", "bare"])
+def test_an_answer_goes_on_behind_what_was_said(detail: Detail) -> None:
+    shown = screen(detail)
+    tally = show_answer(iter(answer_events(" and *on*.")), shown, behind="Settled.\n\nIt goes on")
+    assert tally.text == " and *on*."
+    out = written(shown.out)
+    if detail == "live":
+        assert screen_of(out)[0] == "It goes on and on."
+    else:
+        assert out == " and *on*.\n"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10)])
+def test_wide_characters_in_the_panel(size: tuple[int, int]) -> None:
+    panel = EnginePanel("検索 4,096 + 小さな 👩‍🚀 e\u0301", LIMIT, ticking(0.1))
+    for event in answer_events(ANSWER):
+        panel.add(event)
+        lines = drawn(panel, size[0])
+        assert {cell_len(line) for line in lines} == {size[0]}
+        assert len(lines) <= 5
+
+
+def test_fit() -> None:
+    assert figures.fit(["検索", "検索"], 9) == "検索"
+    assert figures.fit(["abc", "def", "ghi"], 9) == "abc · def"
+    assert figures.fit(["longer than that"], 3) == "longer than that"
+
+
+class PressingFile(io.StringIO):
+    """Somebody presses Ctrl-C on reading "six"."""
+
+    def write(self, text: str) -> int:
+        if "six" in text:
+            press()
+        return super().write(text)
+
+
+def test_a_stopped_answer_is_a_turn_of_the_conversation() -> None:
+    talk = Scripted("one two three four five six seven eight nine ten")
+    show_answer(talk.ask("q"), Screen(Console(file=PressingFile()), Console(file=io.StringIO()), "bare"))
+    assert [turn.answer for turn in talk.turns] == ["one two three four five six seven ei"]

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.fakes import Scripted
+
+from triforce_chat.documents import Document, Page
+from triforce_chat.errors import DocumentError, UsageError
+from triforce_chat.ui.clipboard import copy
+from triforce_chat.ui.prompt import is_command, message, open_block
+from triforce_chat.ui.repl import Labels, Repl
+from triforce_chat.ui.terminal import Detail, Screen
+from triforce_chat.ui.transcript import describe
+
+PAGES = (Page(1, "It was night."), Page(2, " "), Page(3, "It was \x1b[1mday."), Page(4, ""), Page(5, "End."))
+
+
+class Chat:
+    """A chat over lines; ``ask`` returns what stdout and stderr received."""
+
+    def __init__(self, *answers: str | Exception, detail: Detail = "bare") -> None:
+        self.talk = Scripted(*answers)
+        self.read: list[tuple[str, str | None]] = []
+        self.out, self.err = (Console(file=io.StringIO(), width=100) for _ in range(2))
+        labels = Labels("model", "stack")
+        self.repl = Repl(self.talk, self._document, Screen(self.out, self.err, detail), lambda: labels)
+
+    def _document(self, path: str, pages: str | None) -> Document:
+        self.read.append((path, pages))
+        if path == "missing.pdf":
+            raise DocumentError("missing.pdf cannot be read")
+        return Document(Path(path).name, path, PAGES)
+
+    def ask(self, *lines: str) -> tuple[str, str]:
+        self.code = self.repl.run_lines(lines)
+        return self._drain(self.out), self._drain(self.err)
+
+    def _drain(self, console: Console) -> str:
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        console.file = io.StringIO()
+        return str(text)
+
+
+def test_a_whole_chat() -> None:
+    chat = Chat("Night.", "Day.")
+    out, err = chat.ask("/doc book.pdf 1-3\n", "When?\n", "\n", "//slash\n", "/exit\n", "never asked\n")
+    assert out == "Night.\nDay.\n"
+    assert chat.talk.questions == ["When?", "/slash"]
+    assert chat.read == [("book.pdf", "1-3")]
+    assert "added book.pdf: 5 pages (2, 4 without text), " in err
+    assert (chat.code, chat.talk.prefills) == (0, 1)
+
+
+def test_an_error_is_one_line_and_the_chat_goes_on() -> None:
+    chat = Chat("yes")
+    out, err = chat.ask("/doc missing.pdf", "/nonsense", "still there?")
+    assert out == "yes\n"
+    assert err.startswith("error: missing.pdf cannot be read\nerror: there is no command /nonsense; /help")
+    assert chat.code == UsageError.exit_code
+
+
+def test_the_closest_command_is_suggested() -> None:
+    assert "did you mean /stats?" in Chat().ask("/stat")[1]
+
+
+def test_help_lists_every_command_with_its_arguments() -> None:
+    _, err = Chat().ask("/help")
+    for line in ("/doc PATH [PAGES]", "/compare QUESTION", "/set [NAME VALUE]", "/export FILE", "/quit"):
+        assert line in err
+    assert len(Chat().ask("/help doc")[1].splitlines()) == 1
+
+
+def test_pages() -> None:
+    chat = Chat()
+    assert "there is no document" in chat.ask("/pages")[1]
+    chat.ask("/doc book.pdf")
+    assert chat.ask("/pages")[1] == "book.pdf: 5 pages (2, 4 without text)\n"
+    shown = chat.ask("/pages 2-3,5")[1]
+    assert shown == "book.pdf, page 2\n(no text)\nbook.pdf, page 3\nIt was day.\nbook.pdf, page 5\nEnd.\n"
+    assert "no document has 99" in chat.ask("/pages 99")[1]
+    assert "is not a page or a range of pages" in chat.ask("/pages x")[1]
+    assert chat.ask("/pages 4-")[1].count("book.pdf") == 2
+
+
+def test_set_and_system() -> None:
+    chat = Chat()
+    assert "temperature = 0.6\n" in chat.ask("/set")[1]
+    assert chat.ask("/set temperature 0")[1] == "temperature = 0\n"
+    assert chat.ask("/set top_p=0.5", "/set top_p")[1] == "top_p = 0.5\n" * 2
+    assert "no setting heat; there are temperature" in chat.ask("/set heat")[1]
+    assert chat.ask("/system Be brief.")[1] == "Be brief.\n"
+    assert chat.ask('/system ""')[1] == "the system text is empty\n"
+
+
+def test_stats_retry_tokens_clear() -> None:
+    chat = Chat("one", "two")
+    assert "ask something first" in chat.ask("/stats")[1]
+    assert "nothing to retry" in chat.ask("/retry")[1]
+    assert chat.ask("q", "/retry")[0] == "one\ntwo\n"
+    assert chat.talk.questions == ["q", "q"]
+    stats = chat.ask("/stats")[1]
+    assert "4.0/round" in stats
+    assert "cache built for first: 1, the last at token 41,000" in stats
+    assert "context 0 / 131,072 tokens (0 %), 131,072 left" in chat.ask("/tokens")[1]
+    chat.ask("/clear")
+    assert chat.talk.turns == []
+
+
+def test_continue() -> None:
+    chat = Chat("One", " and two")
+    assert "there is no answer to continue" in chat.ask("/continue")[1]
+    assert chat.ask("q", "/continue")[0] == "One\n and two\n"
+    assert [turn.answer for turn in chat.talk.turns] == ["One and two"]
+
+
+def test_stats_draw_the_course_of_the_answer() -> None:
+    chat = Chat("x" * 60)
+    lines = chat.ask("q", "/stats")[1].splitlines()
+    at = lines.index("accepted in each of 5 rounds, 3 to 3")
+    assert lines[at + 1 : at + 3] == ["          █████", "built     ^"]
+
+
+def test_plain_has_words_where_others_have_drawings() -> None:
+    chat = Chat("x" * 60, detail="plain")
+    said = "".join(chat.ask("q", "/stats", "/help doc"))
+    assert "target: accepted 15, proposed 20, tested 20, rounds 5, acceptance 75 %\n" in said
+    assert "accepted per round: 3.0 of 5 rounds, 3 to 3\ncache built in round: 1\n" in said
+    assert "/doc PATH [PAGES]: Add a document behind what was said.\n" in said
+    assert not re.search("[\u2500-\u259f]", said)
+
+
+class TerminalFile(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_copy() -> None:
+    chat = Chat("Zwölf\x1b[2J Boxer.\n")
+    assert "there is no answer to copy" in chat.ask("/copy")[1]
+    assert "standard output is no terminal" in chat.ask("q", "/copy")[1]
+    chat.out.file = TerminalFile()
+    assert "sent 12 characters" in chat.ask("/copy")[1]
+
+
+def test_what_a_copy_writes() -> None:
+    screen = Screen(Console(file=TerminalFile()), Console(file=io.StringIO()), "bare")
+    copy("Zwölf", screen)
+    assert screen.out.file.getvalue() == "\x1b]52;c;WnfDtmxm\x07"  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="has 80,000 bytes"):
+        copy("ö" * 40_000, screen)
+    with pytest.raises(UsageError, match="no terminal that has one"):
+        copy("x", Screen(Console(file=TerminalFile(), _environ={"TERM": "dumb"}), screen.err, "plain"))
+
+
+def test_editor_needs_a_keyboard() -> None:
+    chat = Chat("fine")
+    out, err = chat.ask("/editor draft", "still there?")
+    assert (out, "needs a keyboard" in err) == ("fine\n", True)
+
+
+def test_export_as_json(tmp_path: Path) -> None:
+    chat, file = Chat("Night."), tmp_path / "chat.json"
+    chat.ask("/doc book.pdf", "When?", f"/save {file}")
+    told = json.loads(file.read_text())
+    assert told["documents"] == [{"title": "book.pdf", "unit": "page", "pages": [1, 2, 3, 4, 5]}]
+    assert told["system"] == "You answer from the document."
+    (turn,) = told["turns"]
+    assert (turn["question"], turn["text"], turn["finish_reason"]) == ("When?", "Night.", "stop")
+    assert turn["timing"]["ms_per_token"] == 20.0
+    assert "ends in .md or .json" in chat.ask(f"/export {tmp_path / 'chat.txt'}", "/export")[1]
+    assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_compare() -> None:
+    chat = Chat("same")
+    assert "needs a question" in chat.ask("/compare")[1]
+    assert chat.ask("/compare why?")[0].startswith("hierarchical:\nsame\nplain:\nsame\ntokens/s")
+
+
+def test_save_never_destroys_a_file_that_it_did_not_write(tmp_path: Path) -> None:
+    chat, file = Chat("**Night**\x1b[2J."), tmp_path / "two words.md"
+    chat.ask("/doc book.pdf", "When was it?", f"/export {file}")
+    text = file.read_text()
+    assert "- book.pdf: 5 pages" in text
+    assert "\n> When was it?\n\n**Night**.\n\n*8 tokens · 20.0 ms/token" in text
+    assert "wrote 1 turn" in chat.ask(f"/export {file}")[1]
+    other = tmp_path / "other.md"
+    other.write_text("precious")
+    assert "exists; nothing was written" in chat.ask(f"/save {other}")[1]
+    assert other.read_text() == "precious"
+    assert "No such file" in chat.ask(f"/save {tmp_path}/no/where.md")[1]
+    assert chat.code == 1
+
+
+def test_a_path_with_spaces_and_digits(tmp_path: Path) -> None:
+    file = tmp_path / "part 2"
+    file.touch()
+    chat = Chat()
+    chat.ask(f"/doc {file}", f'/doc "{file}" 3-4', f"/doc {tmp_path}/part 7")
+    assert chat.read == [(str(file), None), (str(file), "3-4"), (f"{tmp_path}/part", "7")]
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("/help", True),
+        ("/hepl", True),
+        ("//help", False),
+        ("hello /help", False),
+        ("", False),
+        ("/ alone", False),
+    ],
+)
+def test_is_command(text: str, command: bool) -> None:
+    assert is_command(text, {"help"}) is command
+
+
+def test_an_existing_path_begins_a_question(tmp_path: Path) -> None:
+    assert not is_command(f"{tmp_path} is a folder, why?", {"help"})
+    assert is_command(f"{tmp_path}/missing is a folder, why?", {"help"})
+
+
+def test_blocks() -> None:
+    assert open_block('"""')
+    assert open_block('"""a\nb')
+    assert not open_block('"""a\nb"""')
+    assert message('"""\na\n  b\n"""') == "a\n  b"
+    assert message("  plain ") == "plain"
+
+
+def test_describe_cleans_the_title() -> None:
+    assert describe(Document("a\x1b[2Jb", "x", (Page(1, "t"),), "section")) == "ab: 1 section"

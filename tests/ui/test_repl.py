@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document as Line
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from rich.console import Console
+from support.fakes import Scripted
+from support.places import ROOT, SUPPORT
+from support.pseudo_terminal import CTRL_C, CTRL_D, Terminal
+
+from triforce_chat.documents import Document, Page
+from triforce_chat.errors import INTERRUPTED, DoesNotFit
+from triforce_chat.ui.prompt import SlashCompleter
+from triforce_chat.ui.repl import HINT, Labels, Repl
+from triforce_chat.ui.terminal import Screen
+
+ALT_ENTER = "\x1b\r"
+
+
+class Chat:
+    """The REPL on a pipe of keys."""
+
+    def __init__(self, *answers: str | Exception, history: Path | None = None) -> None:
+        self.talk = Scripted(*answers)
+        self.out, self.err = Console(file=io.StringIO()), Console(file=io.StringIO(), width=100)
+        self.read: list[str] = []
+        labels = Labels("model", "stack")
+        screen = Screen(self.out, self.err, "bare")
+        self.repl = Repl(self.talk, self._document, screen, lambda: labels, history)
+
+    def _document(self, path: str, _pages: str | None) -> Document:
+        self.read.append(path)
+        return Document(path, path, (Page(1, "x"),))
+
+    def type(self, keys: str) -> int:
+        with create_pipe_input() as keyboard:
+            keyboard.send_text(keys)
+            return self.repl.run(keyboard, DummyOutput())
+
+    @property
+    def said(self) -> str:
+        return str(self.out.file.getvalue())  # type: ignore[attr-defined]
+
+    @property
+    def remarks(self) -> str:
+        return str(self.err.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("keys", "questions"),
+    [
+        ("hello\r", ["hello"]),
+        ("\x1b[200~one\ntwo\n/three\n\x1b[201~\r", ["one\ntwo\n/three"]),
+        (f"one{ALT_ENTER}two\r", ["one\ntwo"]),
+        ('"""one\rtwo\r"""\rthree\r', ["one\ntwo", "three"]),
+        (f"typed{CTRL_C}anew\r", ["anew"]),
+        ("\r\r  \rx\r", ["x"]),
+    ],
+)
+def test_keys(keys: str, questions: list[str]) -> None:
+    chat = Chat()
+    assert chat.type(keys + CTRL_D) == 0
+    assert chat.talk.questions == questions
+
+
+def test_idle_ctrl_c_gives_a_hint() -> None:
+    chat = Chat("fine")
+    assert chat.type(f"{CTRL_C}{CTRL_C}{CTRL_C}still here?\r{CTRL_D}") == 0
+    assert chat.remarks.count(HINT) == 3
+    assert chat.said == "fine\n"
+
+
+def test_exit() -> None:
+    chat = Chat()
+    assert chat.type("/exit\rnever\r") == 0
+    assert chat.talk.questions == []
+
+
+def test_completion(tmp_path: Path) -> None:
+    (tmp_path / "a book.pdf").touch()
+    complete = SlashCompleter(Chat().repl._commands).get_completions
+
+    def offered(typed: str) -> list[tuple[str, str]]:
+        found = complete(Line(typed), CompleteEvent(completion_requested=True))
+        return [(typed[: len(typed) + one.start_position] + one.text, one.display_meta_text) for one in found]
+
+    assert ("/doc", "Add a document behind what was said.") in offered("/")
+    assert [text for text, _ in offered("/sy")] == ["/system"]
+    assert offered("/set temp") == [("/set temperature", "now 0.6")]
+    assert [text for text, _ in offered(f"/doc {tmp_path}/a")] == [f"/doc {tmp_path}/a book.pdf"]
+    assert [text for text, _ in offered(f"/save {tmp_path}/a")] == [f"/save {tmp_path}/a book.pdf"]
+    assert [text for text, _ in offered(f"/export {tmp_path}/a")] == [f"/export {tmp_path}/a book.pdf"]
+    assert offered("text /he") == offered("/clear x") == offered("/set\nx") == []
+
+
+def test_errors_do_not_end_the_chat() -> None:
+    chat = Chat(DoesNotFit("the question needs 10 tokens,\n5 are left"), "short")
+    assert chat.type(f"long\rshort\r{CTRL_D}") == 0
+    assert "error: the question needs 10 tokens, 5 are left\n" in chat.remarks
+    assert chat.said == "short\n"
+
+
+def test_history_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
+    history = tmp_path / "state" / "history"
+    Chat(history=history).type(f"remember me\r{CTRL_D}")
+    assert history.stat().st_mode & 0o077 == 0
+    chat = Chat(history=history)
+    chat.type(f"\x1b[A\r{CTRL_D}")
+    assert chat.talk.questions == ["remember me"]
+
+
+def test_a_history_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert Chat(history=tmp_path / "file" / "history").type(f"x\r{CTRL_D}") == 0
+
+
+def test_the_toolbar_has_the_numbers() -> None:
+    chat = Chat()
+    chat.type(f"/doc book\rhello\r{CTRL_D}")
+    assert chat.repl._toolbar() == " model · context 1 / 131,072 tokens (0 %) · 20.0 ms/token · book"
+
+
+@pytest.fixture
+def on_terminal() -> Iterator[Callable[[float], Terminal]]:
+    """The demonstration chat on a real (pseudo) terminal."""
+    started: list[Terminal] = []
+
+    def start(pause: float) -> Terminal:
+        started.append(Terminal(SUPPORT / "ui_demo.py", pause))
+        return started[-1]
+
+    yield start
+    for terminal in started:
+        terminal.kill()
+
+
+def test_a_chat_on_a_terminal(on_terminal: Callable[[float], Terminal]) -> None:
+    terminal = on_terminal(0.03)
+    terminal.until(">")
+    terminal.send("/sta\t")
+    terminal.until("ts")
+    terminal.send("\r")
+    terminal.until("ask something first")
+    terminal.send("\x1b[200~one\ntwo\x1b[201~")
+    terminal.until("two")
+    terminal.send("\r")
+    terminal.until("The captain")
+    terminal.send(CTRL_C)
+    terminal.until("stopped after")
+    terminal.until(">")
+    terminal.send(CTRL_C)
+    terminal.until(HINT)
+    terminal.send("/pages\r")
+    terminal.until("there is no document")
+    terminal.until(">")
+    terminal.send(CTRL_D)
+    assert terminal.close() == 0
+
+
+def test_the_second_ctrl_c_leaves(on_terminal: Callable[[float], Terminal]) -> None:
+    terminal = on_terminal(1.5)  # the engine does not reach its next event in time
+    terminal.until(">")
+    terminal.send("hello\r")
+    terminal.until("context")
+    terminal.send(CTRL_C)
+    terminal.until("stopping")
+    terminal.send(CTRL_C)
+    assert terminal.close() == INTERRUPTED
+
+
+def test_the_terminal_side_knows_no_tensors() -> None:
+    code = "import sys, triforce_chat.ui.repl; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,144 @@
+"""``triforce-chat cache``: what was read of documents and kept on the disk, and being rid of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.cli.models import Debug, Json, interruptible
+from triforce_chat.cli.options import GIGABYTE, Options, failures, print_record, screen_of
+from triforce_chat.errors import UsageError
+from triforce_chat.settings.sizes import readable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from triforce_chat.storage.kv.shelf import Shelf, Stored
+
+app = typer.Typer(help="What was read of documents and is kept on the disk.", no_args_is_help=True)
+
+
+@app.command("ls")
+def list_texts(json: Json = False, debug: Debug = False) -> None:
+    """List the texts that need not be read again, the latest first."""
+    with failures(debug):
+        shelf = users_shelf()
+        texts, used = shelf.texts(), shelf.used()
+        limit = shelf.limit(used)
+        if json:
+            records = [record_of(text) for text in texts]
+            folder = str(shelf.folder)
+            print_record({"folder": folder, "bytes": used, "limit": limit, "texts": records})
+            return
+        screen = screen_of(Options())
+        if texts:
+            screen.out.print(table_of(texts))
+        told = f"{readable(used)} of at most {readable(limit)} in {shelf.folder}"
+        screen.err.print(told, markup=False, style="dim", soft_wrap=True)
+
+
+@app.command("rm")
+def remove(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="As 'cache ls' shows.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Delete all texts.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Delete texts; what another text begins with as well stays with that one."""
+    with failures(debug):
+        shelf = users_shelf()
+        if bool(ids) == everything:
+            raise UsageError("name the texts to delete as 'triforce-chat cache ls' shows them, or pass --all")
+        texts = shelf.texts() if everything else chosen(shelf, ids or [])
+        with interruptible():
+            if not yes and texts and not typer.confirm(f"Delete {named(texts)}?", err=True):
+                raise UsageError("nothing deleted")
+        freed = shelf.remove(texts)
+        if everything:
+            freed += shelf.collect()
+        typer.echo(f"{readable(freed)} freed", err=True)
+
+
+@app.command("gc")
+def collect(
+    size: Annotated[
+        float | None,
+        typer.Option(min=0, help="Leave at most so many GB (default: a quarter of the free disk)."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Delete what is damaged or unfinished, then the texts that were used longest ago until the rest fits."""
+    with failures(debug):
+        shelf = users_shelf(None if size is None else size * GIGABYTE)
+        typer.echo(f"{readable(shelf.collect())} freed", err=True)
+
+
+def users_shelf(limit: float | None = None) -> Shelf:
+    """What is kept, up to ``limit`` bytes; None: up to the ``cache-size`` of the user's settings."""
+    from triforce_chat.settings.layers import in_effect
+    from triforce_chat.storage.kv.shelf import Shelf, users_folder
+
+    size = in_effect().values["cache_size"]
+    return Shelf(users_folder(), size * GIGABYTE if limit is None and size is not None else limit)
+
+
+def chosen(shelf: Shelf, ids: Sequence[str]) -> list[Stored]:
+    """The texts of these ids, which may be cut short. Raises UsageError for one that names none or several."""
+    texts, found = shelf.texts(), []
+    for wanted in ids:
+        matching = [text for text in texts if wanted and text.id.startswith(wanted)]
+        if len(matching) != 1:
+            raise UsageError(f"{'no text' if not matching else 'more than one text'} {wanted!r} in the cache")
+        found += matching
+    return found
+
+
+def named(texts: Sequence[Stored]) -> str:
+    size = readable(sum(text.bytes for text in texts))
+    return f"{title_of(texts[0])} ({size})" if len(texts) == 1 else f"{len(texts)} texts ({size})"
+
+
+def title_of(text: Stored) -> str:
+    """The documents' titles; what comes behind the last of them is a conversation, or not read to its end."""
+    from triforce_chat.ui.clean import one_line
+
+    titles = " + ".join(map(one_line, text.titles))
+    if text.complete:
+        return titles
+    return f"{titles}, and more" if titles else "the beginning of a text"
+
+
+def record_of(text: Stored) -> dict[str, Any]:
+    return {
+        "id": text.id,
+        "titles": list(text.titles),
+        "model": text.model,
+        "tokens": text.tokens,
+        "bytes": text.bytes,
+        "used": text.used,
+        "complete": text.complete,
+    }
+
+
+def table_of(texts: Sequence[Stored]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import one_line
+    from triforce_chat.ui.figures import moment
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("id", no_wrap=True)
+    table.add_column("text", overflow="fold")
+    table.add_column("model", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("used", no_wrap=True)
+    for text in texts:
+        used = moment(text.used)
+        title, model = Text(title_of(text)), Text(one_line(text.model))  # not as markup
+        table.add_row(text.id, title, model, f"{text.tokens:,}", readable(text.bytes), used)
+    return table

@@ -1,0 +1,219 @@
+"""``triforce-chat evaluate``: how good a model is at its length, and how well its drafts are accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.cli.options import (
+    Documents,
+    Options,
+    command,
+    in_one_process,
+    listed,
+    open_engine,
+    print_record,
+    read_all,
+    screen_of,
+)
+from triforce_chat.errors import UsageError
+
+if TYPE_CHECKING:
+    from triforce_chat.lab.evaluation.runs import Findings
+    from triforce_chat.models.adapter import Adapter
+    from triforce_chat.models.load import LoadedModel
+    from triforce_chat.ui.terminal import Screen
+
+app = typer.Typer(
+    help="Measure a model's quality by context length, and how often its drafts are accepted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+LENGTHS = "8192,32768,124928"
+WINDOW = 8192  # tokens of the short memory that perplexity compares with
+SLACK = 256  # tokens behind a document for a question and its answer
+WIDER = 2048  # the same where the last page may be longer than it should be
+SHORT = 1024  # tokens for a question without a document, and its answer
+WIDE = 170  # characters that the tables need
+Contexts = Annotated[str, typer.Option(help="Context lengths in tokens.")]
+Reference = Annotated[
+    str | None,
+    typer.Option(help="Model to compare with, none for none; an adapter's is its base.", show_default=False),
+]
+
+
+@command(app)
+def perplexity(
+    documents: Documents,
+    options: Options,
+    contexts: Annotated[str, typer.Option(help="Tokens to read; of several the largest.")] = "124928",
+    reference: Reference = None,
+    strides: Annotated[
+        str, typer.Option(help="Steps of 8,192-token windows over the farthest positions.")
+    ] = "1024,4096",
+) -> None:
+    """Perplexity by position in one long text: the documents one after the other."""
+    most, steps = max(listed(contexts)), listed(strides)
+    if most < 2 or not all(0 < step < WINDOW for step in steps):
+        raise UsageError(f"--contexts must be 2 or more, --strides from 1 to {WINDOW - 1}")
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    loaded = open_model(options, options.model, screen)
+    from triforce_chat.lab.evaluation import runs
+
+    base = compared(reference, loaded.source.adapter)
+    other = open_model(options, base, screen) if base else None
+    tell(options, screen, runs.perplexity(loaded, texts, most, steps, other))
+
+
+@command(app)
+def facts(
+    documents: Documents,
+    options: Options,
+    contexts: Contexts = LENGTHS,
+    count: Annotated[int, typer.Option("--documents", min=1, help="Documents per length.")] = 10,
+    page_tokens: Annotated[int | None, typer.Option(help="Mark pages of so many tokens.")] = None,
+) -> None:
+    """Facts planted into the documents, asked for one by one and answered greedily."""
+    lengths, options = listed(contexts), quick(options)
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    engine, loaded, _ = open_engine(options.settings, screen, room=max(lengths) + SLACK)
+    from triforce_chat.lab.evaluation import runs
+
+    watch = watched(screen)
+    found = runs.planted(engine, loaded, options.settings, texts, lengths, count, page_tokens, watch)
+    tell(options, screen, found)
+
+
+@command(app)
+def sources(
+    documents: Documents,
+    options: Options,
+    contexts: Contexts = "4096",
+    count: Annotated[int, typer.Option("--documents", min=1, help="Excerpts per length.")] = 10,
+    facts: Annotated[int, typer.Option(min=1, help="Facts planted into each.")] = 10,
+    page_tokens: Annotated[int, typer.Option(min=64, help="Tokens of a page.")] = 400,
+) -> None:
+    """Whether the pages named below an answer hold it: facts planted on random pages."""
+    lengths, options = listed(contexts), quick(options)
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    engine, loaded, _ = open_engine(options.settings, screen, room=max(lengths) + WIDER)
+    from triforce_chat.lab.evaluation import sources
+
+    plan = sources.Plan(lengths, count, facts, page_tokens, options.seed or 0)
+    tell(options, screen, sources.findings(engine, loaded, options.settings, texts, plan, watched(screen)))
+
+
+@command(app)
+def questions(options: Options, reference: Reference = None) -> None:
+    """Short everyday questions, put to the model and to the one it was made from."""
+    options = quick(options)
+    screen = screen_of(options)
+    from triforce_chat.models.registry import resolve
+
+    base = compared(reference, resolve(options.model).adapter)
+    names = dict.fromkeys([options.model, *([base] if base else [])])
+    each = (dataclasses.replace(options, model=name).settings for name in names)
+    engines = (open_engine(settings, screen, room=SHORT)[:2] for settings in each)
+    from triforce_chat.lab.evaluation import runs
+
+    tell(options, screen, runs.short_questions(engines, options.settings, watched(screen)))
+
+
+@command(app)
+def acceptance(
+    documents: Documents,
+    options: Options,
+    contexts: Contexts = LENGTHS,
+    temperatures: Annotated[str, typer.Option(help="Temperatures of the target's texts.")] = "0,0.6,1",
+    policies: Annotated[str, typer.Option(help="Policies of the retrieval cache.")] = "mean,minmax",
+    tokens: Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, help="Texts per prompt and temperature.")] = 4,
+    places: Annotated[int, typer.Option(min=1, help="Places in the documents.")] = 2,
+) -> None:
+    """Expected acceptance of every level on text that the target writes."""
+    lengths, degrees, names = listed(contexts), listed(temperatures, float, 0), policies.split(",")
+    for name in names:
+        dataclasses.replace(options.settings, policy=name)  # complains about an unknown one
+    for degree in degrees:
+        dataclasses.replace(options.settings, temperature=degree)
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    engine, loaded, _ = open_engine(options.settings, screen, room=max(lengths) + tokens)
+    from triforce_chat.engine.cache.retrieval import Budget
+    from triforce_chat.lab.evaluation import runs
+    from triforce_chat.lab.evaluation.acceptance import Plan
+    from triforce_chat.loading.load_engine import LARGEST_BUDGET
+
+    budget = Budget(tokens=options.budget or LARGEST_BUDGET, chunk=options.chunk)
+    plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0)
+    watch = watched(screen)
+    found = runs.acceptance(engine, loaded, options.settings, texts, lengths, places, plan, watch)
+    tell(options, screen, found)
+
+
+def compared(reference: str | None, adapter: Adapter | None) -> str | None:
+    """The model to compare with: the one that was named, else the one below an adapter, if there is one."""
+    if reference is None:
+        return adapter.base if adapter else None
+    return None if reference == "none" else reference
+
+
+def quick(options: Options) -> Options:
+    """For greedy answers alone: every stack gives the same ones, and lookup needs no draft model."""
+    return dataclasses.replace(options, stack="lookup", draft="none", temperature=0.0)
+
+
+def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
+    """One model alone, without an engine around it."""
+    from triforce_chat.ui.loading import loading
+
+    with loading(screen, name) as report:
+        from triforce_chat.engine.forward import attention
+        from triforce_chat.loading.load_engine import place
+        from triforce_chat.models.load import load_model
+
+        in_one_process(options.settings)
+        device, dtype = place(options.settings)
+        attention.register()
+        return load_model(name, device=device, dtype=dtype, attention=attention.NAME, report=report)
+
+
+def watched(screen: Screen) -> Callable[[Iterable[Any], str], Iterator[Any]]:
+    """Counts what goes by, on a screen that is not bare."""
+
+    def watch(items: Iterable[Any], what: str) -> Iterator[Any]:
+        if screen.detail == "bare":
+            yield from items
+            return
+        with screen.err.status(what) as status:
+            for count, item in enumerate(items, 1):
+                status.update(f"{what}: {count:,}")
+                yield item
+
+    return watch
+
+
+def tell(options: Options, screen: Screen, found: Findings) -> None:
+    """Tables, or one JSON object with everything needed to measure again."""
+    if not options.json:
+        screen.out.width = max(screen.out.width, WIDE)
+        for each in found.shown:
+            screen.out.print(each, markup=False, highlight=False)
+            screen.out.print()
+        return
+    from triforce_chat.lab.bench.machine import machine
+
+    origin = {
+        "machine": machine(),
+        "command": " ".join(["triforce-chat", *sys.argv[1:]]),
+        "settings": dataclasses.asdict(options.settings),
+    }
+    print_record({**origin, **found.record})

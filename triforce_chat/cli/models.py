@@ -1,0 +1,203 @@
+"""``triforce-chat models``: which models there are, what each is, fetching them and being rid of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.cli.complete import models
+from triforce_chat.cli.options import Options, failures, print_record, screen_of
+from triforce_chat.errors import ModelError, UsageError
+from triforce_chat.settings.sizes import readable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from triforce_chat.models.presets import Preset
+    from triforce_chat.ui.terminal import Screen
+
+app = typer.Typer(help="List, fetch and delete the models that have a name.", no_args_is_help=True)
+
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="A name of 'models ls', or its hub id.", autocompletion=models),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+@app.command("ls")
+def list_models(json: Json = False, debug: Debug = False) -> None:
+    """List the models that have a name."""
+    with failures(debug):
+        from triforce_chat.models.presets import PRESETS
+
+        records = [record_of(preset) for preset in PRESETS]
+        if json:
+            print_record({"models": records})
+        else:
+            screen_of(Options()).out.print(table_of(records))
+
+
+@app.command("show")
+def show(name: Name, json: Json = False, debug: Debug = False) -> None:
+    """Show everything that is known of one model."""
+    with failures(debug):
+        record = record_of(named(name))
+        if json:
+            print_record(record)
+        else:
+            screen_of(Options()).out.print(details_of(record))
+
+
+@app.command("pull")
+def pull(
+    name: Name,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Download a model and its draft."""
+    with failures(debug):
+        from triforce_chat.models.presets import find_preset
+
+        preset = named(name)
+        screen = screen_of(Options(quiet=quiet))
+        for each in (preset.name, *([preset.draft] if preset.draft and find_preset(preset.draft) else [])):
+            fetch(each, screen)
+            if not quiet:
+                screen.err.print(f"{each} is here", markup=False)
+
+
+@app.command("rm")
+def remove(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Delete a model from this machine; its draft stays."""
+    with failures(debug):
+        from triforce_chat.models import inventory
+
+        preset = named(name)
+        folders = inventory.folders_to_remove(preset)
+        if not folders:
+            raise ModelError(f"{preset.name} is not on this machine")
+        size = readable(sum(inventory.size_of(folder) for folder in folders))
+        with interruptible():
+            others = ", ".join(inventory.sharing(preset, folders))
+            asked = (
+                f"Delete {', '.join(map(str, folders))} ({size}{', used by ' + others if others else ''})?"
+            )
+            if not yes and not typer.confirm(asked, err=True):
+                raise UsageError("nothing deleted")
+        inventory.remove(folders)
+
+
+def named(name: str) -> Preset:
+    """The preset of that name. Raises ModelError with the names that there are."""
+    from triforce_chat.models.presets import PRESETS, find_preset
+
+    preset = find_preset(name)
+    if preset is None:
+        known = ", ".join(preset.name for preset in PRESETS)
+        raise ModelError(f"no model named {name!r}; there are {known}")
+    return preset
+
+
+def fetch(name: str, screen: Screen) -> None:
+    """Bring a model to this machine, with progress on the screen; pickles are converted."""
+    from triforce_chat.models import pickles
+    from triforce_chat.models.registry import resolve
+    from triforce_chat.ui.loading import loading
+
+    repository = named(name).repository
+    with loading(screen, name) as report:
+        if repository:
+            pickles.pull(repository, report)
+        resolve(name, report=report)
+
+
+def record_of(preset: Preset) -> dict[str, Any]:
+    """What is known of a model, as plain values; ``bytes`` and ``folder`` are None if it is not here."""
+    from triforce_chat.models import inventory
+    from triforce_chat.models.presets import short_name
+
+    folder = inventory.folder_of(preset)
+    return {
+        "name": preset.name,
+        "aliases": list(preset.aliases),
+        "about": preset.about,
+        "repository": preset.repository,
+        "parameters": preset.parameters,
+        "context": preset.context,
+        "draft": preset.draft and short_name(preset.draft),
+        "adapter": preset.adapter and short_name(preset.adapter),
+        "rope": dict(preset.rope),
+        "sampling": dict(preset.sampling),
+        "licence": preset.licence,
+        "downloaded": folder is not None,
+        "folder": str(folder) if folder else None,
+        "bytes": inventory.size_of(folder) if folder else None,
+    }
+
+
+def table_of(records: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("weights", justify="right")
+    table.add_column("context", justify="right")
+    table.add_column("draft", no_wrap=True)
+    table.add_column("here", justify="right", no_wrap=True)
+    for record in records:
+        here = readable(record["bytes"]) if record["downloaded"] else "no"
+        table.add_row(
+            record["name"],
+            record["parameters"],
+            f"{record['context']:,}",
+            record["draft"] or "lookup",
+            here,
+        )
+    return table
+
+
+def details_of(record: dict[str, Any]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import one_line
+
+    shown = {
+        **record,
+        "aliases": ", ".join(record["aliases"]),
+        "context": f"{record['context']:,} tokens",
+        "draft": record["draft"] or "none: lookup drafts",
+        "rope": settings(record["rope"]) or "as published",
+        "sampling": settings(record["sampling"]),
+        "downloaded": "yes" if record["downloaded"] else "no",
+        "bytes": readable(record["bytes"]) if record["downloaded"] else None,
+    }
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in shown.items():
+        if value:
+            table.add_row("size" if key == "bytes" else key, Text(one_line(str(value))))
+    return table
+
+
+def settings(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A question that is left with Ctrl-C or Ctrl-D is answered with no."""
+    try:
+        yield
+    except typer.Abort:
+        raise UsageError("nothing deleted") from None

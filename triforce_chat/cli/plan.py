@@ -1,0 +1,128 @@
+"""``triforce-chat plan``: how much memory a model takes at a context, before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.cli.options import Options, print_record, screen_of, show_warning
+from triforce_chat.errors import OutOfMemory, UsageError
+from triforce_chat.settings.sizes import parsed_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from triforce_chat.memory_plan.draw import Machine
+    from triforce_chat.memory_plan.plan import MemoryPlan
+    from triforce_chat.models.describe import Description
+    from triforce_chat.settings.settings import Settings
+
+DeviceMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Plan for a GPU with so much: 24GB, 24GiB, 80G.")
+]
+HostMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Main memory to plan with (default: what is free here).")
+]
+
+
+def plan(
+    options: Options,
+    device_memory: DeviceMemory = None,
+    host_memory: HostMemory = None,
+) -> None:
+    """Say what a model takes in memory and whether it fits (if not: exit code 6); nothing is loaded."""
+    from triforce_chat.models.describe import describe
+
+    settings, screen = options.settings, screen_of(options)
+    there = machine(settings, device_memory, host_memory)
+    dtype = str(there[1]).removeprefix("torch.")
+    target = describe(settings.model)
+    made, draft = drawn(settings, target, there)
+    if warning := target.warning(made.work.context):
+        show_warning(options, screen, warning)
+    if options.json:
+        print_record(record_of(made, target, draft, dtype))
+    else:
+        show(made, target, draft, dtype, screen.out)
+    if not made.fits:
+        raise typer.Exit(OutOfMemory.exit_code)
+
+
+def machine(settings: Settings, device_memory: str | None, host_memory: str | None) -> Machine:
+    """The one that is planned for: this one, or one with a GPU of that much memory. Raises UsageError."""
+    import torch
+
+    from triforce_chat.loading.load_engine import dtype_on, place
+    from triforce_chat.memory_plan.draw import memory_of
+
+    if device_memory and settings.device == "cpu":
+        raise UsageError("--device-memory is that of a GPU; with --device cpu give --host-memory")
+    device = torch.device("cuda" if device_memory else place(settings)[0])
+    own, host = (parsed_size(text) if text else None for text in (device_memory, host_memory))
+    return device, dtype_on(device.type, settings), memory_of(device, settings.tp, own, host)
+
+
+def drawn(
+    settings: Settings,
+    target: Description,
+    machine: Machine,
+) -> tuple[MemoryPlan, str | None]:
+    """The plan, and the draft's name. Raises DoesNotFit, ModelError and UsageError."""
+    from triforce_chat.loading.load_engine import draft_name, plan_of
+    from triforce_chat.models.describe import describe
+    from triforce_chat.models.presets import short_name
+
+    name, context = draft_name(settings, target), target.reach(settings.context)
+    draft = describe(name) if name else None
+    return plan_of(settings, target, draft, context, machine, settings.tp), name and short_name(name)
+
+
+def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: str) -> dict[str, Any]:
+    """The plan as plain values."""
+    from triforce_chat.memory_plan.plan import relaxed
+    from triforce_chat.memory_plan.remedies import remedies
+
+    work = made.work
+    return {
+        "model": target.name,
+        "draft": draft,
+        "context": work.context,
+        "made_for": target.context,
+        "dtype": dtype,
+        "gpus": work.gpus,
+        "verdict": made.verdict,
+        "fits": made.fits,
+        "bytes": {**made.parts, "device": made.device, "host": made.host},
+        "available": {"device": made.memory.device, "host": made.memory.host},
+        "layers": work.target.layers,
+        "resident_layers": made.resident,
+        "would_fit": dataclasses.asdict(remedies(relaxed(made))),
+        "warning": target.warning(work.context),
+    }
+
+
+def show(made: MemoryPlan, target: Description, draft: str | None, dtype: str, console: Console) -> None:
+    """A table, the verdict, and what would help."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.memory_plan import words
+    from triforce_chat.memory_plan.plan import relaxed
+    from triforce_chat.memory_plan.remedies import remedies
+    from triforce_chat.ui.clean import one_line
+
+    print_line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    print_line(one_line(words.heading(made, target.name, dtype)))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for what, size, remark in words.rows(made, draft):
+        table.add_row(what, size, Text(one_line(remark), "dim"))
+    console.print(table)
+    print_line(words.verdict(made), style="green" if made.fits else "bold red")
+    if advice := words.advice(made, relaxed(made), remedies(relaxed(made))):
+        print_line(advice)

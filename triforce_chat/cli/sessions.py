@@ -1,0 +1,248 @@
+"""``triforce-chat sessions``: what was said in chats, kept until it is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.cli.models import Debug, Json, interruptible
+from triforce_chat.cli.options import Options, failures, print_record, screen_of
+from triforce_chat.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from triforce_chat.storage.sessions.catalog import Catalog
+    from triforce_chat.storage.sessions.values import Heading, Past, Record
+
+app = typer.Typer(
+    help="What was said in chats: find, read, continue in a copy, delete.", no_args_is_help=True
+)
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As 'sessions ls' shows it.")]
+OrLast = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="As 'sessions ls' shows it (default: the last).")
+]
+
+
+class Format(StrEnum):
+    """Forms of an export."""
+
+    MD = "md"
+    JSON = "json"
+
+
+@app.command("ls")
+def list_sessions(json: Json = False, debug: Debug = False) -> None:
+    """List the sessions, the last used first."""
+    with failures(debug), opened() as catalog:
+        headings = catalog.headings()
+        if json:
+            print_record({"sessions": [record_of(heading) for heading in headings]})
+        elif headings:
+            screen_of(Options()).out.print(table_of(headings))
+
+
+@app.command("show")
+def show(name: OrLast = None, json: Json = False, debug: Debug = False) -> None:
+    """Show what was said in a session."""
+    with failures(debug), opened() as catalog:
+        record = catalog.load(chosen(catalog, name))
+        if json:
+            print_record(export_of(record))
+            return
+        from triforce_chat.ui.transcript import transcript
+
+        screen = screen_of(Options())
+        screen.out.print(details_of(record.heading))
+        screen.out.print(transcript(record, record.heading.name), markup=False, highlight=False, end="")
+
+
+@app.command("rename")
+def rename(name: Name, new: Annotated[str, typer.Argument(metavar="NEW")], debug: Debug = False) -> None:
+    """Give a session another name."""
+    with failures(debug), opened() as catalog:
+        catalog.rename(name, new)
+
+
+@app.command("fork")
+def fork(
+    name: Name,
+    new: Annotated[
+        str | None, typer.Argument(metavar="[NEW]", help="Default: the same name with a number.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Copy a session, to go on in the copy; prints the copy's name."""
+    from triforce_chat.ui.clean import clean
+
+    with failures(debug), opened() as catalog:
+        typer.echo(clean(catalog.fork(name, new)))
+
+
+@app.command("rm")
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As 'sessions ls' shows them.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Delete sessions, with the documents that no other session has."""
+    with failures(debug), opened() as catalog:
+        headings = [catalog.find(name) for name in dict.fromkeys(names)]
+        turns = sum(heading.turns for heading in headings)
+        with interruptible():
+            asked = f"Delete {', '.join(names)} ({turns} turn{'s' * (turns != 1)})?"
+            if not yes and not typer.confirm(asked, err=True):
+                raise UsageError("nothing deleted")
+        catalog.remove(headings)
+
+
+@app.command("export")
+def export(
+    name: OrLast = None,
+    form: Annotated[Format, typer.Option("--format", help="Markdown or JSON.")] = Format.MD,
+    debug: Debug = False,
+) -> None:
+    """Write a session to standard output."""
+    with failures(debug), opened() as catalog:
+        record = catalog.load(chosen(catalog, name))
+        if form is Format.JSON:
+            print_record(export_of(record))
+            return
+        from triforce_chat.ui.transcript import transcript
+
+        screen_of(Options())  # what the output's encoding lacks becomes a question mark
+        typer.echo(transcript(record, record.heading.name), nl=False)
+
+
+@app.command("search")
+def search(
+    words: Annotated[
+        list[str], typer.Argument(metavar="WORD...", help='All of them; word* and "a phrase" work.')
+    ],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find past questions and answers."""
+    import dataclasses
+
+    with failures(debug), opened() as catalog:
+        hits = catalog.search(" ".join(f'"{word}"' if " " in word else word for word in words))
+        if json:
+            print_record({"hits": [dataclasses.asdict(hit) for hit in hits]})
+            return
+        from rich.text import Text
+
+        from triforce_chat.ui.clean import clean, one_line
+        from triforce_chat.ui.figures import moment
+
+        out = screen_of(Options()).out
+        for hit in hits:
+            place = f"{clean(hit.session)}, turn {hit.turn}, {moment(hit.asked)}"
+            out.print(Text(place, "bold"), Text(one_line(hit.question)), sep=": ", soft_wrap=True)
+            out.print(Text(f"  {one_line(hit.excerpt)}"), soft_wrap=True)
+
+
+@contextmanager
+def opened() -> Iterator[Catalog]:
+    """The user's sessions. Raises StateError."""
+    from triforce_chat.storage.sessions.catalog import Catalog
+    from triforce_chat.storage.sessions.store import Store, users_file
+
+    store = Store(users_file())
+    try:
+        yield Catalog(store)
+    finally:
+        store.close()
+
+
+def chosen(catalog: Catalog, name: str | None) -> Heading:
+    return catalog.last() if name is None else catalog.find(name)
+
+
+def record_of(heading: Heading) -> dict[str, Any]:
+    return {
+        "name": heading.name,
+        "model": heading.model,
+        "created": heading.created,
+        "used": heading.used,
+        "turns": heading.turns,
+        "documents": list(heading.titles),
+    }
+
+
+def export_of(record: Record) -> dict[str, Any]:
+    """Everything but the texts of the documents, which are told by their hashes."""
+    return {
+        **record_of(record.heading),
+        "system": record.system,
+        "settings": record.settings,
+        "documents": [document_of(document) for document in record.documents],
+        "turns": [turn_of(past) for past in record.past],
+    }
+
+
+def document_of(document: Any) -> dict[str, Any]:
+    from triforce_chat.storage.sessions.values import pages_of
+
+    return {
+        "title": document.title,
+        "source": document.source,
+        "unit": document.unit,
+        "pages": len(document.pages),
+        "warning": document.warning,
+        "sha256": pages_of(document)[0],
+    }
+
+
+def turn_of(past: Past) -> dict[str, Any]:
+    from triforce_chat.chat.records import said_object
+    from triforce_chat.storage.sessions.values import pages_of
+
+    return {
+        "question": past.turn.question,
+        "asked": past.asked,
+        "model": past.model,
+        "documents": [pages_of(document)[0] for document in past.documents],
+        **said_object(past.turn.tally),
+    }
+
+
+def table_of(headings: list[Heading]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.figures import moment
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("session", overflow="fold")
+    table.add_column("turns", justify="right", no_wrap=True)
+    table.add_column("documents", overflow="fold")
+    table.add_column("model", overflow="fold")
+    table.add_column("used", no_wrap=True)
+    for each in headings:
+        cells = (each.name, f"{each.turns:,}", ", ".join(each.titles), each.model, moment(each.used))
+        table.add_row(*(Text(clean(cell)) for cell in cells))
+    return table
+
+
+def details_of(heading: Heading) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.figures import moment
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("model", Text(clean(heading.model)))
+    table.add_row("begun", moment(heading.created))
+    table.add_row("used", moment(heading.used))
+    return table

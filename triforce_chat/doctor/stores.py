@@ -1,0 +1,169 @@
+"""What lies on the disk: settings, models, and what was read of documents."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from triforce_chat.cli.cache import users_shelf
+from triforce_chat.doctor.check_result import Finding, ok, problem, warning
+from triforce_chat.doctor.software import INSTALL, first_line
+from triforce_chat.errors import ModelError, TriforceError, UsageError
+from triforce_chat.settings.sizes import readable
+
+DEFAULT_MODEL = "default"
+
+
+def settings() -> Iterator[Finding]:
+    from triforce_chat.settings.layers import from_environment, from_file, strangers
+    from triforce_chat.settings.paths import config_file
+
+    path = config_file()
+    file = from_file(path)
+    for told in file.problems:
+        yield problem("settings", told, "triforce-chat config edit", UsageError)
+    environment = from_environment(os.environ, file.values)
+    for told in environment.problems:
+        yield problem("settings", told, "correct or unset the variable", UsageError)
+    for told in strangers(os.environ):
+        yield warning("settings", told, "correct or unset it")
+    if not file.problems and not environment.problems:
+        place = str(path) if path.exists() else "no file"
+        yield ok("settings", ", ".join([place, *environment.origins.values()]))
+
+
+def default_model() -> Iterator[Finding]:
+    """The base model's files against their checksums, all read whole."""
+    from triforce_chat.models.cache import MANIFEST, damaged
+    from triforce_chat.models.fetch import DEFAULT_WHEEL
+    from triforce_chat.models.inventory import own_folder, size_of
+    from triforce_chat.models.presets import find_preset
+
+    preset, pull = find_preset(DEFAULT_MODEL), f"triforce-chat models pull {DEFAULT_MODEL}"
+    renew = f"triforce-chat models rm {DEFAULT_MODEL}, then {pull}"
+    assert preset is not None
+    folder = own_folder(preset)
+    if not (folder / MANIFEST).is_file():
+        yield warning("model", f"{DEFAULT_MODEL} is not here yet; the first start fetches it", pull)
+        return
+    wrong = damaged(folder, DEFAULT_WHEEL.member_sha256)
+    if wrong:
+        yield problem("model", f"damaged in {folder}: {', '.join(wrong)}", renew, ModelError)
+    else:
+        yield ok("model", f"{DEFAULT_MODEL} is intact, {readable(size_of(folder))} in {folder}")
+
+
+def chosen_model() -> Iterator[Finding]:
+    """The model that the settings name, if it is another one: whether it is on this machine."""
+    from triforce_chat.models.inventory import folder_of
+    from triforce_chat.models.presets import find_preset
+    from triforce_chat.settings.layers import in_effect
+
+    name = in_effect().values["model"]
+    preset = find_preset(name)
+    if name == DEFAULT_MODEL:
+        return
+    if preset is not None:
+        folder = folder_of(preset)
+    elif Path(name).expanduser().exists():
+        yield from _own_model(name)
+        return
+    else:
+        folder = _snapshot(name)
+    if folder:
+        yield ok("model", f"{name} is in {folder}")
+    else:
+        yield warning(
+            "model", f"{name} is not on this machine", "the first start fetches it, or check its name"
+        )
+
+
+def _own_model(name: str) -> Iterator[Finding]:
+    from triforce_chat.models.adapter import is_adapter, read_adapter
+    from triforce_chat.models.complete import check_complete
+
+    path = Path(name).expanduser()
+    try:
+        if is_adapter(path):
+            read_adapter(path)
+        elif path.is_dir() and not any(path.glob("*.gguf")):
+            check_complete(name, path)
+    except TriforceError as error:
+        yield problem("model", str(error), "correct 'model' in the settings", ModelError)
+        return
+    yield ok("model", f"{name} is complete")
+
+
+def _snapshot(name: str) -> Path | None:
+    from triforce_chat.models.hub import local_snapshot
+    from triforce_chat.models.registry import looks_like_hub_id
+
+    return local_snapshot(name) if looks_like_hub_id(name) else None
+
+
+def shipped_weights() -> Iterator[Finding]:
+    """The adapter and the draft that lie in the package: configuration read, length of the weights checked."""
+    from triforce_chat.models.adapter import read_adapter
+    from triforce_chat.models.complete import check_complete
+    from triforce_chat.models.presets import shipped
+
+    adapter, draft = Path(shipped("context")), Path(shipped("draft"))
+    for name, folder in (("adapter", adapter), ("draft", draft)):
+        try:
+            if name == "adapter":
+                read_adapter(folder)
+            else:
+                check_complete(name, folder)
+            tensors = sum(map(_tensors, folder.glob("*.safetensors")))
+        except Exception as error:
+            yield problem(name, f"cannot be read: {first_line(error)}", INSTALL, ModelError)
+        else:
+            yield ok(name, f"{tensors} tensors in {folder}")
+
+
+def _tensors(path: Path) -> int:
+    """How many there are; a file that was cut is refused."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return len(file.keys())
+
+
+def kept_documents() -> Iterator[Finding]:
+    """What was read of documents: size, and files that are damaged or cannot be reached."""
+    shelf = users_shelf()
+    texts, files = shelf.texts(), shelf.files()
+    used = shelf.used()
+    told = f"{len(texts)} texts, {readable(used)} of at most {readable(shelf.limit(used))} in {shelf.folder}"
+    known = {path for text in texts for path in text.paths}
+    lost = [file for file in files if file.path not in known]
+    if lost:
+        size = readable(sum(file.bytes for file in lost))
+        told = f"{len(lost)} of {len(files)} files are damaged or useless ({size}) in {shelf.folder}"
+        yield warning("documents", told, "triforce-chat cache gc")
+    else:
+        yield ok("documents", told)
+
+
+def sessions() -> Iterator[Finding]:
+    """The conversations that were kept; the file is read whole and not written to."""
+    from triforce_chat.storage.sessions.store import users_file
+
+    path = users_file()
+    if not path.exists():
+        yield ok("sessions", "none kept yet")
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            count = connection.execute("SELECT count(*) FROM sessions").fetchone()[0]
+    except sqlite3.Error as error:
+        found = first_line(error)
+    if found == "ok":
+        yield ok("sessions", f"{count} in {path} ({readable(path.stat().st_size)})")
+    else:
+        advice = "move it away to begin anew, or restore a copy"
+        yield problem("sessions", f"{path}: {found}", advice, TriforceError)

@@ -1,0 +1,71 @@
+"""oneDNN's fp32 matrix products for CPUs.
+
+PyTorch multiplies dense fp32 matrices with MKL, which repacks the weights at every call and leaves half the
+vector width of some processors unused. oneDNN reads weights that are packed once, so that verifying eight
+tokens costs little more than decoding one. The operators are the ones that torch.compile emits for CPUs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from triforce_chat.engine.cache.storage import View
+
+BLOCK_ROWS = 128
+ROWS_HINT = 8  # rows that the packed layout is chosen for; others run as well
+
+
+def available(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build of torch has the operators, and the model's numbers suit them."""
+    return (
+        device.type == "cpu"
+        and dtype == torch.float32
+        and torch._C._has_mkldnn
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [n, I] times weight [O, I] transposed: [n, O]; the weight is dense or packed."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
+
+
+class PackedLinear(nn.Module):
+    """An ``nn.Linear`` whose weight is stored in oneDNN's blocked layout; the numbers are the same."""
+
+    def __init__(self, dense: nn.Linear) -> None:
+        super().__init__()
+        self.bias = dense.bias
+        # Neither a parameter nor a buffer: an opaque tensor has no storage that modules could move.
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(dense.weight.detach(), ROWS_HINT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.packed, self.bias)
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replace every linear layer of ``model`` by a packed one, freeing the dense weights one by one."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, PackedLinear(child))
+
+
+def attention(rows: Tensor, view: View, tail: Tensor | None, scale: float) -> Tensor:
+    """Softmax attention in blocks whose scores stay in the processor's cache.
+
+    rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].
+    """
+    keys, values, length = view
+    out = torch.empty_like(rows)
+    for head in range(rows.shape[1]):
+        for first in range(0, rows.shape[2], BLOCK_ROWS):
+            block = slice(first, first + BLOCK_ROWS)
+            scores = linear(rows[0, head, block] * scale, keys[0, head])  # [block, S]
+            scores[:, length:] = float("-inf")
+            if tail is not None:
+                scores[:, length - tail.shape[1] : length] += tail[block]
+            out[0, head, block] = linear(torch.softmax(scores, -1), values[0, head].t())
+    return out

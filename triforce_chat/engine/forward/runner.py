@@ -1,0 +1,242 @@
+"""Runs one model's forward under any cache: by fused blocks where they are known, or transformers' own."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from triforce_chat.engine.cache.storage import KVCache, Shape
+from triforce_chat.engine.cuda_graph import Fed, fitting
+from triforce_chat.engine.forward import attention, onednn
+from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.kernels_available import kernels_run
+
+if TYPE_CHECKING:
+    from triforce_chat.engine.forward.fused import Decoder
+
+FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families whose blocks are known
+SMALLEST_HEAD = 16  # numbers; a tile of a matrix unit is not narrower
+# Data-centre GPUs by compute capability: the kernels' tiles do not fit on the chips of others.
+ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
+SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU: for activations of a prefill, and for graphs
+
+
+class Forward(Protocol):
+    """A model as the levels see it."""
+
+    vocabulary: int
+    device: torch.device
+
+    def __call__(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor | None = None) -> Tensor:
+        """Feed ids [n] behind what the cache holds; logits [rows, V] of the last ``rows`` tokens.
+
+        They are valid until the model's next forward, which may overwrite them. With ``beyond`` [], known to the
+        device alone, they are fed so many tokens behind that, where there is room for them, and the cache goes on
+        to count what it did: what stands there is for the forwards to come until something else is written there.
+        """
+        ...
+
+
+class Feeder(Protocol):
+    """Feeds tokens behind what a cache counts, to where only the device knows."""
+
+    def aim(self) -> None:
+        """Note what the cache counts now."""
+        ...
+
+    def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
+        """Logits [1, V] behind ids [n], of which the first goes ``beyond`` [] tokens behind what was counted."""
+        ...
+
+
+class Sends(Forward, Protocol):
+    """A model that can be a part of graphs."""
+
+    def feeder(self, cache: KVCache) -> Feeder:
+        """Its forwards into a slab for a graph that holds more than one of them."""
+        ...
+
+
+class Sending:
+    """Without launching graphs, so that it can be a part of one."""
+
+    def __init__(self, runner: Runner, cache: KVCache) -> None:
+        place = cache.place()
+        assert place
+        self.runner, self.cache = runner, cache
+        self.forward = runner.captures.forward(place)
+        with torch.inference_mode(False):
+            self.at = torch.zeros(2, dtype=torch.long, device=runner.device)
+
+    def aim(self) -> None:
+        place = self.cache.place()
+        assert place
+        torch.linspace(place.slot, self.cache.position, 2, out=self.at)
+
+    @torch.inference_mode()
+    def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
+        at, steps = self.at + beyond, torch.arange(len(ids), device=ids.device)
+        with self.runner._at_device():
+            logits = self.forward(Fed(self.runner._embedded(ids), at[:1], at[1:], steps))[-1:]
+        return self.runner._wide(logits)
+
+
+class Runner:
+    """One model's weights; the cache is an argument, so the target serves two levels.
+
+    Takes the model over: it gets this program's attention function and, on a CPU, packed weights.
+    ``vocabulary`` is the width that its logits shall have, a target's for its draft: families pad the same
+    tokens to different widths. None keeps the model's own. The ranks that share the model make theirs together.
+    """
+
+    def __init__(self, model: Any, vocabulary: int | None = None, accord: Accord = ALONE) -> None:
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
+        self.model, self.accord = model, accord
+        self.known: int = model.config.vocab_size  # ids from here on have no embedding
+        self.vocabulary = vocabulary or self.known
+        self.device: torch.device = model.device
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # for what is done outside of forwards, by this thread
+        self.shape = Shape.of(model.config, model.dtype, model.device, accord.size)
+        self.decoder: Decoder | None = None
+        if accord.least(fusible(model)):
+            from triforce_chat.engine.forward.fused import Decoder
+            from triforce_chat.engine.forward.graphs import Captures
+
+            self.decoder = Decoder(model, self.shape, accord)
+            self.captures = Captures(self.decoder, self.device)
+        elif accord.size == 1 and onednn.available(self.device, self.shape.dtype):
+            onednn.pack_linears(model)
+
+    @cached_property
+    def narrow(self) -> Runner:
+        """The same model with 8-bit copies of its matrices where few tokens are fed: faster, a little off.
+
+        Good for proposals. The model itself where its blocks are transformers' own.
+        """
+        if self.decoder is None:
+            return self
+        from triforce_chat.engine.forward.graphs import Captures
+
+        made = copy(self)
+        made.captures = Captures(self.decoder.narrow(), self.device)
+        return made
+
+    @property
+    def narrow_numbers(self) -> int:
+        """How many of the numbers that a step of few tokens reads are 8 bits wide."""
+        if self.decoder is None or self.captures.decoder is self.decoder:
+            return 0
+        return self.decoder.matrix_numbers
+
+    @property
+    def room_for_narrow(self) -> bool:
+        """Whether memory holds 8-bit copies beside everything that is still to come."""
+        if "narrow" in vars(self):
+            return True
+        # In fp16 the fused norm of 8-bit products could overflow.
+        if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
+            return False
+        return self.accord.least(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
+
+    @torch.inference_mode()
+    def __call__(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor | None = None) -> Tensor:
+        with self._at_device():
+            logits = self._fed(ids, cache, rows) if beyond is None else self._sent(ids, cache, rows, beyond)
+        return self._wide(logits)
+
+    def _wide(self, logits: Tensor) -> Tensor:
+        return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
+
+    @property
+    def sends(self) -> bool:
+        """Whether few tokens can be fed to where only the device knows."""
+        return self.decoder is not None
+
+    def _sent(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor) -> Tensor:
+        n, place, size = len(ids), cache.place(), fitting(len(ids))
+        assert place
+        assert size
+        ids = self._embedded(ids)
+        self.captures.prepare(ids, place, cache.position)
+        return self.captures(ids, place, cache.position, size, beyond)[n - rows :]
+
+    def feeder(self, cache: KVCache) -> Feeder:
+        return Sending(self, cache)
+
+    def _fed(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
+        n = len(ids)
+        ids = self._embedded(ids)
+        place = cache.place() if self.decoder else None
+        size = self.captures.size(n, place) if place else None
+        # Also ahead of a draft's first forward, which is too long for it and overwrites what this touched.
+        touched = self.captures.prepare(ids, place, cache.position) if place and (size or rows == 1) else 0
+        if place and size:
+            logits = self.captures(ids, place, cache.position, size)[n - rows :]
+            cache.placed(n, max(size, touched))
+        else:
+            head = self.decoder.logits if self.decoder else self.model.lm_head
+            logits = head(self._hidden(ids, cache)[n - rows :])
+        cache.advance(n)
+        return logits
+
+    @torch.inference_mode()
+    def prefill(self, ids: Tensor, cache: KVCache) -> None:
+        """Feed ids [n] for their keys and values only."""
+        with self._at_device():
+            self._hidden(self._embedded(ids), cache)
+        cache.advance(len(ids))
+
+    def _at_device(self) -> AbstractContextManager[Any]:
+        """Triton launches on the current GPU, and every thread has one of its own."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """Ids that have an embedding: padding that a target drew has no text, so any token will do for it."""
+        return ids.clamp_max(self.known - 1) if self.known < self.vocabulary else ids
+
+    def _hidden(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """Last hidden states [n, C] of ids [n], whose keys and values the cache is told of layer by layer."""
+        positions = torch.arange(cache.position, cache.position + len(ids), device=self.device)
+        if self.decoder:
+            return self.decoder(ids, positions, partial(attention.attend_in, cache))
+        out = self.model.base_model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, kv=cache
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+
+def allowed_bytes(device: torch.device) -> int:
+    """What this process may still take of a GPU, whose share of it may be capped."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return min(free, allowed - torch.cuda.memory_reserved(device))
+
+
+def fusible(model: Any) -> bool:
+    """Whether the model runs where Triton's kernels do, and is made of blocks that are known."""
+    layer = model.base_model.layers[0]
+    dim = layer.self_attn.head_dim
+    return (
+        kernels_run(model.device)
+        and torch.cuda.get_device_capability(model.device) in ROOMY
+        and type(layer).__name__.removesuffix("DecoderLayer") in FUSED
+        and model.config.hidden_act == "silu"
+        and dim >= SMALLEST_HEAD
+        and dim.bit_count() == 1
+    )
+
+
+def fitted(logits: Tensor, width: int) -> Tensor:
+    """Cut or pad logits [n, V] to [n, width]; what is padded has no probability."""
+    missing = max(0, width - logits.shape[1])
+    return pad(logits[:, :width], (0, missing), value=float("-inf"))

@@ -1,0 +1,48 @@
+"""What sessions, tests of exactness and benchmarks ask of an engine, whether one process runs it or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from triforce_chat.engine.events import Event, Prefilled, Retraced
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.prefix_store import Passage
+from triforce_chat.engine.speculation.planner import Expected
+from triforce_chat.engine.speculation.stacks import StackOptions
+
+if TYPE_CHECKING:
+    from triforce_chat.engine.engine import Request
+
+
+class Answering(Protocol):
+    """``Engine`` says what each of these is. One generator at a time: it is closed before the next begins."""
+
+    @property
+    def context(self) -> int: ...
+    @property
+    def options(self) -> StackOptions: ...
+    @property
+    def expected(self) -> Expected: ...
+    @property
+    def target(self) -> Runner: ...
+    @property
+    def draft(self) -> Runner | None: ...
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str]: ...
+
+    def restack(self, options: StackOptions) -> None: ...
+
+    def settle(self, tokens: Sequence[int]) -> None: ...
+
+    def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]: ...
+
+    def answer(self, request: Request, plain: bool = False) -> Iterator[Event]: ...
+
+    def rescore(
+        self, request: Request, made: Sequence[int], rows: int = 64
+    ) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+    def attended(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]: ...

@@ -1,0 +1,375 @@
+"""What the bench of kernels measures: calls on buffers of real models' shapes, and the bytes that each must move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, silu
+
+from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.retrieval import Budget, Layout
+from triforce_chat.engine.cache.selection import best
+from triforce_chat.engine.cache.storage import View
+from triforce_chat.engine.forward.attention import causal_attention
+from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
+from triforce_chat.engine.kernels.linear import Blocking
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16
+COLD = 256 << 20  # bytes that a round of buffers has at least: four times the L2 cache
+
+
+class Model(NamedTuple):
+    """The dimensions of one layer."""
+
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    dim: int
+    inner: int
+
+
+MODELS = (
+    Model("7b", 4096, 32, 32, 128, 11_008),
+    Model("8b-gqa", 4096, 32, 8, 128, 14_336),
+    Model("default", 576, 9, 3, 64, 1_536),
+)
+LENGTHS = (4_100, 8_300, 124_900)
+TOKENS = (1, 8, 17)
+VOCABULARY = 49_152
+BUDGET = Budget(tokens=4096)
+GATHERED = 4  # layers that are gathered at once: all of a big model's would fill the device
+TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3), Budget(tokens=32, sinks=8, tail=8))
+SECTIONS = ("attention", "sweep-attention", "linear", "sweep-linear", "token", "score", "gather")
+TILINGS = ((64, 3, 4), (64, 4, 4), (128, 2, 4), (128, 3, 4), (32, 4, 4), (128, 2, 8), (64, 3, 8))
+# The most promising first. Of a gated layer each tile is two of half the height.
+BLOCKINGS = tuple(
+    Blocking(*each)
+    for each in (
+        (32, 64, 6, 4),
+        (16, 128, 7, 4),
+        (32, 128, 4, 4),
+        (32, 128, 4, 8),
+        (16, 128, 5, 4),
+        (64, 64, 6, 4),
+        (32, 64, 8, 4),
+        (16, 128, 4, 8),
+        (64, 64, 4, 4),
+        (32, 128, 6, 2),
+        (16, 64, 8, 4),
+        (64, 128, 6, 4),
+        (32, 128, 3, 8),
+        (32, 128, 5, 4),
+        (16, 128, 10, 2),
+        (64, 64, 4, 8),
+        (16, 128, 4, 4),
+        (32, 64, 6, 8),
+        (64, 128, 3, 4),
+        (16, 128, 7, 2),
+        (32, 128, 5, 8),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call on the buffers of one round, the bytes that it must move, and the right answer if one is at hand."""
+
+    kernel: str
+    shape: str
+    bytes: int
+    copies: Sequence[Any]
+    call: Callable[[Any], Any]
+    right: Callable[[Any], Tensor] | None = None
+
+
+def noise(*size: int) -> Tensor:
+    return torch.randn(size, device=DEVICE, dtype=DTYPE)
+
+
+def rounds(bytes_: int, make: Callable[[], Any]) -> list[Any]:
+    """As many copies of a case's buffers as no cache holds."""
+    count = min(64, max(2, -(-COLD // bytes_))) if DEVICE.type == "cuda" else 1
+    return [make() for _ in range(count)]
+
+
+class Attended(NamedTuple):
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    at: Tensor
+
+
+def attention_cases(model: Model, length: int, n: int, sweep: bool) -> Iterator[Case]:
+    """The kernel, torch's flash attention and, where it is installed, flash-attn's for a cache."""
+    slots = -(-length // 64) * 64
+
+    def made() -> Attended:
+        keys, values = noise(2, model.kv_heads, slots, model.dim)
+        return Attended(
+            noise(n, model.heads, model.dim), keys, values, torch.tensor([length - n], device=DEVICE)
+        )
+
+    moved = 2 * model.kv_heads * length * model.dim * DTYPE.itemsize
+    copies = rounds(moved, made)
+    scale = model.dim**-0.5
+    shape = f"{model.name} {length} n={n}"
+
+    def plain(each: Attended) -> Tensor:
+        view = View(each.keys[None], each.values[None], length)
+        return causal_attention(each.q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+    def run(each: Attended, tiles: Tiling | None = None, parts: int | None = None) -> Tensor:
+        return kernels.decode_attention(*each, scale, length, tiles, parts)
+
+    if not sweep:
+        yield Case("attention", shape, moved, copies, run, plain)
+        yield Case("attention: sdpa", shape, moved, copies, plain)
+        if DEVICE.type == "cuda" and find_spec("flash_attn"):
+            yield Case("attention: flash-attn", shape, moved, copies, partial(flash_attn, scale=scale))
+        return
+    rows = n * model.heads // model.kv_heads
+    base = tiling(rows, model.dim, DTYPE)
+    heights = [base.rows, 64] if base.rows == 32 else [base.rows, 128] if rows > 64 else [base.rows]
+    for height, (width, stages, warps) in product(heights, TILINGS):
+        tiles = Tiling(height, width, stages, 2 * warps if height == 128 and warps == 4 else warps)
+        usual = splits(model.kv_heads, -(-rows // height), length)
+        for parts in sorted({max(1, usual // 2), usual, min(128, usual * 3 // 2), min(128, usual * 2)}):
+            name = f"attention {'x'.join(map(str, tiles))} splits {parts}"
+            yield Case(name, shape, moved, copies, partial(run, tiles=tiles, parts=parts))
+
+
+def flash_attn(each: Attended, scale: float) -> Any:
+    from flash_attn import flash_attn_with_kvcache
+
+    q, (keys, values) = each.q[None], (part.transpose(0, 1)[None] for part in each[1:3])
+    lengths = (each.at + len(each.q)).int()
+    return flash_attn_with_kvcache(q, keys, values, cache_seqlens=lengths, softmax_scale=scale, causal=True)
+
+
+def score_cases(model: Model, length: int, n: int) -> Iterator[Case]:
+    slots, size = length // 64 * 64, model.kv_heads * length * model.dim * DTYPE.itemsize
+    copies = rounds(size, lambda: (noise(model.heads, n, model.dim), noise(model.kv_heads, slots, model.dim)))
+
+    def plain(each: tuple[Tensor, Tensor]) -> Tensor:
+        q, keys = each
+        means = keys.unflatten(1, (-1, 8)).mean(2)
+        scores: Tensor = q.unflatten(0, (len(keys), -1)).flatten(1, 2) @ means.mT * model.dim**-0.5
+        return scores
+
+    def run(each: tuple[Tensor, Tensor]) -> Tensor:
+        return kernels.chunk_scores(*each, 8)
+
+    shape = f"{model.name} {slots} m={n} chunk 8"
+    yield Case("chunk_scores", shape, size, copies, run, plain)
+    yield Case("chunk_scores: torch", shape, size, copies, plain)
+
+
+class Gathered(NamedTuple):
+    source: Tensor  # [layers, Hkv, S, D]
+    chosen: Tensor  # [layers, Hkv, chunks]
+    out: Tensor  # [layers, Hkv, slots, D]
+
+
+def gather_cases(model: Model, length: int, budget: Budget) -> Iterator[Case]:
+    """Keys of some layers, as a retrieval cache takes them: read and written."""
+    layout = Layout.of(length, budget)
+    bounds = layout.sinks, layout.tail, layout.total, layout.chunk
+
+    def made() -> Gathered:
+        source = noise(GATHERED, model.kv_heads, length, model.dim)
+        worth = torch.rand(layout.candidates(source).shape[:3], device=DEVICE)
+        out = source.new_zeros(GATHERED, model.kv_heads, layout.filled, model.dim)
+        return Gathered(source, best(worth, layout.chunks), out)
+
+    def plain(each: Gathered) -> Tensor:
+        source, chosen, out = each
+        layers, heads = (torch.arange(size, device=DEVICE) for size in source.shape[:2])
+        end = layout.sinks + layout.kept
+        out[:, :, : layout.sinks] = source[:, :, : layout.sinks]
+        picked = layout.candidates(source)[layers[:, None, None], heads[:, None], chosen]
+        out[:, :, layout.sinks : end] = picked.flatten(2, 3)
+        out[:, :, end:] = source[:, :, layout.tail :]
+        return out
+
+    def run(each: Gathered) -> Tensor:
+        kernels.gather_chunks(*each, *bounds)
+        return each.out
+
+    size = 2 * GATHERED * model.kv_heads * layout.filled * model.dim * DTYPE.itemsize
+    copies, shape = rounds(size, made), f"{model.name} {layout.filled} of {length} chunk {layout.chunk}"
+    yield Case("gather_chunks", shape, size, copies, run, plain)
+    yield Case("gather_chunks: torch", shape, size, copies, plain)
+
+
+class Layer(NamedTuple):
+    x: Tensor
+    weight: kernels.Int8Weight
+    dense: Tensor
+    norm: kernels.Norm | None
+    residual: Tensor | None
+
+
+class Form(NamedTuple):
+    """A linear layer's size, and what belongs to it: a norm before it, a residual or a gate behind it."""
+
+    name: str
+    outputs: int  # rows of the weight
+    inputs: int
+    norm: bool = False
+    residual: bool = False
+    gated: bool = False
+
+    def shape(self, model: Model, n: int) -> str:
+        return f"{model.name} {self.name} {self.outputs}x{self.inputs} n={n}"
+
+    def layers(self, n: int, dense: bool) -> list[Layer]:
+        """As many as no cache holds."""
+
+        def made() -> Layer:
+            data = torch.randint(-127, 128, (self.outputs, self.inputs), device=DEVICE, dtype=torch.int8)
+            scale = torch.full((self.outputs,), 0.01 / self.inputs**0.5, device=DEVICE)
+            return Layer(
+                noise(n, self.inputs),
+                kernels.Int8Weight(data, scale),
+                (data * scale[:, None]).to(DTYPE) if dense else noise(0),
+                kernels.Norm(noise(self.inputs), 1e-5) if self.norm else None,
+                noise(n, self.outputs) if self.residual else None,
+            )
+
+        return rounds(self.outputs * self.inputs, made)
+
+    def fused(self, each: Layer, tiles: Blocking | None = None) -> Tensor:
+        return kernels.int8_linear(each.x, each.weight, each.residual, each.norm, self.gated, tiles)
+
+    def dense(self, each: Layer) -> Tensor:
+        x = each.x if each.norm is None else rms_norm(each.x, (self.inputs,), *each.norm)
+        out = linear(x, each.dense)
+        if self.gated:
+            gate, up = out.chunk(2, -1)
+            return silu(gate) * up
+        return out if each.residual is None else out + each.residual
+
+
+def forms(model: Model) -> tuple[Form, ...]:
+    heads = (model.heads + 2 * model.kv_heads) * model.dim
+    return (
+        Form("norm+qkv", heads, model.hidden, norm=True),
+        Form("o+residual", model.hidden, model.heads * model.dim, residual=True),
+        Form("norm+gate+up", 2 * model.inner, model.hidden, norm=True, gated=True),
+        Form("down+residual", model.hidden, model.inner, residual=True),
+        Form("head", VOCABULARY, model.hidden),
+    )
+
+
+def linear_cases(model: Model, n: int) -> Iterator[Case]:
+    """The layers of a model by kernel and by torch, whose weights are twice as large."""
+    for form in forms(model)[:4]:
+        size, copies, shape = form.outputs * form.inputs, form.layers(n, dense=True), form.shape(model, n)
+        yield Case("int8_linear", shape, size, copies, form.fused, form.dense)
+        yield Case("int8_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
+
+
+def linear_sweep(model: Model, tokens: Sequence[int]) -> Iterator[Case]:
+    """Tiles for every layer, the most promising for all of them before the next."""
+    known = [(form, n, form.layers(n, dense=False)) for form in forms(model) for n in tokens]
+    for tiles in BLOCKINGS:
+        for form, n, copies in known:
+            chosen = tiles._replace(outputs=tiles.outputs // 2) if form.gated else tiles
+            if chosen.outputs < 16 or (form.outputs > 16_384 and tiles.outputs == 16):
+                continue
+            name = f"int8_linear {'x'.join(map(str, chosen))}"
+            size = form.outputs * form.inputs
+            yield Case(name, form.shape(model, n), size, copies, partial(form.fused, tiles=chosen))
+
+
+class Token(NamedTuple):
+    x: Tensor
+    weight: Tensor
+    both: Tensor
+    buffer: Tensor
+    positions: Tensor
+    frequencies: Tensor
+    slab: Tensor
+    at: Tensor
+
+
+def token_cases(model: Model, n: int) -> Iterator[Case]:
+    """What a layer does to every token; so few bytes that the launch is what counts."""
+    width, heads = model.heads + 2 * model.kv_heads, (model.heads, model.kv_heads, model.kv_heads)
+
+    def made() -> Token:
+        return Token(
+            noise(n, model.hidden),
+            noise(model.hidden),
+            noise(n, 2 * model.inner),
+            noise(n, width, model.dim),
+            torch.arange(n, device=DEVICE),
+            torch.rand(model.dim // 2, device=DEVICE),
+            noise(2, model.kv_heads, 64, model.dim),
+            torch.tensor([3], device=DEVICE),
+        )
+
+    def rotated(each: Token) -> None:
+        q, k, v = each.buffer.split(heads, 1)
+        kernels.rotate_and_store(
+            q, k, v, each.positions, each.frequencies, 1.0, each.slab[0], each.slab[1], each.at
+        )
+
+    copies = [made() for _ in range(2)]
+    shape, size = f"{model.name} n={n}", DTYPE.itemsize * n
+    hidden, inner = size * model.hidden, size * model.inner
+
+    def normed(each: Token) -> Tensor:
+        return kernels.rms_norm(each.x, each.weight, 1e-5)
+
+    def plainly_normed(each: Token) -> Tensor:
+        return rms_norm(each.x, (model.hidden,), each.weight, 1e-5)
+
+    def gated(each: Token) -> Tensor:
+        gate, up = each.both.chunk(2, -1)
+        return silu(gate) * up
+
+    yield Case("rms_norm", shape, 2 * hidden, copies, normed, plainly_normed)
+    yield Case("rms_norm: torch", shape, 2 * hidden, copies, plainly_normed)
+    yield Case("silu_mul", shape, 3 * inner, copies, lambda each: kernels.silu_mul(each.both), gated)
+    yield Case("silu_mul: torch", shape, 3 * inner, copies, gated)
+    yield Case("rotate_and_store", shape, 2 * size * width * model.dim, copies, rotated)
+
+
+def cases(tiny: bool, sections: Sequence[str]) -> Iterator[Callable[[], Iterator[Case]]]:
+    """Makers of the sections' cases; each makes its buffers only when it is called."""
+    makers = [*_plain_cases(*TINY)] if tiny else [*_plain_cases(MODELS, LENGTHS, TOKENS, BUDGET), *_sweeps()]
+    order = {section: at for at, section in enumerate(sections)}
+    for _, maker in sorted((each for each in makers if each[0] in order), key=lambda each: order[each[0]]):
+        yield maker
+
+
+def _plain_cases(
+    models: Sequence[Model], lengths: Sequence[int], tokens: Sequence[int], budget: Budget
+) -> Iterator[tuple[str, Callable[[], Iterator[Case]]]]:
+    for model, length, n in product(models, lengths, tokens):
+        yield "attention", partial(attention_cases, model, length, n, False)
+    for model, n in product(models, tokens):
+        yield "linear", partial(linear_cases, model, n)
+        yield "token", partial(token_cases, model, n)
+    for model in models:
+        yield "score", partial(score_cases, model, lengths[-1], min(16, tokens[-1]))
+        yield "gather", partial(gather_cases, model, lengths[-1], budget)
+
+
+def _sweeps() -> Iterator[tuple[str, Callable[[], Iterator[Case]]]]:
+    short, *_, long = LENGTHS
+    for n, length in product((1, 17), (short, long)):
+        yield "sweep-attention", partial(attention_cases, MODELS[0], length, n, True)
+    yield "sweep-linear", partial(linear_sweep, MODELS[0], (8, 4))
+    for model, n in ((MODELS[1], 1), (MODELS[1], 17), (MODELS[2], 8)):
+        yield "sweep-attention", partial(attention_cases, model, long, n, True)

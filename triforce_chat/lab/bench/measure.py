@@ -1,0 +1,160 @@
+"""Stacks side by side on the same prompts: medians of repeats, prefill and memory beside them."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from triforce_chat.engine.cache.full import QUERY_WINDOW
+from triforce_chat.engine.engine import PLAIN, Request
+from triforce_chat.engine.events import Prefilled, Tally
+from triforce_chat.engine.exactness import Doubts, doubts
+from triforce_chat.engine.protocol import Answering
+from triforce_chat.lab.bench.cases import Case
+from triforce_chat.lab.bench.machine import finish, peak_bytes, reset_peak
+from triforce_chat.lab.bench.row import Measured, Read, Row, Run, against, row_of
+from triforce_chat.lab.bench.stock import Stock
+from triforce_chat.loading.load_engine import sampling_of, stack_for
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.settings import Settings
+
+STOCK = "transformers"
+PATIENCE = 60.0  # seconds
+WARMUP = 32  # tokens
+
+Heard = Callable[[int, int, Case, Run], None]  # tokens of the prompt, its number, what was measured on it
+
+
+def unheard(_context: int, _prompt: int, _case: Case, _run: Run) -> None:
+    """Nobody waits."""
+
+
+class Bench:
+    """Runs cases on one engine; a prefill that takes more than ``PATIENCE`` is measured once.
+
+    ``warmup`` tokens are decoded before the first run of every case on every prompt: kernels are compiled
+    and most graphs captured meanwhile. ``past_end`` makes every answer as long as was asked for. Where an interrupt
+    comes, what has been measured stands, and ``interrupted`` says so. Plain decoding stops behind
+    ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
+    """
+
+    def __init__(
+        self,
+        engine: Answering,
+        loaded: LoadedModel,
+        repeats: int,
+        warmup: int = WARMUP,
+        past_end: bool = False,
+        heard: Heard = unheard,
+        plain_tokens: int | None = None,
+    ) -> None:
+        self.engine, self.loaded = engine, loaded
+        self.repeats, self.warmup, self.past_end, self.heard = repeats, warmup, past_end, heard
+        self.plain_tokens, self.interrupted = plain_tokens, False
+
+    def rows(self, prompts: Sequence[Sequence[int]], cases: Sequence[Case]) -> Iterator[Row]:
+        """Every case on the same prompts of one length, each of which is prefilled once for all."""
+        read, measured = Read(len(prompts[0])), [Measured(case) for case in cases]
+        try:
+            for n, ids in enumerate(prompts):
+                self._read(ids, read)
+                for each in measured:
+                    self._measure(n, ids, each)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        plain = {each.case.footing: each for each in measured if each.case.plain and each.runs}
+        for each in measured:
+            if each.runs:
+                heat = sampling_of(each.case.settings, self.loaded).temperature
+                row = row_of(each, heat, read, self.lengths(each.case.settings)[0])
+                base = plain.get(each.case.footing)
+                yield row if base is None else against(row, each, base, self.plain_tokens)
+
+    def stock(self, stock: Stock, ids: Sequence[int], tokens: int) -> Row:
+        """Stock generate on the same prompt."""
+        reset_peak()
+        runs = [stock.measure(ids, tokens) for _ in range(self.repeats)]
+        each = [ms for _, ms in runs]
+        return Row(
+            contender=STOCK,
+            context=len(ids),
+            prompts=1,
+            temperature=0.0,
+            varied={},
+            ms_per_token=statistics.median(each),
+            spread_ms=(min(each), max(each)),
+            prefill_tokens_per_s=len(ids) / statistics.median(seconds for seconds, _ in runs),
+            tokens=tokens,
+            tokens_per_round=1.0,
+            acceptance={},
+            fresh=None,
+            peak_bytes=peak_bytes(),
+        )
+
+    def warm(self, ids: Sequence[int], settings: Settings) -> None:
+        """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time."""
+        self.engine.restack(stack_for(replace(settings, stack=PLAIN.name), self.loaded))
+        gc.collect()  # the stack before it, with its graphs: a small card has no room for two
+        reset_peak()
+        self.engine.restack(stack_for(settings, self.loaded))
+        if tokens := self.lengths(settings)[0]:
+            self.answer(ids, settings, tokens)
+
+    def lengths(self, settings: Settings) -> tuple[int, int]:
+        """Tokens of a stack's warm-up and of its answer."""
+        warmup, tokens = self.warmup, settings.max_tokens
+        if settings.stack != PLAIN.name or self.plain_tokens is None:
+            return warmup, tokens
+        return min(warmup, max(1, self.plain_tokens // 4)), min(tokens, self.plain_tokens)
+
+    def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
+        """Decode as one does behind a prefill: the last tokens are read again, whose queries choose chunks."""
+        self.engine.settle(ids[: max(1, len(ids) - QUERY_WINDOW)])
+        tally, started, before = Tally(), time.perf_counter(), self.engine.expected
+        for event in self.engine.answer(self.request(ids, settings, tokens)):
+            tally.add(event)
+            if isinstance(event, Prefilled):  # the device has yet to do what it was told
+                finish(self.engine.target.device)
+                started = time.perf_counter()
+        finish(self.engine.target.device)
+        return Run(tally, time.perf_counter() - started, self.engine.expected.since(before))
+
+    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> Doubts:
+        """What plain decoding's scores say against a greedy answer."""
+        return doubts(self.engine, self.request(ids, settings, settings.max_tokens), run.tally.token_ids)
+
+    def request(self, ids: Sequence[int], settings: Settings, tokens: int) -> Request:
+        return Request(ids, tokens, sampling_of(settings, self.loaded), past_end=self.past_end)
+
+    def prefill(self, ids: Sequence[int]) -> float:
+        """Read a prompt from nothing; returns tokens per second."""
+        self.engine.settle([0])
+        started = time.perf_counter()
+        for _ in self.engine.prefill(ids[:-1]):
+            pass
+        finish(self.engine.target.device)
+        return (len(ids) - 1) / (time.perf_counter() - started)
+
+    def _read(self, ids: Sequence[int], read: Read) -> None:
+        """Prefill some times; the last one stands."""
+        reset_peak()
+        rates = [self.prefill(ids)]
+        if len(ids) < PATIENCE * rates[0]:
+            rates += [self.prefill(ids) for _ in range(self.repeats - 1)]
+        read.rates += rates
+        read.peak = max(read.peak, peak_bytes())
+
+    def _measure(self, n: int, ids: Sequence[int], into: Measured) -> None:
+        """All runs of a case on a prefilled prompt."""
+        settings, runs = into.case.settings, []
+        started = time.perf_counter()
+        self.warm(ids, settings)
+        into.warmup_s = max(into.warmup_s, time.perf_counter() - started)
+        for _ in range(self.repeats):
+            runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
+            self.heard(len(ids), n, into.case, runs[-1])
+        peak, greedy = peak_bytes(), sampling_of(settings, self.loaded).greedy
+        into.add(runs, peak, self.doubts(ids, settings, runs[-1]) if greedy else None)

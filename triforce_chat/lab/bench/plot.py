@@ -1,0 +1,149 @@
+"""``python -m triforce_chat.lab.bench.plot FILE.json... --out FILE.svg``: speed-ups of bench records as curves.
+
+Rows that differ in their prompts alone are taken together; what is plotted is printed as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from triforce_chat.errors import TriforceError, UsageError
+from triforce_chat.lab.bench.figures import CONTEXT, DOUBLING, PAPER, Panel, Point, panels_of, rows_of
+
+WIDTH, HEIGHT = 6.4, 4.2  # inches of a panel
+COLUMNS = 3  # panels side by side
+VISIBLE = 1.6  # of an interval, at most so many times its value
+HEADROOM = 1.05
+GREY = "#777777"
+PLAIN = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e4e4e4",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "triforce-chat",  # the same record makes the same file
+}
+MARKS = "osD^vP*X"
+
+
+def draw(panels: Sequence[Panel], out: Path, title: str = "") -> None:
+    """Write the panels side by side as SVG, PDF or PNG, whichever the name says."""
+    require_extra()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context(PLAIN):
+        columns = min(len(panels), COLUMNS)
+        rows = -(-len(panels) // columns)
+        size = (WIDTH * columns, HEIGHT * rows)
+        figure, places = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        for panel, axes in zip(panels, places.flat, strict=False):
+            _draw(panel, axes)
+        for axes in places.flat[len(panels) :]:
+            axes.set_axis_off()
+        if title:
+            figure.suptitle(title)
+        metadata = {"Date": None} if out.suffix == ".svg" else None
+        figure.savefig(out, dpi=150, metadata=metadata)
+        pyplot.close(figure)
+
+
+def require_extra() -> None:
+    """Raise UsageError where the library is not installed."""
+    if not find_spec("matplotlib"):
+        raise UsageError("plots need matplotlib; install it: pip install 'triforce-chat[plot]'")
+
+
+def _draw(panel: Panel, axes: Any) -> None:
+    places = _places(panel)
+    for n, (name, points) in enumerate(panel.series.items()):
+        line = {"linewidth": 1.6, "linestyle": "none" if panel.named else "-"}
+        _curve(axes, places, points, label=name, marker=MARKS[n % len(MARKS)], markersize=5, **line)
+    if panel.published:
+        look = {"color": GREY, "linestyle": "--", "marker": "x", "markersize": 5, "linewidth": 1.2}
+        _curve(axes, places, panel.published, label=PAPER, **look)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xlabel(panel.label)
+    axes.set_ylabel("speed-up over plain decoding")
+    axes.set_ylim(0, HEADROOM * _highest(panel))
+    _ticks(panel, axes, places)
+    axes.legend(frameon=False, fontsize=8, loc="best")
+
+
+def _highest(panel: Panel) -> float:
+    """What has to be seen; the interval of two prompts may reach to the moon."""
+    points = [*(point for points in panel.series.values() for point in points), *panel.published]
+    return max(1.0, *(min(point.high or point.value, VISIBLE * point.value) for point in points))
+
+
+def _places(panel: Panel) -> dict[Any, float]:
+    """Where each value stands; words stand side by side."""
+    values = {point.at for points in (*panel.series.values(), panel.published) for point in points}
+    if panel.named:
+        return {value: float(n) for n, value in enumerate(sorted(values, key=str))}
+    return {value: float(value) for value in values}
+
+
+def _curve(axes: Any, places: dict[Any, float], points: Sequence[Point], **look: Any) -> None:
+    at, values = [places[point.at] for point in points], [point.value for point in points]
+    below = [0.0 if point.low is None else point.value - point.low for point in points]
+    above = [0.0 if point.high is None else point.high - point.value for point in points]
+    axes.errorbar(at, values, yerr=[below, above] if any(above) else None, capsize=3, **look)
+
+
+def _ticks(panel: Panel, axes: Any, places: dict[Any, float]) -> None:
+    own = sorted({point.at for points in panel.series.values() for point in points}, key=places.__getitem__)
+    if panel.axis in DOUBLING and not panel.named:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    slanted = panel.axis == CONTEXT and len(own) > 5
+    axes.set_xticks([places[value] for value in own], [_tick(value) for value in own])
+    axes.tick_params(axis="x", labelrotation=30 if slanted else 0)
+
+
+def _tick(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m triforce_chat.lab.bench.plot", description="Plot speed-ups."
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what bench --json printed")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help=".svg, .pdf or .png")
+    parser.add_argument("--title", default="")
+    given = parser.parse_args(arguments)
+    try:
+        rows = rows_of(given.files)
+        draw(panels_of(rows), given.out, given.title)
+    except TriforceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    for row in rows:
+        print(line_of(row))
+    return 0
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """What one row says, parts of a bench taken together."""
+    settings = " ".join(f"{name}={value}" for name, value in row["varied"].items())
+    likely = row.get("speedup_interval")
+    bounds = (
+        f" ({likely[0]:.2f} to {likely[1]:.2f} with 95 %, {row.get('prompts', 1)} prompts)" if likely else ""
+    )
+    where = f"{row['context']:,} tokens T={row['temperature']:g}"
+    return " ".join(filter(None, (row["contender"], settings, where))) + f": {row['speedup']:.2f}x{bounds}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""How often each level's tokens would be accepted, as an expectation (TriForce's alpha and beta).
+
+The law of acceptance needs no luck: a token drawn from q passes under p with probability sum(min(p, q)). So the
+target writes texts, and at each of their positions the distributions of all levels are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
+from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.lookup import ORDERS
+from triforce_chat.engine.speculation.stacks import POLICIES
+from triforce_chat.lab.evaluation.continuations import Asked, continuations
+from triforce_chat.lab.evaluation.forced import Lookups, drafted, forced, looked_up
+from triforce_chat.lab.evaluation.means import Mean, Sum, mean
+from triforce_chat.lab.evaluation.places import Prompt
+
+SURE = 3  # tokens of a match from which lookup goes before the draft model
+DIMENSIONS = ("context", "kind", "temperature", "policy")
+MEASURES = {
+    "alpha": "middle level under the target",
+    "beta": "draft under the middle level",
+    "lookup": "lookup under the middle level, where it proposes",
+    "both": f"lookup on a match of {SURE} tokens or more, else the draft, under the middle level",
+    "proposes": "how often lookup proposes",
+    "direct": "draft straight under the target",
+    "lookup_direct": "lookup straight under the target, where it proposes",
+}
+MATCHES = {f"match_{n}": n for n in range(1, ORDERS + 1)}  # lookup straight under the target, by its match
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure; sizes in tokens."""
+
+    temperatures: Sequence[float]
+    policies: Sequence[str]
+    budget: Budget
+    tokens: int
+    samples: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One text under one policy."""
+
+    context: int
+    kind: str
+    temperature: float
+    policy: str
+    place: int
+    sums: Mapping[str, Sum]
+
+
+class Acceptance:
+    """Measures on one engine, whose draft may be missing.
+
+    The middle level reads a text in one forward, by its own keys and values. In use those of verified tokens
+    replace them every round, so acceptance there may differ a little.
+    """
+
+    def __init__(self, engine: Engine, sampling: Sampling, plan: Plan) -> None:
+        self.engine, self.sampling, self.plan = engine, sampling, plan
+        self.seeds = count(plan.seed)
+
+    def measure(self, prompt: Prompt) -> Iterator[Scored]:
+        """Every temperature, sample and policy behind one prompt."""
+        self._prefill(prompt)
+        middles = self._middles(self._tensor(prompt.ids))
+        samplings = list(self._samplings())
+        asked = [Asked(prompt.ids[-1:], sampling) for sampling in samplings]
+        texts = continuations(self.engine, prompt.ids[:-1], asked, self.plan.tokens, prompt.stop)
+        self._prefill(prompt)  # back to where the middle levels were built
+        for sampling, made in zip(samplings, texts, strict=True):
+            history = self._tensor([*prompt.ids, *made])
+            sampler = Sampler(sampling, len(prompt.ids))
+            for policy, sums in self._compare(history, len(made), sampler, middles):
+                yield Scored(len(prompt.ids), prompt.kind, sampling.temperature, policy, prompt.place, sums)
+
+    def _samplings(self) -> Iterator[Sampling]:
+        """One for each text to make; greedily there is one text only."""
+        for temperature in self.plan.temperatures:
+            for _ in range(self.plan.samples if temperature else 1):
+                yield replace(self.sampling, temperature=temperature, seed=next(self.seeds))
+
+    def _prefill(self, prompt: Prompt) -> None:
+        for _ in self.engine.prefill(prompt.ids[:-1]):
+            pass
+
+    def _middles(self, prompt: Tensor) -> dict[str, RetrievalCache]:
+        """Built where the prompt ends, and roomy enough to stand until the text does."""
+        budget = replace(self.plan.budget, stride=max(self.plan.budget.stride, self.plan.tokens))
+        middles = {
+            policy: RetrievalCache(self.engine.full, budget, POLICIES[policy](), lambda _: None)
+            for policy in self.plan.policies
+        }
+        for cache in middles.values():
+            cache.prepared(0)
+        forced(self.engine.target, self.engine.full, torch.cat([prompt, prompt[-1:]]), 1)
+        return middles
+
+    def _compare(
+        self, history: Tensor, n: int, sampler: Sampler, middles: Mapping[str, RetrievalCache]
+    ) -> Iterator[tuple[str, dict[str, Sum]]]:
+        """The last n tokens of a history under every policy."""
+        target, draft = self.engine.target, self.engine.draft
+
+        def law(logits: Tensor) -> Tensor:
+            return sampler.law(logits, history[:-1])  # [n, V]
+
+        p = law(forced(target, self.engine.full, history, n))
+        d = law(drafted(draft, StreamingCache(draft.shape), history, n)) if draft else None
+        told = looked_up(history, n)
+        for policy, cache in middles.items():
+            cache.truncate(len(history) - n - 1)  # it followed the target through these tokens
+            yield policy, scores(p, law(forced(target, cache, history, n)), d, told)
+
+    def _tensor(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor(ids, dtype=torch.long, device=self.engine.target.device)
+
+
+def scores(p: Tensor, m: Tensor, d: Tensor | None, told: Lookups) -> dict[str, Sum]:
+    """Expected acceptance, summed over positions.
+
+    p, m, d: [n, V], the laws of target, middle level and draft; without a draft its measures have no positions.
+    """
+    foretold, under_middle = (law.gather(-1, told.tokens[:, None])[:, 0] for law in (p, m))
+    found = {
+        "alpha": overlap(p, m),
+        "lookup": under_middle[told.proposed],
+        "proposes": told.proposed,
+        "lookup_direct": foretold[told.proposed],
+        **{name: foretold[told.match == n] for name, n in MATCHES.items()},
+    }
+    if d is not None:
+        beta = overlap(m, d)
+        found |= {
+            "beta": beta,
+            "both": torch.where(told.match >= SURE, under_middle, beta),
+            "direct": overlap(p, d),
+        }
+    return {name: Sum(each.sum(dtype=torch.float64).item(), len(each)) for name, each in found.items()}
+
+
+def overlap(p: Tensor, q: Tensor) -> Tensor:
+    """The chance that a token of q passes under p: [n, V] twice -> [n]."""
+    return torch.minimum(p, q).sum(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Means over all texts that agree in some dimensions."""
+
+    group: dict[str, Any]
+    means: dict[str, Mean | None]
+
+    def record(self) -> dict[str, Any]:
+        return {**self.group, **{name: each and asdict(each) for name, each in self.means.items()}}
+
+
+def rows(scored: Sequence[Scored], dimensions: Sequence[str] = DIMENSIONS) -> list[Row]:
+    """One row for each combination of values in these dimensions."""
+    groups: dict[tuple[Any, ...], list[Scored]] = {}
+    for each in scored:
+        groups.setdefault(tuple(getattr(each, name) for name in dimensions), []).append(each)
+    return [Row(dict(zip(dimensions, key, strict=True)), means_of(groups[key])) for key in sorted(groups)]
+
+
+def means_of(group: Sequence[Scored], names: Iterable[str] = MEASURES) -> dict[str, Mean | None]:
+    nothing = Sum(0.0, 0)
+    return {name: mean([each.sums.get(name, nothing) for each in group]) for name in names}
+
+
+def matches(scored: Sequence[Scored]) -> list[Row]:
+    """How often what lookup foretold passes, by temperature and the length of its match."""
+    one = [each for each in scored if each.policy == scored[0].policy]  # the target is the same under all
+    found = []
+    for temperature in sorted({each.temperature for each in one}):
+        means = means_of([each for each in one if each.temperature == temperature], MATCHES)
+        found.append(Row({"temperature": temperature}, means))
+    return found

@@ -1,0 +1,64 @@
+"""Text that the target itself makes behind a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Text
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.lab.training.generate import Generator, Temper
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What follows a shared prefix, at least one token, and how its answer is sampled."""
+
+    suffix: Sequence[int]
+    sampling: Sampling
+
+
+def continuations(
+    engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int, stop: Sequence[str] = ()
+) -> list[list[int]]:
+    """One answer for each suffix behind ``prefix``, of at most ``tokens`` tokens and up to its end token.
+
+    A GPU makes all of them at once where it can: in 16 bit, without stop strings and truncation.
+    """
+    batched = engine.target.device.type == "cuda" and engine.target.shape.dtype.itemsize == 2
+    if stop or not batched or any(truncates(each.sampling) for each in asked):
+        return one_by_one(engine, prefix, asked, tokens, stop)
+    return at_once(engine, prefix, asked, tokens)
+
+
+def truncates(sampling: Sampling) -> bool:
+    return bool(sampling.top_k or sampling.min_p or sampling.top_p < 1)
+
+
+def one_by_one(
+    engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int, stop: Sequence[str]
+) -> list[list[int]]:
+    """By plain decoding with the engine's own cache."""
+    made = []
+    for each in asked:
+        request = Request([*prefix, *each.suffix], tokens, each.sampling, stop)
+        events = engine.answer(request, plain=True)
+        made.append([token for event in events if isinstance(event, Text) for token in event.token_ids])
+    return made
+
+
+def at_once(engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int) -> list[list[int]]:
+    """In one batch; the first sampling's seed is the seed of all."""
+    device = engine.target.device
+    temper = Temper(
+        torch.tensor([each.sampling.temperature for each in asked], device=device),
+        torch.tensor([each.sampling.repetition_penalty for each in asked], device=device),
+    )
+    torch.manual_seed(asked[0].sampling.seed or 0)
+    generator = Generator(engine.target.model, engine.eos_ids)
+    suffixes = [each.suffix for each in asked]
+    made = generator.run(torch.tensor([list(prefix)], device=device), suffixes, temper, tokens)
+    return [row[:n] for row, n in zip(made.tokens.tolist(), made.lengths.tolist(), strict=True)]

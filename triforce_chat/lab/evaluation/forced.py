@@ -1,0 +1,61 @@
+"""What each level says at every position of a text that is already there (teacher forcing)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.storage import KVCache
+from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.forward.runner import Forward
+from triforce_chat.engine.speculation.lookup import NgramLookup
+
+
+def forced(model: Forward, cache: KVCache, history: Tensor, n: int) -> Tensor:
+    """Logits [n, V] of the last n tokens of history [m], in one forward of n rows.
+
+    The cache covers the tokens before the one that precedes them, and is put back there.
+    """
+    logits = model(cache.pending(history[:-1]), cache, n)
+    cache.truncate(len(history) - n - 1)
+    return logits
+
+
+def drafted(model: Forward, cache: StreamingCache, history: Tensor, n: int) -> Tensor:
+    """Logits [n, V] of the last n tokens as a drafter has them that is fed token by token from a fresh cache.
+
+    Between two restarts of the cache all tokens go in one forward: each row reads just what it would alone.
+    """
+    rows, at = [], len(history) - n  # the next row foretells history[at]
+    while at < len(history):
+        fed = cache.pending(history[:at])
+        room = cache.slab.capacity - cache.position - len(fed)
+        more = history[at : min(at + room, len(history) - 1)]
+        rows.append(model(torch.cat([fed, more]), cache, 1 + len(more)).clone())
+        at += 1 + len(more)
+    return torch.cat(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What lookup foretells for each of n tokens."""
+
+    tokens: Tensor  # [n]; 0 where it knows nothing
+    match: Tensor  # [n], length of the match
+    proposed: Tensor  # [n], whether it trusts the match enough to propose
+
+
+def looked_up(history: Tensor, n: int) -> Lookups:
+    """For the last n tokens of history [m], one token ahead each, learning as it goes."""
+    known, lookup = history.cpu(), NgramLookup(vocabulary=0)
+    tokens, match = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
+    proposed = torch.zeros(n, dtype=torch.bool)
+    for row, at in enumerate(range(len(known) - n, len(known))):
+        told = lookup.forecast(known[:at], 1)
+        if told.survival and lookup.told is not None:
+            tokens[row], match[row] = told.tokens[0], lookup.told[1]
+            proposed[row] = told.survival[0] >= lookup.cutoff
+    place = history.device
+    return Lookups(tokens.to(place), match.to(place), proposed.to(place))

@@ -1,0 +1,191 @@
+"""From loaded models and read documents to findings, one function per evaluation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from rich.table import Table
+
+from triforce_chat.chat.template import ChatFormat
+from triforce_chat.documents import Document
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.errors import DoesNotFit, UsageError
+from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Acceptance, Plan, matches, rows
+from triforce_chat.lab.evaluation.answers import Found, Replied, facts, replies, scores
+from triforce_chat.lab.evaluation.corpus import joined
+from triforce_chat.lab.evaluation.perplexity import NEAR, bands, losses, windows
+from triforce_chat.lab.evaluation.places import prompts
+from triforce_chat.lab.evaluation.questions import QUESTIONS
+from triforce_chat.lab.evaluation.tables import (
+    acceptance_table,
+    band_table,
+    fact_tables,
+    reply_table,
+    window_table,
+)
+from triforce_chat.lab.evaluation.tasks import planted_set
+from triforce_chat.lab.training.conversations import Builder
+from triforce_chat.lab.training.documents import Book
+from triforce_chat.loading.load_engine import sampling_of
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.settings import Settings
+
+T = TypeVar("T")
+Watch = Callable[[Iterable[Any], str], Iterator[Any]]  # hands items on and tells somebody about it
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What an evaluation found: for programs, and for readers."""
+
+    record: dict[str, Any]
+    shown: Sequence[Table | str]
+
+
+def perplexity(
+    loaded: LoadedModel,
+    texts: Sequence[Document],
+    most: int,
+    strides: Sequence[int],
+    other: LoadedModel | None,
+) -> Findings:
+    """Perplexity by position in the first ``most`` tokens, beside a reference's where the text is near."""
+    corpus = joined(ChatFormat(loaded.tokenizer), texts, most)
+    if len(corpus.ids) < 2:
+        raise DoesNotFit("the documents have fewer than 2 tokens; there is nothing to foretell")
+    ids = joined(ChatFormat(other.tokenizer), texts, min(most, NEAR)).ids if other else []
+    if other and ids != corpus.ids[:NEAR]:
+        raise UsageError(f"{other.name} splits text into other tokens; perplexities cannot be compared")
+    runner = Runner(loaded.model)
+    nats = losses(runner, corpus.ids, FullCache(runner.shape, len(corpus.ids)))
+    short = list(windows(runner, corpus.ids, nats, strides))
+    near = nats[:0]
+    if other is not None:
+        measured = Runner(other.model)
+        near = losses(measured, ids, FullCache(measured.shape, len(ids)))
+    found = list(bands(nats, near))
+    record = {
+        "tokens": len(corpus.ids),
+        "made_for": loaded.context,
+        "documents": [asdict(part) for part in corpus.parts],
+        "rows": [asdict(band) for band in found],
+        "windows": [asdict(window) for window in short],
+    }
+    shown: list[Table | str] = [f"{len(corpus.ids):,} tokens: {corpus.words}", band_table(found)]
+    if short:
+        shown += ["The farthest positions again, with little context:", window_table(short)]
+    return Findings(record, shown)
+
+
+def acceptance(
+    engine: Engine,
+    loaded: LoadedModel,
+    settings: Settings,
+    texts: Sequence[Document],
+    lengths: Sequence[int],
+    places: int,
+    plan: Plan,
+    watch: Watch,
+) -> Findings:
+    """Expected acceptance behind prompts of every kind, length and place."""
+    form = ChatFormat(loaded.tokenizer)
+    corpus = joined(form, texts, sys.maxsize)
+    sampling = sampling_of(settings, loaded)
+    run = Acceptance(engine, sampling, plan)
+    asked = watch(list(prompts(form, corpus.ids, lengths, places)), "prompts")
+    scored = [each for prompt in asked for each in run.measure(prompt)]
+    every = rows(scored)
+    by = {name: rows(scored, (name, "policy")) for name in DIMENSIONS if name != "policy"}
+    by["context and temperature"] = rows(scored, ("context", "temperature", "policy"))
+    notes = [note for length in lengths if (note := remark(length, plan.budget.tokens))]
+    record = {
+        "draft": loaded.draft,
+        "sampling": asdict(sampling),
+        "plan": asdict(plan),
+        "places": places,
+        "documents": [asdict(part) for part in corpus.parts],
+        "measures": MEASURES,
+        "notes": notes,
+        "rows": [row.record() for row in every],
+        "matches": [row.record() for row in matches(scored)],
+        "by": {name: [row.record() for row in each] for name, each in by.items()},
+    }
+    meanings = [f"{name.replace('_', ' ')}: {meaning}" for name, meaning in MEASURES.items()]
+    tables = [acceptance_table(each) for each in (every, *by.values())]
+    return Findings(record, [*tables, "\n".join([*meanings, *notes])])
+
+
+def remark(context: int, budget: int) -> str | None:
+    """What a reader must know about the retrieval cache at this length."""
+    if context <= budget:
+        return f"At {context:,} tokens the retrieval cache holds everything: alpha is 1 but for rounding."
+    if context <= 2 * budget:
+        return (
+            f"At {context:,} tokens the retrieval cache holds half of everything or more; auto leaves it out."
+        )
+    return None
+
+
+def planted(
+    engine: Engine,
+    loaded: LoadedModel,
+    settings: Settings,
+    texts: Sequence[Document],
+    lengths: Sequence[int],
+    documents: int,
+    page_tokens: int | None,
+    watch: Watch,
+) -> Findings:
+    """Questions about facts that were planted into the texts."""
+    form = ChatFormat(loaded.tokenizer)
+    books = [Book.of(document.title, document.text, form.text) for document in texts]
+    builder = Builder(loaded.tokenizer, [book for book in books if book.tokens])
+    sampling, seed = sampling_of(settings, loaded), settings.seed or 0
+    found: list[Found] = []
+    for length in lengths:
+        cases = planted_set(builder, length, documents=documents, page_tokens=page_tokens, seed=seed)
+        asked = facts(engine, length, cases, sampling, form.stop)
+        found += watch(asked, f"answers at {length:,} tokens")
+    present = [each for each in found if each.kind != "absent"]
+    record = {
+        "documents": [document.title for document in texts],
+        "sampling": asdict(sampling),
+        "seed": seed,
+        "rows": [
+            {"context": context, "depth": depth, **asdict(score)}
+            for (context, depth), score in scores(present, lambda each: (each.context, each.depth)).items()
+        ],
+        "kinds": [
+            {"context": context, "kind": kind, **asdict(score)}
+            for (context, kind), score in scores(found, lambda each: (each.context, each.kind)).items()
+        ],
+        "denied": sum(each.denied for each in present),
+        "wrong": [asdict(each) for each in found if not each.right],
+    }
+    return Findings(record, fact_tables(found))
+
+
+def short_questions(
+    engines: Iterable[tuple[Engine, LoadedModel]], settings: Settings, watch: Watch
+) -> Findings:
+    """The fixed list of questions, put to each model in turn."""
+    found: list[Replied] = []
+    for engine, loaded in engines:
+        sampling = sampling_of(settings, loaded)
+        asked = replies(engine, loaded.name, ChatFormat(loaded.tokenizer), QUESTIONS, sampling)
+        found += watch(asked, f"answers of {loaded.name}")
+    right: dict[str, int] = {}
+    for each in found:
+        right[each.model] = right.get(each.model, 0) + each.right
+    record = {
+        "questions": len(QUESTIONS),
+        "rows": [{"model": model, "right": count} for model, count in right.items()],
+        "answers": [asdict(each) for each in found],
+    }
+    counts = ", ".join(f"{model} {count}/{len(QUESTIONS)}" for model, count in right.items())
+    return Findings(record, [reply_table(found), f"right: {counts}"])

@@ -1,0 +1,101 @@
+"""The figures of an evaluation for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Row
+from triforce_chat.lab.evaluation.answers import Found, Replied, scores
+from triforce_chat.lab.evaluation.perplexity import Band, Window
+
+
+def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> Table:
+    made = Table(box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(column, no_wrap=True)
+    for line in lines:
+        made.add_row(*map(escape, line))
+    return made
+
+
+def band_table(bands: Sequence[Band]) -> Table:
+    """Perplexity by position, with the reference's where it was measured."""
+    lines = (
+        (
+            f"{each.start:,}-{each.end:,}",
+            f"{each.tokens:,}",
+            f"{each.perplexity:.2f}",
+            f"{each.reference:.2f}" if each.reference else "",
+            f"{each.ratio:.3f}" if each.ratio else "",
+        )
+        for each in bands
+    )
+    return table(("positions", "tokens", "perplexity", "reference", "ratio"), lines)
+
+
+def window_table(windows: Sequence[Window]) -> Table:
+    """The farthest band with a short memory."""
+    lines = (
+        (
+            f"{each.least:,}-{each.most:,}",
+            f"{each.tokens:,}",
+            f"{each.perplexity:.2f}",
+            f"{each.ratio:.3f}",
+        )
+        for each in windows
+    )
+    return table(("context", "tokens", "perplexity", "full / short"), lines)
+
+
+def acceptance_table(rows: Sequence[Row]) -> Table:
+    """One line per group; a measure without a value (no draft, nothing proposed) stays empty."""
+    keys = [name for name in DIMENSIONS if name in rows[0].group]
+    lines = []
+    for row in rows:
+        means = [row.means[name] for name in MEASURES]
+        positions = max(each.positions for each in means if each)
+        group = (shown(row.group[key]) for key in keys)
+        lines.append((*group, *(str(each) if each else "" for each in means), f"{positions:,}"))
+    return table((*keys, *(name.replace("_", " ") for name in MEASURES), "positions"), lines)
+
+
+def fact_tables(found: Sequence[Found]) -> list[Table]:
+    """Right answers by depth and by kind, a column for each context; absent facts are a kind of their own."""
+    contexts = list(dict.fromkeys(each.context for each in found))
+    columns = [shown(context) for context in contexts]
+    by_depth = scores(found, lambda each: (each.depth, each.context))
+    by_kind = scores(found, lambda each: (each.kind, each.context))
+    depths = dict.fromkeys(each.depth for each in found if each.depth is not None)
+    kinds = dict.fromkeys(each.kind for each in found)
+    return [
+        table(
+            ("depth", *columns),
+            (
+                (f"{depth:.0%}", *(str(by_depth.get((depth, each), "")) for each in contexts))
+                for depth in depths
+            ),
+        ),
+        table(
+            ("kind", *columns),
+            ((kind, *(str(by_kind.get((kind, each), "")) for each in contexts)) for kind in kinds),
+        ),
+    ]
+
+
+def reply_table(found: Sequence[Replied]) -> Table:
+    """Questions that not every model answers rightly, with what was said."""
+    failed = {each.question for each in found if not each.right}
+    lines = (
+        (each.question, each.model, "right" if each.right else "wrong", " ".join(each.said.split())[:80])
+        for each in sorted(found, key=lambda each: each.question)
+        if each.question in failed
+    )
+    return table(("question", "model", "", "said"), lines)
+
+
+def shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,255 @@
+"""Distilling a small draft from any target: the same vocabulary, a fraction of the size.
+
+What counts is how often the target accepts a proposal, which is one minus the total variation between both
+distributions (Leviathan et al., arXiv 2211.17192); DistillSpec (arXiv 2310.08461) compares the losses.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from triforce_chat.errors import UsageError
+from triforce_chat.lab.training.course import Course, Log, Optimizer
+from triforce_chat.lab.training.lessons import Batch, Lessons
+from triforce_chat.models.load import LoadedModel
+
+SLICE = 8192  # positions whose logits exist at a time
+SAVE_EVERY, TEST_EVERY = 1000, 250  # steps
+HEATS = (1.0, 0.6, 0.3)  # temperatures that take turns in the second half
+TESTED = (0.0, 0.6, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRecipe:
+    """The draft's shape and its training."""
+
+    hidden: int = 256
+    layers: int = 3
+    mlp: int = 1024
+    head_dim: int = 64
+    rate: float = 3e-3
+    decay: float = 0.1
+    windows: int = 128  # of a step
+    steps: int = 6_000
+    minutes: float = 6.0
+    seed: int = 0
+
+
+class Distance(torch.autograd.Function):
+    """``kl * KL(p || q) + tv * TV(p, q)`` summed over rows, with the gradient made on the way forth.
+
+    student [n, d], its head [V, d], its batch with the teacher's states [n, D], the teacher's head [V, D], all at
+    one temperature and both under the repetition penalty that the text was written with.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        student: Tensor,
+        head: Tensor,
+        batch: Batch,
+        teacher_head: Tensor,
+        heat: float,
+        kl: float,
+        tv: float,
+    ) -> Tensor:
+        total = torch.zeros((), device=student.device)
+        grad_student, grad_head = torch.empty_like(student), torch.zeros_like(head)
+        narrow = head.to(student.dtype)
+        measure = compiled_distance() if student.is_cuda else distance
+        for first in range(0, len(student), SLICE):
+            rows = slice(first, first + SLICE)
+            wanted, logits = batch.states[rows] @ teacher_head.T, student[rows] @ narrow.T
+            seen, penalty = batch.seen(rows, len(head)), batch.penalty(rows)
+            loss, grad = measure(wanted, logits, seen, penalty, heat, kl, tv)
+            total += loss
+            grad_student[rows] = grad @ narrow
+            grad_head += grad.T @ student[rows]
+        ctx.save_for_backward(grad_student, grad_head)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        grad_student, grad_head = ctx.saved_tensors
+        return upstream * grad_student, upstream * grad_head, None, None, None, None, None
+
+
+def penalized(logits: Tensor, seen: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [n, V] under the repetition penalty [n, 1] of what was ``seen`` [n, V], and by what each grew.
+
+    The penalty depends on a logit's sign and size, which a softmax alone leaves free: a draft that never meets
+    it while it learns proposes other tokens under it than its target.
+    """
+    growth = torch.where(seen, torch.where(logits > 0, 1 / penalty, penalty), 1.0)
+    return logits * growth, growth
+
+
+def distance(
+    wanted: Tensor, logits: Tensor, seen: Tensor, penalty: Tensor, heat: float, kl: float, tv: float
+) -> tuple[Tensor, Tensor]:
+    """The loss between logits [n, V] at one temperature, and its gradient with respect to the second.
+
+    Every sum runs along a row first: a compiler joins those in the same few passes.
+    """
+    wanted, _ = penalized(wanted.float(), seen, penalty)
+    found, growth = penalized(logits.float(), seen, penalty)
+    log_p, log_q = torch.log_softmax(wanted / heat, -1), torch.log_softmax(found / heat, -1)
+    p, q = log_p.exp(), log_q.exp()
+    each = kl * (p * (log_p - log_q)).sum(-1) + tv * (1 - torch.minimum(p, q).sum(-1))
+    below = q < p
+    caught = torch.where(below, q, 0).sum(-1, keepdim=True)
+    grad = kl * (q - p) + tv * q * (caught - below.to(q.dtype))
+    return each.sum(), (grad * growth / heat).to(logits.dtype)
+
+
+@cache
+def compiled_distance() -> Callable[..., tuple[Tensor, Tensor]]:
+    """``distance`` in a few passes over the logits instead of thirty."""
+    return torch.compile(distance, dynamic=True)
+
+
+def fresh_draft(target: Any, recipe: DraftRecipe) -> LlamaForCausalLM:
+    """A small Llama whose embedding is the target's, projected on its leading singular directions."""
+    torch.manual_seed(recipe.seed)
+    heads = recipe.hidden // recipe.head_dim
+    config = LlamaConfig(
+        vocab_size=target.config.vocab_size,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=target.config.bos_token_id,
+        eos_token_id=target.config.eos_token_id,
+    )
+    draft = LlamaForCausalLM(config).to(target.device)
+    weights = target.get_input_embeddings().weight.float()
+    _, _, directions = torch.linalg.svd(weights.T @ weights)
+    with torch.no_grad():
+        draft.get_input_embeddings().weight.copy_(weights @ directions[: recipe.hidden].T)
+    return draft
+
+
+def begin_with(draft: LlamaForCausalLM, folder: Path) -> None:
+    """Give a draft the weights of a trained one. Raises UsageError for one of another shape, or none."""
+    try:
+        stored = load_file(folder / "model.safetensors")
+        draft.load_state_dict(stored | {"lm_head.weight": stored["model.embed_tokens.weight"]})
+    except (RuntimeError, OSError, KeyError, SafetensorError) as error:
+        raise UsageError(f"--from {folder} holds no draft of this --hidden and --layers") from error
+
+
+class DraftTraining:
+    """One training run; ``folder`` receives the draft, the log and the state to resume from.
+
+    ``start`` is a draft's folder of the same shape whose weights it begins with.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        lessons: Lessons,
+        unseen: Lessons,
+        recipe: DraftRecipe,
+        folder: Path,
+        start: Path | None = None,
+    ) -> None:
+        self.target, self.lessons, self.unseen = loaded.model, lessons, unseen
+        self.recipe, self.folder = recipe, folder
+        self.draft = fresh_draft(loaded.model, recipe)
+        if start is not None:
+            begin_with(self.draft, start)
+        self.course = Course(recipe.steps, recipe.minutes, recipe.rate, warmup=100)
+        self.optimizer = Optimizer(self.draft.parameters(), self.course, recipe.decay)
+
+    def run(self, report: Callable[[dict[str, float]], None]) -> dict[str, float]:
+        """Train to the end; returns the expected acceptance on unseen text by temperature."""
+        self.optimizer.resume(self.folder)
+        log = Log(self.folder, self.course.step)
+        rng = random.Random(f"{self.recipe.seed}-{self.course.step}")
+        batches = self.lessons.batches(self.recipe.windows, rng)
+        lost: dict[str, Tensor] = {}
+        while not self.course.done:
+            lost = {"loss": self._step(next(batches))}
+            if self.course.step % TEST_EVERY == 0:
+                report(log.add(self.course, {**lost, **self.test()}))
+            if self.course.step % SAVE_EVERY == 0:
+                self.optimizer.save(self.folder)
+        self.optimizer.save(self.folder)
+        figures = self.test()
+        report(log.add(self.course, {**lost, **figures}))
+        self.save()
+        return figures
+
+    def _step(self, batch: Batch) -> Tensor:
+        late = self.course.progress > 0.5
+        heat = HEATS[self.course.step % len(HEATS)] if late else 1.0
+        hidden = self._hidden(batch.tokens)[batch.window, batch.place]
+        kl, tv = (0.3, 1.0) if late else (1.0, 0.0)
+        heads = self.draft.lm_head.weight, self.target.lm_head.weight
+        summed: Tensor = Distance.apply(hidden, heads[0], batch, heads[1], heat, kl, tv)  # type: ignore[no-untyped-call]
+        loss = summed / len(hidden)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        device = tokens.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            out: Tensor = self.draft.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        hidden: Tensor = out.to(self.target.dtype)
+        return hidden
+
+    @torch.no_grad()
+    def test(self, windows: int = 256) -> dict[str, float]:
+        """Expected acceptance on unseen text at each tested temperature."""
+        chosen = self.unseen.windows[:: max(1, len(self.unseen.windows) // windows)]
+        batch = self.unseen.batch(chosen)
+        hidden = self._hidden(batch.tokens)[batch.window, batch.place]
+        head = self.draft.lm_head.weight.to(hidden.dtype)
+        sums = dict.fromkeys(TESTED, 0.0)
+        for first in range(0, len(hidden), SLICE):
+            rows = slice(first, first + SLICE)
+            under = batch.seen(rows, len(head)), batch.penalty(rows)
+            p, _ = penalized((batch.states[rows] @ self.target.lm_head.weight.T).float(), *under)
+            q, _ = penalized((hidden[rows] @ head.T).float(), *under)
+            for heat in TESTED:
+                sums[heat] += float(accepted(p, q, heat).sum())
+        return {f"accepted at {heat:g}": total / len(hidden) for heat, total in sums.items()}
+
+    def save(self) -> None:
+        """Write the draft as a transformers folder in bf16."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        config = self.draft.config.to_diff_dict() | {"architectures": ["LlamaForCausalLM"]}
+        config["dtype"] = "bfloat16"
+        (self.folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        tensors = {
+            name: value.bfloat16().cpu().contiguous()
+            for name, value in self.draft.state_dict().items()
+            if name != "lm_head.weight"  # tied to the embedding
+        }
+        save_file(tensors, self.folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def accepted(p: Tensor, q: Tensor, heat: float) -> Tensor:
+    """Expected acceptance of each row of logits [n, V]: sum of min(p, q), at 0 whether both agree: [n]."""
+    if heat == 0:
+        return (p.argmax(-1) == q.argmax(-1)).float()
+    return torch.minimum((p / heat).softmax(-1), (q / heat).softmax(-1)).sum(-1)

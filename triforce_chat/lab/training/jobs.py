@@ -1,0 +1,180 @@
+"""The two trainings from a user's files to a folder that ``--model`` or ``--draft`` takes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from triforce_chat.chat.template import ChatFormat
+from triforce_chat.errors import UsageError
+from triforce_chat.lab.training.cards import write_card
+from triforce_chat.lab.training.context import REPORTED, ContextRecipe, ContextTraining, example
+from triforce_chat.lab.training.conversations import Builder
+from triforce_chat.lab.training.documents import load_books
+from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, begin_with, fresh_draft
+from triforce_chat.lab.training.lessons import Lessons, Teacher
+from triforce_chat.lab.training.ranks import ALONE, Ranks
+from triforce_chat.lab.training.selfchat import Row, document_chats, everyday_chats, short_chats
+from triforce_chat.models.load import LoadedModel
+
+TEXT = 8192  # tokens of running text
+
+Tell = Callable[[dict[str, float]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """How much text the target makes for its draft; sizes in tokens."""
+
+    minutes: float = 5.0
+    sequences: int = 2048  # at once
+    tokens: int = 192  # of an answer, at most
+    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192, 32_768, 124_928)  # of what is before it
+    prefix_tokens: int = 262_144  # of all documents at once
+    texts: int = 640  # that are only read, of TEXT tokens each
+
+
+def books(loaded: LoadedModel, data: Sequence[Path], exclude: Sequence[str]) -> Builder:
+    """What builds examples from the texts in ``data``. Raises UsageError if there are none."""
+    found = load_books(data, ChatFormat(loaded.tokenizer).text, exclude)
+    if not found:
+        raise UsageError("--data holds no text")
+    return Builder(loaded.tokenizer, found)
+
+
+def self_chats(loaded: LoadedModel, builder: Builder, seed: int, count: int) -> tuple[list[Row], list[Row]]:
+    """Conversations of the untouched model: short ones, half of them everyday questions, and readings.
+
+    Readings are about documents that it can still read.
+    """
+    rng = random.Random(f"{seed}-chats")
+    torch.manual_seed(seed)
+    short = [*short_chats(loaded, rng, count - count // 2), *everyday_chats(loaded, rng, count // 2)]
+    rows: list[Row] = []
+    each = 16
+    for length in (1024, 3072):
+        if length < loaded.context // 2:
+            prefixes = [builder.prompt(rng, length) for _ in range(max(1, count // 8 // each))]
+            rows += document_chats(loaded, prefixes, rng, each)
+    return short, rows
+
+
+def train_context(
+    loaded: LoadedModel,
+    builder: Builder,
+    recipe: ContextRecipe,
+    chats: int,
+    folder: Path,
+    tell: Tell,
+    start: Path | None = None,
+    ranks: Ranks = ALONE,
+) -> None:
+    """Train an adapter for long contexts into ``folder``, or go on with what is there."""
+    check_context(loaded, builder, recipe)
+    short, readings = self_chats(loaded, builder, recipe.seed, chats) if chats else ([], [])
+    if ranks.first:
+        tell({"conversations": len(short), "readings": len(readings)})
+    torch.manual_seed(recipe.seed)
+    training = ContextTraining(loaded, builder, (short, readings), recipe, folder, start, ranks)
+    last: dict[str, float] = {}
+
+    def heard(figures: dict[str, float]) -> None:
+        last.update(figures)
+        tell(figures)
+
+    training.run(heard)
+    if not ranks.first:
+        return
+    purpose = (
+        f"Lets {loaded.name} read {training.rope['max_position_embeddings']:,} tokens: YaRN (factor "
+        f"{recipe.factor:g}) with a low-rank update of every linear layer, trained on books, on books with "
+        "planted facts and reports that are asked about, and on conversations of the untouched model with itself."
+    )
+    titles = [book.title for book in builder.books]
+    write_card(folder, "Long-context adapter", purpose, loaded.name, recipe, titles, last)
+
+
+def check_context(loaded: LoadedModel, builder: Builder, recipe: ContextRecipe) -> None:
+    """Raise UsageError for what could not be trained or used, before minutes are spent on it."""
+    if loaded.source.adapter is not None:
+        raise UsageError(f"{loaded.name} has an adapter already; train its base {loaded.source.adapter.base}")
+    reach = int(loaded.context * recipe.factor)
+    if max(recipe.lengths) > reach:
+        raise UsageError(f"--lengths go beyond the {reach:,} tokens that --factor {recipe.factor:g} allows")
+    for length in recipe.lengths:
+        try:
+            for kind in (0.0, REPORTED):  # the first of each
+                example(builder, random.Random(0), length, kind)
+        except ValueError as error:
+            raise UsageError(f"documents of {length:,} tokens cannot be made: {error}") from error
+
+
+def teach(loaded: LoadedModel, builder: Builder, plan: Generation, seed: int, tell: Tell) -> Lessons:
+    """Let the target read and write until the minutes are over."""
+    rng, lessons = random.Random(f"{seed}-lessons"), Lessons()
+    torch.manual_seed(seed)
+    teacher, started, turn = Teacher(loaded, builder, lessons), time.perf_counter(), 0
+    teacher.read(rng, plan.texts, TEXT)
+    while time.perf_counter() - started < 60 * plan.minutes:
+        length = plan.lengths[turn % len(plan.lengths)]
+        texts = max(1, min(plan.sequences // 16, plan.prefix_tokens // length))
+        write = teacher.continue_text if turn % 4 == 3 else teacher.converse
+        write(rng, texts, plan.sequences // texts, length, plan.tokens)
+        turn += 1
+        tell(
+            {
+                "turn": turn,
+                "seconds": time.perf_counter() - started,
+                "length": length,
+                "foretold": lessons.size,
+            }
+        )
+    return lessons
+
+
+def train_draft(
+    loaded: LoadedModel,
+    builder: Builder,
+    unseen: Builder,
+    recipe: DraftRecipe,
+    plan: Generation,
+    folder: Path,
+    tell: Tell,
+    start: Path | None = None,
+) -> None:
+    """Distil a draft into ``folder``; ``unseen`` holds texts that only judge it."""
+    check_draft_shape(loaded, recipe)
+    if start is not None:
+        begin_with(fresh_draft(loaded.model, recipe), start)  # complains before minutes are spent
+    few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
+    judges = teach_some(loaded, unseen, few, recipe.seed)
+    lessons = teach(loaded, builder, plan, recipe.seed, tell)
+    training = DraftTraining(loaded, lessons, judges, recipe, folder, start)
+    figures = training.run(tell)
+    purpose = f"A draft for {loaded.name}: a small Llama with the same vocabulary, distilled from it."
+    titles = [book.title for book in builder.books]
+    write_card(folder, "Draft", purpose, loaded.name, recipe, titles, figures)
+
+
+def check_draft_shape(loaded: LoadedModel, recipe: DraftRecipe) -> None:
+    """Raise UsageError for a width that no draft of this target can have."""
+    wide: int = loaded.model.config.hidden_size
+    if recipe.hidden > wide or recipe.hidden % recipe.head_dim:
+        raise UsageError(
+            f"--hidden must be a multiple of {recipe.head_dim} and at most {wide}, the target's own"
+        )
+
+
+def teach_some(loaded: LoadedModel, builder: Builder, plan: Generation, seed: int) -> Lessons:
+    """One turn of conversation and one of continuation."""
+    rng, lessons = random.Random(f"{seed}-unseen"), Lessons()
+    torch.manual_seed(seed + 1)
+    teacher, texts = Teacher(loaded, builder, lessons), 8
+    for write in (teacher.converse, teacher.continue_text):
+        write(rng, texts, max(1, plan.sequences // texts), plan.lengths[0], plan.tokens)
+    return lessons
