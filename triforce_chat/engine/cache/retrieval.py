@@ -141,7 +141,7 @@ class RetrievalCache(Counted):
         self.falling = FallingAcceptance()
         source.followers.add(self)
 
-    def prepared(self, more: int) -> bool:
+    def ready(self, more: int) -> bool:
         self.wanted = True
         here = self.source.length
         return self.built and self.synced == here and self._slot(here) + more <= self.budget.capacity

@@ -82,7 +82,7 @@ class KVCache(Protocol):
         """The position (for RoPE) of the next token."""
         ...
 
-    def prepared(self, more: int) -> bool:
+    def ready(self, more: int) -> bool:
         """Whether proposals can be made out of it now that feed it ``more`` tokens beyond the committed ones."""
         ...
 
@@ -124,7 +124,7 @@ class Counted:
     def position(self) -> int:
         return self.length
 
-    def prepared(self, more: int) -> bool:  # noqa: ARG002
+    def ready(self, more: int) -> bool:  # noqa: ARG002
         return True
 
     def pending(self, tokens: Tensor) -> Tensor:

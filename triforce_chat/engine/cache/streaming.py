@@ -28,7 +28,7 @@ class StreamingCache:
     def position(self) -> int:
         return self.length if self.length <= self.sinks else self.sinks + self.length - self.start
 
-    def prepared(self, more: int) -> bool:  # noqa: ARG002
+    def ready(self, more: int) -> bool:  # noqa: ARG002
         return True
 
     def pending(self, tokens: Tensor, more: int = 0) -> Tensor:
