@@ -59,7 +59,7 @@ class DraftModel:
     def _replay(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """One graph, which feeds the last n+1 tokens again: what the cache holds of them may have been rejected."""
         longest = max(n, *self.lengths, 0)  # of a graph that may be captured here, which touches twice as many slots
-        more = max(seq.slack + n, 2 * longest + 1) + MARGIN
+        more = max(seq.slack, 2 * longest + 1) + MARGIN
         pending = self.cache.pending(seq.tokens, more)
         if len(pending):
             self.model(pending[None], self.cache, 1)
