@@ -298,8 +298,10 @@ class Speculative:
         self.unread = plan, rounds
         # Tokens beyond expectation are cut where the verification would have to read more rows for them.
         most = min(room, (fitting(n + 1 + plan.n // 2) or n + 1) - 1)
-        tokens = ahead.ids[:, seq.known : seq.known + most].clone()
-        return Draft(tokens, probs[:, :most], (ahead.length - seq.length).clamp_max(most))
+        count = (ahead.length - seq.length).clamp_max(most)
+        beyond = torch.arange(most, device=count.device) >= count[:, None]
+        tokens = ahead.ids[:, seq.known : seq.known + most].masked_fill(beyond, 0)
+        return Draft(tokens, probs[:, :most], count)
 
     def judged(self, proposed: int, accepted: int) -> None:
         """How the last proposal fared one level up; by then the host can read how its rounds went."""
