@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 
+BACK = 64  # tokens in front of the end of a history that can be read relative to it
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Proposed tokens with the very distributions they were drawn from.
@@ -60,7 +63,7 @@ class TokenBuffer:
 
     def __init__(self, ids: Tensor, length: Tensor, known: int) -> None:
         self.ids, self.length, self.known, self.slack = ids, length, known, 0
-        self._steps = torch.arange(ids.shape[1], device=ids.device)
+        self._steps = torch.arange(-BACK, ids.shape[1], device=ids.device)
 
     @staticmethod
     def of(tokens: Sequence[int], room: int, device: torch.device) -> TokenBuffer:
@@ -87,8 +90,12 @@ class TokenBuffer:
         return self.ids.shape[1]
 
     def places(self, first: int, n: int) -> Tensor:
-        """Indices [B, n] of n entries from ``first`` places behind the end on (negative: in front of it)."""
-        return (self.length[:, None] + (self._steps[:n] + first)).clamp(0, self.room - 1)
+        """Indices [B, n] of n entries from ``first`` places behind the end on (negative: up to BACK in front of it)."""
+        return self.length[:, None] + self.steps(first, n)
+
+    def steps(self, first: int, n: int) -> Tensor:
+        """The numbers [n] from ``first`` on, which are there already."""
+        return self._steps[BACK + first :][:n]
 
     def read(self, first: int, n: int) -> Tensor:
         """The ids [B, n] from ``first`` places behind the end on."""
@@ -113,10 +120,10 @@ class TokenBuffer:
 class Verdict:
     """What a verification commits; its tensors may be overwritten by the next one.
 
-    The first ``accepted + 1`` of ``tokens`` count: the accepted drafted tokens, then one recovered or bonus token.
+    The first ``count`` of ``tokens`` are committed: the accepted drafted tokens, then one recovered or bonus token.
     """
 
-    accepted: Tensor  # [B]
+    count: Tensor  # [B]
     tokens: Tensor  # [B, n+1]
     probs: Tensor  # [B, n+1, V], the verifying level's own distributions
 

@@ -43,7 +43,9 @@ class SamplerOutput(NamedTuple):
     """Overwritten by the next output, as graphs share their memory."""
 
     probs: Tensor  # [B, n+1, V], the warped distributions
-    packed: Tensor  # [B, n+3]: the numbers of ``verify``, then whether no distribution was cut short
+    # [B, n+4]: how many tokens to commit, the tokens of ``verify``, how many tokens were drafted, and whether no
+    # distribution was cut short.
+    packed: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Verification:
                 rows = torch.arange(complete.shape[-1], device=complete.device)
                 complete = complete | (rows > draft.count[:, None])
             flag = complete.all(-1, keepdim=True).long()
-        return SamplerOutput(probs, torch.cat([numbers, flag], -1))
+        return SamplerOutput(probs, torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1))
 
     def randomness(self, uniforms: Uniforms) -> Randomness:
         return GREEDY if self.sampling.greedy else uniforms

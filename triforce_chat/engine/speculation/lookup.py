@@ -42,10 +42,9 @@ class NgramLookup:
         A match less than n tokens back is continued as it must go on if it repeats itself.
         """
         found = [latest_match(ids, end) for ids, end in zip(seq.ids, seq.length, strict=True)]
-        place = torch.stack([place for place, _ in found])
-        length = torch.stack([length for _, length in found])
+        place, length = (stacked([pair[i] for pair in found]) for i in range(2))
         period = (seq.length - place).clamp_min(1)
-        steps = torch.arange(n, device=seq.ids.device) % period[:, None]
+        steps = seq.steps(0, n) % period[:, None]
         return Match(seq.ids.gather(1, place[:, None] + steps), length)
 
     def survival(self, length: int, n: int) -> list[float]:
@@ -57,6 +56,11 @@ class NgramLookup:
         for i in range(min(right + 1, tested)):
             order = min(length + i, ORDERS)
             self.rates[order] += LEARN * ((i < right) - self.rates[order])
+
+
+def stacked(numbers: list[Tensor]) -> Tensor:
+    """Numbers [] as one tensor [B]; a single one is not copied."""
+    return numbers[0][None] if len(numbers) == 1 else torch.stack(numbers)
 
 
 def latest_match(ids: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:

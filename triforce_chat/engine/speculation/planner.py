@@ -187,10 +187,7 @@ class Planner:
         own = self._choose(length, min(most, self.most), match)
         places = [None, *self.arms]
         n, place = self.group.numbers((own.n, places.index(own.arm)))
-        chosen = Plan(n, places[place], own.rate)
-        if chosen.arm and chosen.trial:
-            chosen.arm.tried()
-        return chosen
+        return Plan(n, places[place], own.rate)
 
     def several(self, n: int, length: int) -> Plan:
         """A plan for several rounds that make about n tokens, none of which waits for the one before.

@@ -48,6 +48,10 @@ class Round:
     outcome: HostCopy = field(init=False)  # for each sequence the numbers of ``Outcome``
     verified: Any = field(init=False)  # mark
 
+    def read(self) -> Outcome:
+        """Wait for the outcome of a single sequence."""
+        return Outcome.of(self.outcome.read()[0], self.match is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -61,12 +65,15 @@ class Outcome:
     following: int  # length of the next match
 
     @staticmethod
-    def of(numbers: list[int]) -> Outcome:
-        accepted, *ids, complete, drafted, right, match, following = numbers
-        return Outcome(ids[: accepted + 1], bool(complete), drafted, right, match, following)
+    def of(numbers: list[int], looked_up: bool) -> Outcome:
+        """``numbers``: those of a ``SamplerOutput``, and of lookup where it took part."""
+        right, match, following = numbers[-3:] if looked_up else (0, 0, 0)
+        count, *ids, drafted, complete = numbers[:-3] if looked_up else numbers
+        return Outcome(ids[:count], bool(complete), drafted, right, match, following)
 
     @property
     def accepted(self) -> int:
+        """Drafted tokens that passed."""
         return len(self.ids) - 1
 
 
@@ -139,17 +146,13 @@ class Speculative:
         n = len(made.draft)
         probs, packed = sampler.verify(made.draft, made.logits, seq)
         packed = self.group.verdict(packed)
-        accepted, tokens = packed[:, 0], packed[:, 1 : n + 2]
-        made.verdict = Verdict(accepted, tokens, probs[:, : n + 1])
-        seq.commit(tokens, accepted + 1)
-        none = torch.zeros_like(accepted)
-        right, length = none, none
-        if made.match is not None:
-            right, length = came(made.match, made.verdict), made.match.length
+        made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
+        seq.commit(made.verdict.tokens, made.verdict.count)
         made.following = self._find(seq)
-        following = none if made.following is None else made.following.length
-        ends = torch.stack([packed[:, -1], made.draft.counted, right, length, following], -1)
-        made.outcome = HostCopy(torch.cat([accepted[:, None], tokens, ends], -1))
+        if made.match is not None and made.following is not None:
+            found = [came(made.match, made.verdict), made.match.length, made.following.length]
+            packed = torch.cat([packed, *(each[:, None] for each in found)], -1)
+        made.outcome = HostCopy(packed)
         made.verified = self.clock.mark()
 
     def _find(self, seq: TokenBuffer) -> Match | None:
@@ -191,14 +194,16 @@ class Speculative:
     def _waited(self, seq: TokenBuffer, plan: Plan, sampler: Sampler) -> tuple[Round, Outcome]:
         if self.ended is not None:
             self.planner.learn_gap(self.clock.now() - self.ended)
+        if plan.arm and plan.trial:
+            plan.arm.tried()
         made = self.round(seq, plan, self._match(seq), sampler)
-        outcome = Outcome.of(made.outcome.read()[0])
+        outcome = made.read()
         while not outcome.complete:  # the same logits once more
             sampler.widen()
             seq.settle(seq.known)
             seq.write(made.draft.tokens)
             self._verify(seq, made, sampler)
-            outcome = Outcome.of(made.outcome.read()[0])
+            outcome = made.read()
         self._commit(seq, made, outcome)
         drafting = self.clock.between(*made.marks)
         self.ended = self.clock.now()
@@ -237,7 +242,7 @@ class Speculative:
             following = None
             if seq.known < end and self._choose(seq, end, late).plain:
                 following = self.round(seq, plan, coming.following, sampler)
-            outcome = Outcome.of(coming.outcome.read()[0])
+            outcome = coming.read()
             if not outcome.complete:  # both were drawn from distributions that were cut short
                 sampler.widen()
                 sampler.state = state
@@ -294,12 +299,12 @@ class Speculative:
             match = made.following
             if not probs.shape[1]:
                 probs = made.verdict.probs.new_zeros(len(seq.ids), room, self.model.vocabulary)
-            put(probs, at, made.verdict.probs)
+            put(probs, at[:, None] + seq.steps(0, plan.n + 1), made.verdict.probs)
         self.unread = plan, rounds
         # Tokens beyond expectation are cut where the verification would have to read more rows for them.
         most = min(room, (fitting(n + 1 + plan.n // 2) or n + 1) - 1)
         count = (ahead.length - seq.length).clamp_max(most)
-        beyond = torch.arange(most, device=count.device) >= count[:, None]
+        beyond = seq.steps(0, most) >= count[:, None]
         tokens = ahead.ids[:, seq.known : seq.known + most].masked_fill(beyond, 0)
         return Draft(tokens, probs[:, :most], count)
 
@@ -311,7 +316,7 @@ class Speculative:
         plan, rounds = self.unread
         self.unread = None
         for made in rounds:
-            outcome = Outcome.of(made.outcome.read()[0])
+            outcome = made.read()
             drafting = self.clock.between(*made.marks)
             verifying = self.clock.between(made.marks[1], made.verified)
             self.planner.learn_unwaited(plan, outcome.match, outcome.accepted, drafting, verifying)
@@ -329,14 +334,13 @@ class Speculative:
 
 
 def came(match: Match, verdict: Verdict) -> Tensor:
-    """How many of the first tokens of a match are those of a verdict: [B]."""
+    """How many of the first tokens of a match are those of a verdict, perhaps beyond those that count: [B]."""
     width = min(match.tokens.shape[1], verdict.tokens.shape[1])
     same = match.tokens[:, :width] == verdict.tokens[:, :width]
-    counts = torch.arange(width, device=same.device) <= verdict.accepted[:, None]
-    return (same & counts).long().cumprod(-1).sum(-1)
+    return same.cumprod(-1, dtype=torch.long).sum(-1)
 
 
-def put(out: Tensor, at: Tensor, rows: Tensor) -> None:
-    """Write rows [B, n, V] into out [B, m, V] from index ``at`` [B] on."""
-    index = at[:, None] + torch.arange(rows.shape[1], device=at.device)
-    out[torch.arange(len(out), device=at.device)[:, None], index] = rows
+def put(out: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Write rows [B, n, V] into out [B, m, V] at index [B, n]."""
+    for mine, places, new in zip(out, index, rows, strict=True):
+        mine.index_copy_(0, places, new)
