@@ -157,7 +157,7 @@ def test_marks_count_forwards_change_nothing_and_come_off(lab: Lab) -> None:
     engine, request = lab.engine("triforce"), Request(lab.text(90), 30)
     expected = tokens_of(engine, request)
     before = [Sampler.next, Sampler.judge, RetrievalCache.follow]
-    with marked(engine.top) as forwards:
+    with marked() as forwards:
         assert "step" in vars(engine.top)
         assert tokens_of(engine, request) == expected
     assert "step" not in vars(engine.top)
