@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.tiny_models import save_model
 
-from triforce_chat.engine.cache.offload import HostStore
-from triforce_chat.engine.cache.storage import Slab
+from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
@@ -69,8 +69,8 @@ def test_a_capped_gpu_has_the_room_of_a_smaller_one(
     monkeypatch.setattr(load_engine, "cap", lambda device, own: capped.append((device.type, own)))
     engine, loaded = load_engine.load_engine(settings_of(model), room=CONTEXT, device_memory=size)
     assert capped == [("cpu", size)]
-    assert isinstance(engine.full.slab, HostStore)
-    assert (engine.full.slab.resident, loaded.offloaded) == (resident, True)
+    assert isinstance(engine.full.storage, OffloadedKV)
+    assert (engine.full.storage.resident, loaded.offloaded) == (resident, True)
     assert load_engine.load_engine(settings_of(model), room=CONTEXT)[1].offloaded is False
 
 
@@ -104,11 +104,11 @@ def test_layers_without_room_on_the_device_go_to_the_host(
     model: Path, resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, nothing = loaded(settings_of(model), monkeypatch, Sizes(HUGE, HUGE))
-    assert isinstance(plain.full.slab, Slab)
+    assert isinstance(plain.full.storage, KVBuffer)
     sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
     engine, told = loaded(settings_of(model), monkeypatch, sizes)
-    store = engine.full.slab
-    assert isinstance(store, HostStore)
+    store = engine.full.storage
+    assert isinstance(store, OffloadedKV)
     assert (store.resident, engine.context) == (resident, CONTEXT)
     [line] = [line for line in told if line not in nothing]
     assert line.startswith(f"keys and values of {LAYERS - resident} of {LAYERS} layers in host memory")
@@ -117,8 +117,8 @@ def test_layers_without_room_on_the_device_go_to_the_host(
 
 def test_the_flag_sends_all_of_them_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
-    assert isinstance(engine.full.slab, HostStore)
-    assert engine.full.slab.resident == 0
+    assert isinstance(engine.full.storage, OffloadedKV)
+    assert engine.full.storage.resident == 0
 
 
 @pytest.mark.parametrize(("resident", "gamma"), [(2, 32), (LAYERS, 16)])
@@ -136,7 +136,7 @@ def test_the_planner_may_draft_more_where_verifications_stream(
 def test_a_cpu_has_one_memory(model: Path) -> None:
     told: list[str] = []
     engine, _ = load_engine.load_engine(settings_of(model, offload=True), note=told.append)
-    assert isinstance(engine.full.slab, Slab)
+    assert isinstance(engine.full.storage, KVBuffer)
     assert not any("host memory" in line for line in told)
     assert [line for line in told if "changes nothing" in line]
 
@@ -145,12 +145,12 @@ def test_no_room_anywhere_shortens_the_context(model: Path, monkeypatch: pytest.
     sizes = Sizes(needs(model, 0, monkeypatch), 100_000)
     engine, told = loaded(settings_of(model), monkeypatch, sizes)
     assert 1024 <= engine.context < CONTEXT
-    assert isinstance(engine.full.slab, Slab)
+    assert isinstance(engine.full.storage, KVBuffer)
     assert any(f"context of {engine.context:,} tokens" in line for line in told)
 
 
 def test_what_is_not_pinned_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostStore, "_pin", lambda _: 2)
+    monkeypatch.setattr(OffloadedKV, "_pin", lambda _: 2)
     _, told = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
     assert any(line.startswith("2 layers of it are not pinned") for line in told)
 

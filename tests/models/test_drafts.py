@@ -252,15 +252,15 @@ def test_free_memory_is_the_smaller_of_system_and_group(
 
 
 def test_a_cache_takes_memory_only_where_it_is_written() -> None:
-    from triforce_chat.engine.cache.storage import Shape, Slab
+    from triforce_chat.engine.cache.storage import KVBuffer, Shape
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     shape = Shape(8, 4, 4, 64, torch.float32, torch.device("cpu"))
     before = resident()
-    slab = Slab(shape, 65_536)
-    assert slab.keys.nbytes == 8 * 4 * 65_536 * 64 * 4
-    assert resident() - before < slab.keys.nbytes / 10
-    assert slab.keys.data_ptr() % 64 == 0
-    assert not slab.values[0, 0].any()
+    buffer = KVBuffer(shape, 65_536)
+    assert buffer.keys.nbytes == 8 * 4 * 65_536 * 64 * 4
+    assert resident() - before < buffer.keys.nbytes / 10
+    assert buffer.keys.data_ptr() % 64 == 0
+    assert not buffer.values[0, 0].any()

@@ -44,7 +44,7 @@ def held(engine: Any) -> dict[str, Any]:
 def captured(engine: Any) -> list[int]:
     """Tokens of the forwards that are captured over the full cache."""
     captures = getattr(engine.target, "captures", None)
-    return list(captures.made.get(engine.full.slab, ())) if captures else []
+    return list(captures.made.get(engine.full.storage, ())) if captures else []
 
 
 def fuse() -> None:
@@ -72,7 +72,7 @@ def logits(engine: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
     target, given, found = engine.target, torch.tensor(ids, device=engine.target.device), {}
     stock = copy(target)
     stock.decoder = None
-    for name, model in (("dense", target), ("narrow", target.narrow), ("stock", stock)):
+    for name, model in (("dense", target), ("int8", target.quantized), ("stock", stock)):
         cache = FullCache(target.shape, len(ids) + 64)
         model.prefill(given[:30], cache)
         parts = (given[30:33], given[33:34], given[34:])
@@ -155,7 +155,7 @@ class Trial:
             found[name] = self.tokens()
         return found
 
-    def narrow(self) -> list[int]:
+    def int8(self) -> list[int]:
         """With a middle level in 8 bits."""
         self.restack("triforce", middle="int8")
         return self.tokens()
@@ -262,7 +262,7 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         if Path(model).name == "llama":
             found["interrupts"] = [alone.interrupts(), shared.interrupts()]
         if together.target.decoder:
-            found["narrow"] = shared.narrow()
+            found["int8"] = shared.int8()
             found["logits"] = [logits(engine, alone.prompt), together_logits(together, alone.prompt)]
             found["captured"] = captured(together.engine)
         found["heads"] = [together.target.shape.query_heads, together.target.shape.kv_heads]

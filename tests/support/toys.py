@@ -51,7 +51,7 @@ class ToyCache:
     def position(self) -> int:
         return len(self.ids)
 
-    def prepared(self, _: int) -> bool:
+    def ready(self, _: int) -> bool:
         return True
 
     def pending(self, tokens: Tensor, _: int = 0) -> Tensor:

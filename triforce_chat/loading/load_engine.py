@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from triforce_chat.engine.cache.offload import HostStore
+from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.retrieval import Budget
-from triforce_chat.engine.cache.storage import Shape, Slab, Store
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import ALONE, Accord
-from triforce_chat.engine.prefix_store import Memory
+from triforce_chat.engine.group import SINGLE, RankGroup
+from triforce_chat.engine.prefix_store import PrefixStore
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import ModelError, OutOfMemory, UsageError
@@ -51,10 +51,10 @@ def unsaid(line: str) -> None:
     """A note that nobody reads."""
 
 
-Remember = Callable[[LoadedModel], Memory | None]  # its weights are still as they were loaded
+Remember = Callable[[LoadedModel], PrefixStore | None]  # its weights are still as they were loaded
 
 
-def forget(loaded: LoadedModel) -> Memory | None:  # noqa: ARG001
+def forget(loaded: LoadedModel) -> PrefixStore | None:  # noqa: ARG001
     """No memory: every prompt is read anew."""
     return None
 
@@ -67,7 +67,7 @@ def load_engine(
     shape: BigShape | None = None,
     remember: Remember = forget,
     warn: Note = unsaid,
-    accord: Accord = ALONE,
+    group: RankGroup = SINGLE,
     device_memory: int | None = None,
 ) -> tuple[Engine, LoadedModel]:
     """Load target and draft and put the stack together.
@@ -75,7 +75,7 @@ def load_engine(
     ``room`` allocates that many tokens whatever the model was made for: speed can be measured there.
     ``shape`` makes the target that big without changing what it says; the draft stays what it was for it.
     ``remember`` makes the memory that outlives the engine. ``warn`` hears what a user must know of the answers.
-    With an ``accord`` the ranks call this together and share the target; each has the whole draft.
+    With a ``group`` the ranks call this together and share the target; each has the whole draft.
     ``device_memory`` is all of its GPU, in bytes, that this process shall ever have.
     Raises ModelError, UsageError, DoesNotFit (a context beyond the model's) or OutOfMemory.
     """
@@ -86,25 +86,25 @@ def load_engine(
     model = described(resolve(settings.model, report=report))
     wanted = model.reach(settings.context)  # complains before anything else is fetched
     drafting = draft_name(settings, model)
-    plan = memory_plan(settings, model, drafting, room or wanted, shape, accord, device_memory)
+    plan = memory_plan(settings, model, drafting, room or wanted, shape, group, device_memory)
     if room is None:
         plan = fitting(plan, settings, note)
-    context = accord.least(plan.work.context)
+    context = group.all_reduce_min(plan.work.context)
     if warning := model.warning(wanted):
         warn(warning)
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=report)
-    target = load(settings.model, context=wanted, ranks=1 if shape else accord.size)
+    target = load(settings.model, context=wanted, ranks=1 if shape else group.size)
     draft = load_draft(settings, drafting, target, load, note)
-    if not accord.least(draft is not None):
+    if not group.all_reduce_min(draft is not None):
         draft = None  # one rank cannot have it
     if shape:
-        target = in_parts(inflated(target, shape), accord.size)
+        target = in_parts(inflated(target, shape), group.size)
         note(f"{target.name}: as slow as that, and no better than before")
     memory = remember(target)  # before the runner packs the weights
-    largest = LARGEST_BUDGET if settings.budget else accord.least(plan.work.stack.budget)
+    largest = LARGEST_BUDGET if settings.budget else group.all_reduce_min(plan.work.stack.budget)
     target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest)
     try:
-        runner = Runner(target.model, accord=accord)
+        runner = Runner(target.model, group=group)
         drafter = Runner(draft.model, target.vocab_size) if draft else None
         engine = Engine(
             runner,
@@ -115,7 +115,7 @@ def load_engine(
             stack_for(settings, target),
             memory,
             store_of(plan, settings, note),
-            accord,
+            group,
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -189,7 +189,7 @@ def memory_plan(
     draft: str | None,
     context: int,
     shape: BigShape | None = None,
-    accord: Accord = ALONE,
+    group: RankGroup = SINGLE,
     device_memory: int | None = None,
 ) -> MemoryPlan:
     """What so many tokens of context take beside everything else, and where the KV goes."""
@@ -197,8 +197,8 @@ def memory_plan(
     device = torch.device(name)
     if shape:
         model = dataclasses.replace(model, fields={**model.fields, **shape.fields})
-    memory = agreed(memory_of(device, accord.sharing, device_memory), accord)
-    return plan_of(settings, model, draft_described(draft), context, (device, dtype, memory), accord.size)
+    memory = agreed(memory_of(device, group.sharing, device_memory), group)
+    return plan_of(settings, model, draft_described(draft), context, (device, dtype, memory), group.size)
 
 
 def plan_of(
@@ -259,15 +259,15 @@ def fitting(plan: MemoryPlan, settings: Settings, note: Note) -> MemoryPlan:
     return planned(dataclasses.replace(plan.work, context=context), plan.memory, offload)
 
 
-def store_of(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Shape, int], Store]:
+def store_of(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Shape, int], KVStorage]:
     """Makes the room for the KV where the plan puts it."""
     if settings.offload and plan.memory.is_host:
         note("--offload changes nothing without a GPU: keys and values are in main memory as it is")
     if not plan.offloaded:
-        return Slab
+        return KVBuffer
 
-    def made(shape: Shape, capacity: int) -> HostStore:
-        store = HostStore(shape, capacity, plan.resident)
+    def made(shape: Shape, capacity: int) -> OffloadedKV:
+        store = OffloadedKV(shape, capacity, plan.resident)
         note(moved_line(plan))
         if store.pageable:
             note(f"{store.pageable} layers of it are not pinned, which the system declined: they are slower")

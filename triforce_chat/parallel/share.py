@@ -45,7 +45,7 @@ class Share:
             note,
             order.shape,
             warn=warn,
-            accord=self.ranks,
+            group=self.ranks,
             device_memory=order.device_memory,
         )
 

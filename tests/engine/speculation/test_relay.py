@@ -151,7 +151,7 @@ def test_the_device_finds_what_the_host_finds(seed: int) -> None:
 
 def test_it_waits_for_a_cache_that_is_to_be_built() -> None:
     stack = relayed(model(1), model(2), model(3), (2, 4))
-    stack.parts[1].prepared = lambda _: False
+    stack.parts[1].ready = lambda _: False
     relay = stack.top.drafter
     assert len(relay.propose(torch.tensor(LONGER), 4, Sampler(Sampling(temperature=0)))) == 0
     relay.judged(0, 0)
@@ -362,7 +362,7 @@ def test_rounds_end_where_the_cache_does(missing: int) -> None:
     stack = relayed(model(1), model(2), model(3), (3, 8))
     relay = stack.top.drafter
     assert isinstance(relay, Relay)
-    relay.cache.prepared = lambda more: asked.append(more) or missing == 0  # type: ignore[assignment, func-returns-value]
+    relay.cache.ready = lambda more: asked.append(more) or missing == 0  # type: ignore[assignment, func-returns-value]
     made = relay.propose(torch.tensor(LONGER), 8, Sampler(Sampling(temperature=0)))
     assert asked == [relay._planned(8, len(LONGER)).rounds * 4 + MARGIN]
     assert (len(made) == 0) == (missing > 0)

@@ -156,12 +156,12 @@ def test_the_levels_of_stacks(lab: Lab) -> None:
 def test_marks_count_forwards_change_nothing_and_come_off(lab: Lab) -> None:
     engine, request = lab.engine("triforce"), Request(lab.text(90), 30)
     expected = tokens_of(engine, request)
-    before = [Sampler.next, Sampler.judge, RetrievalCache.follow]
+    before = [Sampler.next, Sampler.judge, RetrievalCache.on_layer]
     with marked(engine.top) as forwards:
         assert "step" in vars(engine.top)
         assert tokens_of(engine, request) == expected
     assert "step" not in vars(engine.top)
-    assert [Sampler.next, Sampler.judge, RetrievalCache.follow] == before
+    assert [Sampler.next, Sampler.judge, RetrievalCache.on_layer] == before
     assert forwards["draft"] >= forwards["retrieval"] >= forwards["target"] > 0
 
 

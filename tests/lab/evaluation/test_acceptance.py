@@ -89,10 +89,10 @@ class Whole:
     """A cache that hands back what it was given."""
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Any:  # noqa: ARG002
-        from triforce_chat.engine.cache.storage import View, rounded_up
+        from triforce_chat.engine.cache.storage import KVView, rounded_up
 
         pad = (0, 0, 0, rounded_up(k.shape[2]) - k.shape[2])
-        return View(torch.nn.functional.pad(k, pad), torch.nn.functional.pad(v, pad), k.shape[2])
+        return KVView(torch.nn.functional.pad(k, pad), torch.nn.functional.pad(v, pad), k.shape[2])
 
 
 def latest_longest(ids: Sequence[int]) -> tuple[int, int]:

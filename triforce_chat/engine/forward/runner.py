@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from triforce_chat.engine.cache.storage import KVCache, Shape
 from triforce_chat.engine.cuda_graph import Fed, fitting
 from triforce_chat.engine.forward import attention, onednn
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import kernels_run
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Sends(Forward, Protocol):
     """A model that can be a part of graphs."""
 
     def feeder(self, cache: KVCache) -> Feeder:
-        """Its forwards into a slab for a graph that holds more than one of them."""
+        """Its forwards into a buffer for a graph that holds more than one of them."""
         ...
 
 
@@ -67,17 +67,17 @@ class Sending:
     """Without launching graphs, so that it can be a part of one."""
 
     def __init__(self, runner: Runner, cache: KVCache) -> None:
-        place = cache.place()
-        assert place
+        slot = cache.write_slot()
+        assert slot
         self.runner, self.cache = runner, cache
-        self.forward = runner.captures.forward(place)
+        self.forward = runner.captures.forward(slot)
         with torch.inference_mode(False):
             self.at = torch.zeros(2, dtype=torch.long, device=runner.device)
 
     def aim(self) -> None:
-        place = self.cache.place()
-        assert place
-        torch.linspace(place.slot, self.cache.position, 2, out=self.at)
+        slot = self.cache.write_slot()
+        assert slot
+        torch.linspace(slot.start, self.cache.position, 2, out=self.at)
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
@@ -95,28 +95,28 @@ class Runner:
     tokens to different widths. None keeps the model's own. The ranks that share the model make theirs together.
     """
 
-    def __init__(self, model: Any, vocabulary: int | None = None, accord: Accord = ALONE) -> None:
+    def __init__(self, model: Any, vocabulary: int | None = None, group: RankGroup = SINGLE) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
-        self.model, self.accord = model, accord
+        self.model, self.group = model, group
         self.known: int = model.config.vocab_size  # ids from here on have no embedding
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # for what is done outside of forwards, by this thread
-        self.shape = Shape.of(model.config, model.dtype, model.device, accord.size)
+        self.shape = Shape.of(model.config, model.dtype, model.device, group.size)
         self.decoder: Decoder | None = None
-        if accord.least(fusible(model)):
+        if group.all_reduce_min(fusible(model)):
             from triforce_chat.engine.forward.fused import Decoder
             from triforce_chat.engine.forward.graphs import Captures
 
-            self.decoder = Decoder(model, self.shape, accord)
+            self.decoder = Decoder(model, self.shape, group)
             self.captures = Captures(self.decoder, self.device)
-        elif accord.size == 1 and onednn.available(self.device, self.shape.dtype):
+        elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
 
     @cached_property
-    def narrow(self) -> Runner:
+    def quantized(self) -> Runner:
         """The same model with 8-bit copies of its matrices where few tokens are fed: faster, a little off.
 
         Good for proposals. The model itself where its blocks are transformers' own.
@@ -126,25 +126,25 @@ class Runner:
         from triforce_chat.engine.forward.graphs import Captures
 
         made = copy(self)
-        made.captures = Captures(self.decoder.narrow(), self.device)
+        made.captures = Captures(self.decoder.quantized(), self.device)
         return made
 
     @property
-    def narrow_numbers(self) -> int:
+    def int8_numbers(self) -> int:
         """How many of the numbers that a step of few tokens reads are 8 bits wide."""
         if self.decoder is None or self.captures.decoder is self.decoder:
             return 0
         return self.decoder.matrix_numbers
 
     @property
-    def room_for_narrow(self) -> bool:
+    def room_for_int8(self) -> bool:
         """Whether memory holds 8-bit copies beside everything that is still to come."""
-        if "narrow" in vars(self):
+        if "quantized" in vars(self):
             return True
         # In fp16 the fused norm of 8-bit products could overflow.
         if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
             return False
-        return self.accord.least(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
+        return self.group.all_reduce_min(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor | None = None) -> Tensor:
@@ -161,12 +161,12 @@ class Runner:
         return self.decoder is not None
 
     def _sent(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor) -> Tensor:
-        n, place, size = len(ids), cache.place(), fitting(len(ids))
-        assert place
+        n, slot, size = len(ids), cache.write_slot(), fitting(len(ids))
+        assert slot
         assert size
         ids = self._embedded(ids)
-        self.captures.prepare(ids, place, cache.position)
-        return self.captures(ids, place, cache.position, size, beyond)[n - rows :]
+        self.captures.prepare(ids, slot, cache.position)
+        return self.captures(ids, slot, cache.position, size, beyond)[n - rows :]
 
     def feeder(self, cache: KVCache) -> Feeder:
         return Sending(self, cache)
@@ -174,13 +174,13 @@ class Runner:
     def _fed(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
         n = len(ids)
         ids = self._embedded(ids)
-        place = cache.place() if self.decoder else None
-        size = self.captures.size(n, place) if place else None
+        slot = cache.write_slot() if self.decoder else None
+        size = self.captures.size(n, slot) if slot else None
         # Also ahead of a draft's first forward, which is too long for it and overwrites what this touched.
-        touched = self.captures.prepare(ids, place, cache.position) if place and (size or rows == 1) else 0
-        if place and size:
-            logits = self.captures(ids, place, cache.position, size)[n - rows :]
-            cache.placed(n, max(size, touched))
+        touched = self.captures.prepare(ids, slot, cache.position) if slot and (size or rows == 1) else 0
+        if slot and size:
+            logits = self.captures(ids, slot, cache.position, size)[n - rows :]
+            cache.wrote(n, max(size, touched))
         else:
             head = self.decoder.logits if self.decoder else self.model.lm_head
             logits = head(self._hidden(ids, cache)[n - rows :])

@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import Message
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.level import Level, Silent, Speculative
@@ -31,10 +31,10 @@ class Ahead:
         model: Forward,
         cache: KVCache,
         emit: Callable[[Event], None],
-        accord: Accord = ALONE,
+        group: RankGroup = SINGLE,
     ) -> None:
         self.name, self.model, self.cache, self.emit = name, model, cache, emit
-        self.accord = accord
+        self.group = group
         self.drafter: Level = Silent(model)
         self.history: Tensor  # what was begun last: the tokens so far, and room for those to come
 
@@ -68,7 +68,7 @@ class Ahead:
         """Draw ``history[end]`` from what follows the tokens before it, and send word of it."""
         known = history[:end]
         drawn = sampler.next(self.model(self.cache.pending(known), self.cache, 1), known)
-        word = self.accord.verdict(drawn.word)
+        word = self.group.broadcast(drawn.word)
         history[end : end + 1] = word[:1]
         return sampler.tell(word)
 

@@ -16,7 +16,7 @@ from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.draft import Draft, Verdict
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.verify import verify
 
@@ -77,8 +77,8 @@ class Silent:
 class Autoregressive:
     """A small model that drafts token by token."""
 
-    def __init__(self, model: Forward, cache: KVCache, accord: Accord = ALONE) -> None:
-        self.model, self.cache, self.accord = model, cache, accord
+    def __init__(self, model: Forward, cache: KVCache, group: RankGroup = SINGLE) -> None:
+        self.model, self.cache, self.group = model, cache, group
 
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         rows = Draft.empty(self.model.vocabulary, self.model.device).probs
@@ -90,7 +90,7 @@ class Autoregressive:
                 rows = drawn.probs.new_empty(n, self.model.vocabulary)
             rows[i] = drawn.probs[0]
             history[end : end + 1] = drawn.word[:1]
-        return Draft(self.accord.tokens(history[len(tokens) :]), rows)
+        return Draft(self.group.broadcast_tokens(history[len(tokens) :]), rows)
 
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)
@@ -116,11 +116,11 @@ class Speculative:
         drafter: Level,
         gamma: int,
         emit: Callable[[Event], None],
-        accord: Accord = ALONE,
+        group: RankGroup = SINGLE,
     ) -> None:
         self.name, self.model, self.cache = name, model, cache
         self.drafter, self.gamma, self.emit = drafter, gamma, emit
-        self.accord = accord
+        self.group = group
 
     def rounds(self, tokens: Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:
         """What each round commits, until there are ``most`` tokens; may be closed behind any round."""
@@ -147,7 +147,7 @@ class Speculative:
         """By the nuclei that rank 0 found whole; the only time that the host waits for the device."""
         while True:
             drawn = sampler.judge(verify, draft, logits, extended)
-            word = self.accord.verdict(drawn.word)
+            word = self.group.broadcast(drawn.word)
             told = word if draft.count is None else torch.cat([draft.count[None], word])
             heard = sampler.hear(sampler.tell(told))
             if not sampler.widened():
@@ -160,7 +160,7 @@ class Speculative:
     def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:
         """At least n tokens by whole rounds, so that no verified token goes to waste."""
         rounds = [Draft.empty(self.model.vocabulary, self.model.device)]
-        made = 0 if self.cache.prepared(n + self.gamma + 1) else n
+        made = 0 if self.cache.ready(n + self.gamma + 1) else n
         while made < n:
             rounds.append(self.step(tokens, sampler, self.gamma).copy())
             made += len(rounds[-1])

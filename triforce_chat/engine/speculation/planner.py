@@ -16,7 +16,7 @@ from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.draft import Draft
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.acceptance import Survival
 from triforce_chat.engine.speculation.level import Level
@@ -132,11 +132,11 @@ class Planner:
         times: StepTimes,
         lookup: NgramLookup,
         arms: Sequence[Arm],
-        accord: Accord = ALONE,
+        group: RankGroup = SINGLE,
         clock: Clock | None = None,
         least: int = 0,
     ) -> None:
-        self.times, self.lookup, self.arms, self.accord = times, lookup, arms, accord
+        self.times, self.lookup, self.arms, self.group = times, lookup, arms, group
         self.clock, self.least = clock or HostClock(), least
         self.rounds = 0
         self.choice = self.habit = Choice(0.0, 0)  # of this round, and what is usual now
@@ -201,7 +201,7 @@ class Planner:
     def _agreed(self, own: Choice) -> Choice:
         """Rank 0's choice: every rank has a clock of its own."""
         places = [None, *self.arms]
-        n, place = self.accord.numbers((own.n, places.index(own.arm)))
+        n, place = self.group.broadcast_ints((own.n, places.index(own.arm)))
         return Choice(own.rate, n, places[place])
 
     def _choose(self, forecast: Forecast, length: int, n: int) -> Choice:

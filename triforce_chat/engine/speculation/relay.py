@@ -21,7 +21,7 @@ from triforce_chat.engine.cuda_graph import fitting
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward, Sends
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import Message
 from triforce_chat.engine.sampling.sampler import Sampler, one_hot
 from triforce_chat.engine.speculation.acceptance import Survival
@@ -68,14 +68,14 @@ class Relay:
         gamma: int,
         emit: Callable[[Event], None],
         clock: Clock,
-        accord: Accord = ALONE,
+        group: RankGroup = SINGLE,
         *,
         lookup: bool = True,
         planned: bool = True,
     ) -> None:
         self.name, self.model, self.cache, self.draft = name, model, cache, draft
         self.chains = Chains(*draft, sizes(1, gamma) if planned else []) if draft else None
-        self.gamma, self.emit, self.clock, self.accord = gamma, emit, clock, accord
+        self.gamma, self.emit, self.clock, self.group = gamma, emit, clock, group
         self.looks_up, self.planned = lookup, planned
         self.nothing = Draft.empty(model.vocabulary, model.device)
         self.times, self.drafting = StepTimes(), Average(FORGET)  # seconds; of the latter per drafted token
@@ -90,7 +90,7 @@ class Relay:
         self.message, plan = None, self._planned(n, len(tokens))
         width = plan.n + 1
         room = plan.rounds * width
-        if not room or not self.cache.prepared(room + MARGIN):
+        if not room or not self.cache.ready(room + MARGIN):
             return self.nothing
         self.plan, self.marks = plan, []
         behind = self.cache.pending(tokens)[:-1]
@@ -115,7 +115,7 @@ class Relay:
         # What was asked for does not depend on what was learnt: the same random numbers go into it every time.
         chances = (self.survival if self.planned else Survival()).chances(drafted)
         rounds = min(round(n / (1 + sum(chances))) or min(n, 1), MOST // (drafted + 1))
-        return Plan._make(self.accord.numbers((rounds, drafted, self._least(drafted))))
+        return Plan._make(self.group.broadcast_ints((rounds, drafted, self._least(drafted))))
 
     def _least(self, n: int) -> int:
         """The match from which on n tokens of lookup promise more than those of the draft model."""
@@ -185,7 +185,7 @@ class Rounds:
         logits = relay.model(ids, relay.cache, n + 1, self.made)
         # All of the history in every round, whose room decides which captured work serves.
         drawn = self.sampler.judge(verify, draft, logits, self.history, self.room - self.made - n)
-        word = relay.accord.verdict(drawn.word)
+        word = relay.group.broadcast(drawn.word)
         relay.marks.append((began, drafted, mark()))
         if not len(self.probs):
             self.probs = drawn.probs.new_zeros(self.room, drawn.probs.shape[1])
@@ -203,11 +203,11 @@ class Rounds:
         if relay.chains is not None and self.n:
             made = self.drafted(relay.chains, first, end)
             if looked_up is None:
-                return Draft(relay.accord.tokens(made.tokens), made.probs)
+                return Draft(relay.group.broadcast_tokens(made.tokens), made.probs)
             sure = looked_up.match >= relay.plan.least
             tokens = torch.where(sure, looked_up.tokens, made.tokens)
             certain = one_hot(looked_up.tokens, vocabulary, made.probs.dtype)
-            return Draft(relay.accord.tokens(tokens), torch.where(sure, certain, made.probs))
+            return Draft(relay.group.broadcast_tokens(tokens), torch.where(sure, certain, made.probs))
         if looked_up is None:
             return relay.nothing
         return Draft(looked_up.tokens, one_hot(looked_up.tokens, vocabulary))

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.offload import HostStore
+from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
-from triforce_chat.engine.cache.storage import Slab
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.async_decoder import Adaptive, Ahead
 from triforce_chat.engine.speculation.level import Autoregressive, Level, Silent, Speculative, Top
 from triforce_chat.engine.speculation.lookup import NgramLookup, NoLookup
@@ -53,10 +53,10 @@ class Builder:
         draft: Runner | None,
         options: StackOptions,
         emit: Callable[[Event], None],
-        accord: Accord = ALONE,
+        group: RankGroup = SINGLE,
     ) -> None:
         self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
-        self.accord, self.clock = accord, clock_of(target.device)
+        self.group, self.clock = group, clock_of(target.device)
 
     def build(self) -> Top:
         self.check()
@@ -90,7 +90,7 @@ class Builder:
         """What the planner finds best, plain decoding included."""
         ahead, fast = self.ahead(), self.over(planner)
         # Ranks would have to agree on a plan for every token, which is what running ahead does without.
-        return Adaptive(ahead, fast, planner) if ahead and self.accord.size == 1 else fast
+        return Adaptive(ahead, fast, planner) if ahead and self.group.size == 1 else fast
 
     def looked_up(self) -> Top:
         return self.adaptive(self.planned([])) if self.options.gamma is None else self.over(self.lookup())
@@ -105,8 +105,8 @@ class Builder:
 
     def ahead(self) -> Ahead | None:
         """No drafts, ahead of the host: where the device works by itself, and a forward is cheap to take back."""
-        if self.target.device.type == "cuda" and isinstance(self.full.slab, Slab):
-            return Ahead("target", self.target, self.full, self.emit, self.accord)
+        if self.target.device.type == "cuda" and isinstance(self.full.storage, KVBuffer):
+            return Ahead("target", self.target, self.full, self.emit, self.group)
         return None
 
     def top(self, drafter: Level) -> Speculative:
@@ -114,11 +114,11 @@ class Builder:
         if self.options.gamma is not None:
             return self.over(drafter)
         return self.over(
-            Planner(StepTimes(), NoLookup(self.target.vocabulary), [Arm(drafter)], self.accord, self.clock, 1)
+            Planner(StepTimes(), NoLookup(self.target.vocabulary), [Arm(drafter)], self.group, self.clock, 1)
         )
 
     def over(self, drafter: Level) -> Speculative:
-        return Speculative("target", self.target, self.full, drafter, self.most, self.emit, self.accord)
+        return Speculative("target", self.target, self.full, drafter, self.most, self.emit, self.group)
 
     @property
     def most(self) -> int:
@@ -128,18 +128,18 @@ class Builder:
     @property
     def streamed(self) -> bool:
         """Whether every verification fetches keys and values from host memory."""
-        return isinstance(self.full.slab, HostStore)
+        return isinstance(self.full.storage, OffloadedKV)
 
     def middle(self, cache: RetrievalCache, drafts: bool = True) -> Level:
         """The target over a small cache: proposals that the host need not hear of, where that is possible."""
         name, model, gamma = "retrieval", self.proposer(), self.options.draft_gamma or MOST_DRAFT_GAMMA
         if not model.sends or (self.draft and not self.draft.sends):
             below = self.below() if drafts else Silent(self.target)
-            return Speculative(name, model, cache, below, gamma, self.emit, self.accord)
+            return Speculative(name, model, cache, below, gamma, self.emit, self.group)
         planned = self.options.draft_gamma is None
         draft = (self.draft, StreamingCache(self.draft.shape)) if self.draft and drafts else None
         lookup = drafts and (planned or draft is None)
-        common = self.emit, self.clock, self.accord
+        common = self.emit, self.clock, self.group
         return Relay(name, model, cache, draft, gamma, *common, lookup=lookup, planned=planned)
 
     def below(self) -> Level:
@@ -149,19 +149,19 @@ class Builder:
         return self.drafter(self.draft) if self.draft else self.lookup()
 
     def planned(self, arms: Sequence[Arm]) -> Planner:
-        return Planner(StepTimes(), self.lookup(), arms, self.accord, self.clock)
+        return Planner(StepTimes(), self.lookup(), arms, self.group, self.clock)
 
     def drafts(self) -> list[Arm]:
         return [Arm(self.drafter(self.draft))] if self.draft else []
 
     def drafter(self, draft: Runner) -> Autoregressive:
-        return Autoregressive(draft, StreamingCache(draft.shape), self.accord)
+        return Autoregressive(draft, StreamingCache(draft.shape), self.group)
 
     def proposer(self) -> Runner:
         """The target as the middle level runs it."""
         wanted = self.options.middle
-        narrow = wanted == "int8" or (wanted == "auto" and self.target.room_for_narrow)
-        return self.target.narrow if narrow else self.target
+        int8 = wanted == "int8" or (wanted == "auto" and self.target.room_for_int8)
+        return self.target.quantized if int8 else self.target
 
     def retrieval(self) -> RetrievalCache:
         return RetrievalCache(self.full, self.budget, POLICIES[self.options.policy](), self.emit)

@@ -73,7 +73,7 @@ def marked(top: Any) -> Iterator[Counter[str]]:
             marks.enter_context(replaced(Rounds, own, _level(name, getattr(Rounds, own), forwards, count)))
         for name in SAMPLED:
             marks.enter_context(replaced(Sampler, name, _part(SAMPLING, getattr(Sampler, name))))
-        marks.enter_context(replaced(RetrievalCache, "follow", _part(RETRIEVAL, RetrievalCache.follow)))
+        marks.enter_context(replaced(RetrievalCache, "on_layer", _part(RETRIEVAL, RetrievalCache.on_layer)))
         marks.enter_context(_attention())
         yield forwards
 

@@ -102,7 +102,7 @@ def reading(bench: Bench, ids: Sequence[int]) -> Reading:
     engine = engine_of(bench)
     rate = max(bench.prefill(ids) for _ in range(2))
     dimensions = Dimensions.of(engine.target.model.config.to_dict())
-    flops = dimensions.prefill_flops(len(ids), engine.accord.size) * rate / len(ids)
+    flops = dimensions.prefill_flops(len(ids), engine.group.size) * rate / len(ids)
     return Reading(rate, flops, matmul_rate(engine.target.device, engine.target.shape.dtype))
 
 

@@ -107,7 +107,7 @@ class Acceptance:
             for policy in self.plan.policies
         }
         for cache in middles.values():
-            cache.prepared(0)
+            cache.ready(0)
         forced(self.engine.target, self.engine.full, torch.cat([prompt, prompt[-1:]]), 1)
         return middles
 
