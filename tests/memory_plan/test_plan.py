@@ -22,6 +22,7 @@ from triforce_chat.engine.speculation import stacks
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.draw import CACHES, CPU, GPU, work_of
 from triforce_chat.memory_plan.plan import (
@@ -174,7 +175,7 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
 def test_the_default_model_takes_what_was_planned() -> None:
     from triforce_chat.models.describe import describe
 
-    engine, loaded = load_engine(Settings(device="cpu", context=4096))
+    engine, loaded = load_engine(EngineSpec(Settings(device="cpu", context=4096)))
     told = describe("default")
     plan = work_of(told, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)

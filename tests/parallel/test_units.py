@@ -20,13 +20,16 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import SingleRank
+from triforce_chat.engine.group import SINGLE, SingleRank
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, RankLost, UsageError
-from triforce_chat.loading import load_engine
+from triforce_chat.loading.planning import memory_plan
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan import draw
 from triforce_chat.memory_plan.plan import Memory
+from triforce_chat.models.describe import described
+from triforce_chat.models.registry import resolve
 from triforce_chat.models.sharding import check_ranks, shared_sizes
 from triforce_chat.parallel.conductor import Conductor, seeded, shared_fate
 from triforce_chat.parallel.failure import deserted, last_words
@@ -320,7 +323,7 @@ def test_a_refusal_comes_before_any_rank_loads(tmp_path: Path) -> None:
     team: Any = Recorder()
     settings = Settings(str(tmp_path / "odd"), device="cpu", tp=2)
     with pytest.raises(UsageError, match="3 KV heads"):
-        Lead(Place(0, 0, 2, 2), team, None).load(settings)  # type: ignore[arg-type]
+        Lead(Place(0, 0, 2, 2), team, None).load(EngineSpec(settings))  # type: ignore[arg-type]
     assert team.released
     assert not team.orders
 
@@ -330,9 +333,9 @@ def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.M
     settings = Settings(model=str(save_model(tmp_path / "model")), device="cpu")
     three = SingleRank()
     three.size, three.sharing = 2, 3
-    model = load_engine.described(load_engine.resolve(settings.model))
-    whole = load_engine.memory_plan(settings, model, None, 128)
-    shared = load_engine.memory_plan(settings, model, None, 128, group=three)
+    model = described(resolve(settings.model))
+    whole = memory_plan(EngineSpec(settings), model, None, 128, SINGLE)
+    shared = memory_plan(EngineSpec(settings), model, None, 128, three)
     assert shared.work.layer_kv * 2 == whole.work.layer_kv
     assert (whole.memory.device, shared.memory.device) == (6 * 10**9, 2 * 10**9)
 

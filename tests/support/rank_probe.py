@@ -13,7 +13,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triforce_chat.loading.spec import EngineSpec
 
 FOLDER = "PROBE_FOLDER"
 DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # variables; without them on the CPU
@@ -188,27 +191,24 @@ def value_of(events: Any) -> Any:
             return end.value
 
 
-def order_of(model: str, size: int) -> dict[str, Any]:
-    """How a model is loaded; one with the ending .big is inflated."""
+def spec_of(model: str, size: int) -> EngineSpec:
+    """How a model is loaded; one with the ending .big is resized."""
+    from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.models.shapes import BigShape
     from triforce_chat.settings.settings import Settings
 
     name, big = model.removesuffix(BIG), model.endswith(BIG)
     draft = str(Path(model).parent / "draft")
-    return {
-        "settings": Settings(
-            name,
-            draft if Path(draft).is_dir() else "none",
-            device=os.environ.get(DEVICE, "cpu"),
-            dtype="float32",
-            offload=OFFLOAD in os.environ,
-            tp=size,
-        ),
-        "room": ROOM,
-        "shape": BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=16, mlp=96)
-        if big
-        else None,
-    }
+    settings = Settings(
+        name,
+        draft if Path(draft).is_dir() else "none",
+        device=os.environ.get(DEVICE, "cpu"),
+        dtype="float32",
+        offload=OFFLOAD in os.environ,
+        tp=size,
+    )
+    shape = BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=16, mlp=96) if big else None
+    return EngineSpec(settings, ROOM, shape)
 
 
 def numbers(model: Any, ranks: int) -> tuple[int, int]:
@@ -251,10 +251,10 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     place = Place(0, 0, size, size)
     lead = Lead(place, *start.gathered(place))
     for model in models:
-        engine, _ = load_engine(**order_of(model, 1))
+        engine, _ = load_engine(spec_of(model, 1))
         alone = Trial(engine, nothing)
         found: dict[str, Any] = {"alone": alone.basics()}
-        together, _ = lead.load(**order_of(model, size))
+        together, _ = lead.load(spec_of(model, size))
         shared = Trial(together, partial(note, 0, together.engine))
         found["shared"] = shared.basics()
         if not model.endswith(BRIEF):

@@ -21,7 +21,7 @@ from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.protocol import Answering
 from triforce_chat.errors import DoesNotFit, UsageError
-from triforce_chat.loading.load_engine import sampling_of, stack_for
+from triforce_chat.loading.stack_options import sampling_of, stack_for
 from triforce_chat.models.failures import memory_watched
 from triforce_chat.models.load import LoadedModel, meaning
 from triforce_chat.prompts import prompt

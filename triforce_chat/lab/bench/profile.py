@@ -24,7 +24,7 @@ from triforce_chat.lab.bench.machine import finish
 from triforce_chat.lab.bench.marks import marked
 from triforce_chat.lab.bench.measure import Bench
 from triforce_chat.lab.bench.timeline import GROUPS, Kernel, Overlap, Timeline, timeline
-from triforce_chat.loading.load_engine import sampling_of
+from triforce_chat.loading.stack_options import sampling_of
 from triforce_chat.memory_plan.dimensions import Dimensions
 
 SKIPPED, ROUNDS = 12, 8  # the first ones are a planner's trials
