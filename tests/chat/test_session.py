@@ -27,6 +27,7 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation import stacks
 from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.prompts import prompt
 from triforce_chat.settings.settings import CHANGEABLE, Settings
@@ -59,7 +60,7 @@ def mute_special_tokens(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> tuple[Engine, LoadedModel]:
-    engine, model = load_engine(Settings(model=str(folder), device="cpu"))
+    engine, model = load_engine(EngineSpec(Settings(model=str(folder), device="cpu")))
     model.tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()  # type: ignore[attr-defined]
     assert model.eos_ids == {0, END}
     return engine, model

@@ -646,10 +646,11 @@ def test_the_default_model_reuses_its_cache() -> None:
     from triforce_chat.documents import parse_pages, read
     from triforce_chat.engine.events import Finished
     from triforce_chat.loading.load_engine import load_engine
+    from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.settings.settings import Settings
 
     settings = Settings(max_tokens=8, device="cpu")
-    engine, loaded = load_engine(settings)
+    engine, loaded = load_engine(EngineSpec(settings))
     session = Session(engine, loaded, settings)
     session.add(read(str(EXAMPLE)).select(parse_pages("1")))
     answers = [[*session.ask(question)] for question in ("Who is there?", "And where?")]

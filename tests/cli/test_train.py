@@ -18,6 +18,7 @@ from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Event, Text, Verified
 from triforce_chat.lab.training import context, jobs
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.settings.settings import Settings
 
 LENGTHS = "1200,1250,1300"
@@ -108,7 +109,7 @@ def test_a_trained_draft_drafts_exactly(adapter: Path, draft: Path) -> None:
     settings = Settings(
         model=str(adapter), draft=str(draft), stack="triforce", device="cpu", context=1500, gamma=4
     )
-    engine, loaded = load_engine(settings)
+    engine, loaded = load_engine(EngineSpec(settings))
     assert loaded.draft == str(draft)
     stock, made = load(adapter).model, 0
     for size in (700, 800, 900, 1000):

@@ -11,7 +11,7 @@ from support.labs import Lab
 from torch import Tensor
 
 from triforce_chat.engine import attribution
-from triforce_chat.engine.attribution import Witness, attended
+from triforce_chat.engine.attribution import AttributionCache, attended
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Retraced, Text
 from triforce_chat.settings.settings import STACKS
@@ -67,11 +67,11 @@ def test_every_stack_tells_the_same_and_nothing_is_changed(lab: Lab, stack: str)
     made = said(plain, request)
     assert said(engine, request) == made
     full = engine.full
-    before = [each.clone() for each in (full.slab.keys, full.slab.values, full.queries.data)]
+    before = [each.clone() for each in (full.storage.keys, full.storage.values, full.queries.data)]
     state = (full.length, list(full.queries.positions), list(engine.cached), list(engine.read))
     found = weights(engine, request, made)
     assert found == pytest.approx(weights(plain, request, made), rel=1e-3, abs=1e-5)
-    assert all(map(torch.equal, before, (full.slab.keys, full.slab.values, full.queries.data)))
+    assert all(map(torch.equal, before, (full.storage.keys, full.storage.values, full.queries.data)))
     assert state == (full.length, full.queries.positions, engine.cached, engine.read)
     longer = Request([*request.prompt, *made, 3, 5], SAYS)
     assert said(engine, longer) == said(lab.engine("autoregressive"), longer)
@@ -85,7 +85,7 @@ def test_a_witness_is_fed_what_the_cache_holds(lab: Lab) -> None:
     tokens = torch.tensor([*request.prompt, *made])
     fed: list[Tensor] = []
 
-    class Comparing(Witness):
+    class Comparing(AttributionCache):
         def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> object:  # type: ignore[override]
             fed.append(k[0])
             return super().update(layer, q, k, v)
@@ -93,7 +93,7 @@ def test_a_witness_is_fed_what_the_cache_holds(lab: Lab) -> None:
     comparing = Comparing(engine.full, PROMPT - 1, lambda _queries, _keys: None)
     lab.target.prefill(comparing.pending(tokens)[:SAYS], comparing)
     assert comparing.position == comparing.length == PROMPT - 1 + SAYS
-    held = engine.full.slab.keys[:, :, PROMPT - 1 : PROMPT - 1 + SAYS]
+    held = engine.full.storage.keys[:, :, PROMPT - 1 : PROMPT - 1 + SAYS]
     torch.testing.assert_close(torch.stack(fed), held, rtol=1e-4, atol=1e-5)
     comparing.judged(1, 0)
     comparing.truncate(5)

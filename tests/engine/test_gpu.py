@@ -12,8 +12,8 @@ from support.labs import SMALL_BUDGET, perturbed, random_model, spell
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from triforce_chat.engine import engine as engine_module
-from triforce_chat.engine.cache.offload import HostStore
-from triforce_chat.engine.cache.storage import Shape, Slab, View
+from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import greedy_test, sampling_test, tokens_of
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention
@@ -27,7 +27,7 @@ PROMPT = [int(token) for token in torch.randint(1, 48, (90,), generator=torch.Ge
 STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup")
 
 
-def engine_on(device: str, stack: str = "triforce", store: Any = Slab, layers: int = 2) -> Engine:
+def engine_on(device: str, stack: str = "triforce", store: Any = KVBuffer, layers: int = 2) -> Engine:
     torch.manual_seed(11)
     model = random_model(num_hidden_layers=layers)
     draft = perturbed(model, 0.02)
@@ -56,13 +56,13 @@ def test_samples_follow_the_targets_law(stack: str) -> None:
 
 def view_on(
     device: str, dtype: torch.dtype, heads: int, kv_heads: int, n: int, length: int
-) -> tuple[Any, View]:
+) -> tuple[Any, KVView]:
     """A query of n tokens as a model hands it over, and a view that ends with them."""
     generator = torch.Generator().manual_seed(n)
     query = torch.randn(1, n, heads, 64, generator=generator).to(device, dtype).transpose(1, 2)
     width = -(-length // 64) * 64
-    slab = torch.randn(2, 2, kv_heads, width + 64, 64, generator=generator).to(device, dtype)
-    return query, View(slab[0, 1, None, :, :width], slab[1, 1, None, :, :width], length)
+    buffer = torch.randn(2, 2, kv_heads, width + 64, 64, generator=generator).to(device, dtype)
+    return query, KVView(buffer[0, 1, None, :, :width], buffer[1, 1, None, :, :width], length)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_many_tokens_attend_as_few_do(
     heads: int, kv_heads: int, n: int, length: int, dtype: torch.dtype, tolerance: float
 ) -> None:
     query, view = view_on("cuda", dtype, heads, kv_heads, n, length)
-    exact = View(view.keys.float().cpu(), view.values.float().cpu(), length)
+    exact = KVView(view.keys.float().cpu(), view.values.float().cpu(), length)
     expected = folded_attention(query.float().cpu(), exact, 0.125)
     assert torch.allclose(causal_attention(query, view, 0.125).float().cpu(), expected, atol=tolerance)
 
@@ -100,7 +100,7 @@ def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("stack", STACKS)
 def test_host_memory_gives_the_same_tokens_and_numbers(stack: str, resident: int) -> None:
     near = engine_on("cuda", stack, layers=5)
-    far = engine_on("cuda", stack, partial(HostStore, resident=resident), layers=5)
+    far = engine_on("cuda", stack, partial(OffloadedKV, resident=resident), layers=5)
     # What "auto" verifies at once depends on the clock, and the last bits of the numbers on that.
     tolerance = 1e-4 if stack == "auto" else 0
     for turn in range(3):
@@ -108,13 +108,15 @@ def test_host_memory_gives_the_same_tokens_and_numbers(stack: str, resident: int
         assert tokens_of(far, request) == tokens_of(near, request)
         n = near.full.length
         for layer in range(5):
-            for mine, theirs in zip(far.full.slab.layer(layer), near.full.slab.layer(layer), strict=True):
+            for mine, theirs in zip(
+                far.full.storage.layer(layer), near.full.storage.layer(layer), strict=True
+            ):
                 assert torch.allclose(mine[:, :n].cpu(), theirs[:, :n].cpu(), rtol=0, atol=tolerance)
 
 
 def test_host_memory_is_pinned_and_given_back() -> None:
-    store = HostStore(Shape.of(random_model().config, torch.float16, torch.device("cuda")), 100_000)
-    parts = [part for held in store.far for part in held.slab.layer(0)]
+    store = OffloadedKV(Shape.of(random_model().config, torch.float16, torch.device("cuda")), 100_000)
+    parts = [part for held in store.far for part in held.storage.layer(0)]
     assert store.pageable == 0
     assert all(part.is_pinned() for part in parts)
     del store
@@ -126,7 +128,7 @@ def test_copies_run_while_the_device_computes() -> None:
     device = torch.device("cuda")
     shape = Shape(8, 8, 8, 128, torch.float16, device)
     tokens = 60_000  # 0.12 GB of keys in each layer
-    store = HostStore(shape, tokens + 1)
+    store = OffloadedKV(shape, tokens + 1)
     for layer in range(8):
         store.far[layer].tokens = tokens
     busy = torch.randn(8192, 8192, dtype=torch.float16, device=device)

@@ -12,6 +12,7 @@ from engine.speculation.test_law import middle_draws_from_its_target
 from support.labs import Lab
 from support.toys import Branching, ToyCache, ToyModel, fixed_law, nothing, ruled
 from torch import Tensor
+from triforce_chat.engine.speculation.level import Autoregressive, Speculative
 
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine, Request
@@ -19,7 +20,6 @@ from triforce_chat.engine.events import Event, Text, Verified
 from triforce_chat.engine.sampling import sampler as sampling_module
 from triforce_chat.engine.sampling.executor import Chances
 from triforce_chat.engine.sampling.sampler import Nucleus, Sampler, Sampling, truncate
-from triforce_chat.engine.speculation.level import Autoregressive, Speculative
 from triforce_chat.engine.speculation.planner import Choice, Planner
 
 ALARM = 1e-4

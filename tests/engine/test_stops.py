@@ -116,7 +116,7 @@ def test_the_slack_holds_the_largest_proposals(lab: Lab, gammas: tuple[int, int]
     engine = lab.engine("triforce", context=56, gamma=gammas[0], draft_gamma=gammas[1], budget=budget)
     prompt = lab.text(30)
     assert tally(engine, Request(prompt, 500)).token_ids == lab.greedy(prompt, 26)
-    assert engine.full.slab.capacity == 56 + SLACK
+    assert engine.full.storage.capacity == 56 + SLACK
 
 
 @pytest.mark.parametrize("stack", STACKS)

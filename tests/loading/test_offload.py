@@ -10,15 +10,23 @@ import pytest
 import torch
 from support.tiny_models import save_model
 
-from triforce_chat.engine.cache.offload import HostStore
-from triforce_chat.engine.cache.storage import Slab
+from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.group import SINGLE
 from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
 from triforce_chat.errors import UsageError
-from triforce_chat.loading import load_engine
+from triforce_chat.loading import load_engine as loading
+from triforce_chat.loading import planning
+from triforce_chat.loading.device import cap_memory
+from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec, LoadHooks
+from triforce_chat.loading.stack_options import stack_options
 from triforce_chat.memory_plan.plan import Memory as Sizes
 from triforce_chat.memory_plan.plan import MemoryPlan
+from triforce_chat.models.describe import described
+from triforce_chat.models.registry import resolve
 from triforce_chat.settings.settings import Settings
 
 LAYERS, CONTEXT = 5, 4096
@@ -40,8 +48,8 @@ def loaded(settings: Settings, monkeypatch: pytest.MonkeyPatch, sizes: Sizes) ->
     """The engine on a machine whose accelerator has its own memory."""
     told: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(load_engine, "memory_of", lambda *_: sizes)
-        engine, _ = load_engine.load_engine(settings, note=told.append)
+        patch.setattr(planning, "memory_of", lambda *_: sizes)
+        engine, _ = load_engine(EngineSpec(settings), LoadHooks(note=told.append))
     return engine, told
 
 
@@ -49,9 +57,9 @@ def needs(model: Path, resident: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes on the device with so many layers there."""
     settings = settings_of(model)
     with monkeypatch.context() as patch:
-        patch.setattr(load_engine, "memory_of", lambda *_: Sizes(HUGE, HUGE))
-        description = load_engine.described(load_engine.resolve(settings.model))
-        plan = load_engine.memory_plan(settings, description, None, CONTEXT)
+        patch.setattr(planning, "memory_of", lambda *_: Sizes(HUGE, HUGE))
+        description = described(resolve(settings.model))
+        plan = planning.memory_plan(EngineSpec(settings), description, None, CONTEXT, SINGLE)
     return int(MemoryPlan(plan.work, plan.memory, resident).device / 0.95) + 1
 
 
@@ -65,23 +73,23 @@ def test_a_capped_gpu_has_the_room_of_a_smaller_one(
 ) -> None:
     size = needs(model, resident, monkeypatch)
     capped: list[tuple[str, int]] = []
-    monkeypatch.setattr(load_engine, "memory_of", lambda _device, _ranks, own: Sizes(own, HUGE))
-    monkeypatch.setattr(load_engine, "cap", lambda device, own: capped.append((device.type, own)))
-    engine, loaded = load_engine.load_engine(settings_of(model), room=CONTEXT, device_memory=size)
+    monkeypatch.setattr(planning, "memory_of", lambda _device, _ranks, own: Sizes(own, HUGE))
+    monkeypatch.setattr(loading, "cap_memory", lambda device, own: capped.append((device.type, own)))
+    engine, loaded = load_engine(EngineSpec(settings_of(model), CONTEXT, device_memory=size))
     assert capped == [("cpu", size)]
-    assert isinstance(engine.full.slab, HostStore)
-    assert (engine.full.slab.resident, loaded.offloaded) == (resident, True)
-    assert load_engine.load_engine(settings_of(model), room=CONTEXT)[1].offloaded is False
+    assert isinstance(engine.full.storage, OffloadedKV)
+    assert (engine.full.storage.resident, loaded.offloaded) == (resident, True)
+    assert load_engine(EngineSpec(settings_of(model), CONTEXT))[1].offloaded is False
 
 
 def test_a_restacked_engine_drafts_as_long_as_streaming_asks_for(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_engine, "memory_of", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
+    monkeypatch.setattr(planning, "memory_of", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
     settings = settings_of(model, stack="auto")
-    engine, loaded = load_engine.load_engine(settings)
+    engine, loaded = load_engine(EngineSpec(settings))
     assert engine.top.gamma == STREAMED_GAMMA
-    engine.restack(load_engine.stack_of(settings, loaded.context))
+    engine.restack(stack_options(settings, loaded.context))
     assert engine.top.gamma == STREAMED_GAMMA
 
 
@@ -93,10 +101,10 @@ def test_the_cap_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: fractions.append(given))
     for name, number in (("cuda", 1), ("cuda:0", 0)):  # torch takes no device without a number
-        load_engine.cap(torch.device(name), 24 * 10**9)
+        cap_memory(torch.device(name), 24 * 10**9)
         assert fractions.pop() == (pytest.approx(0.3), number)
     with pytest.raises(UsageError, match=r"--device-memory 90.0 GB, but the GPU has 80.0 GB"):
-        load_engine.cap(torch.device("cuda"), 90 * 10**9)
+        cap_memory(torch.device("cuda"), 90 * 10**9)
 
 
 @pytest.mark.parametrize("resident", range(LAYERS - 2))
@@ -104,11 +112,11 @@ def test_layers_without_room_on_the_device_go_to_the_host(
     model: Path, resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, nothing = loaded(settings_of(model), monkeypatch, Sizes(HUGE, HUGE))
-    assert isinstance(plain.full.slab, Slab)
+    assert isinstance(plain.full.storage, KVBuffer)
     sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
     engine, told = loaded(settings_of(model), monkeypatch, sizes)
-    store = engine.full.slab
-    assert isinstance(store, HostStore)
+    store = engine.full.storage
+    assert isinstance(store, OffloadedKV)
     assert (store.resident, engine.context) == (resident, CONTEXT)
     [line] = [line for line in told if line not in nothing]
     assert line.startswith(f"keys and values of {LAYERS - resident} of {LAYERS} layers in host memory")
@@ -117,8 +125,8 @@ def test_layers_without_room_on_the_device_go_to_the_host(
 
 def test_the_flag_sends_all_of_them_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
-    assert isinstance(engine.full.slab, HostStore)
-    assert engine.full.slab.resident == 0
+    assert isinstance(engine.full.storage, OffloadedKV)
+    assert engine.full.storage.resident == 0
 
 
 @pytest.mark.parametrize(("resident", "gamma"), [(2, 32), (LAYERS, 16)])
@@ -129,38 +137,39 @@ def test_the_planner_may_draft_more_where_verifications_stream(
     settings = settings_of(model, stack="auto")
     engine, _ = loaded(settings, monkeypatch, sizes)
     assert engine.top.gamma == gamma
-    engine.restack(load_engine.stack_of(settings, CONTEXT))  # as a setting that changes in a chat does
+    engine.restack(stack_options(settings, CONTEXT))  # as a setting that changes in a chat does
     assert engine.top.gamma == gamma
 
 
 def test_a_cpu_has_one_memory(model: Path) -> None:
     told: list[str] = []
-    engine, _ = load_engine.load_engine(settings_of(model, offload=True), note=told.append)
-    assert isinstance(engine.full.slab, Slab)
+    engine, _ = load_engine(EngineSpec(settings_of(model, offload=True)), LoadHooks(note=told.append))
+    assert isinstance(engine.full.storage, KVBuffer)
     assert not any("host memory" in line for line in told)
-    assert [line for line in told if "changes nothing" in line]
+    assert [line for line in told if "has no effect" in line]
 
 
 def test_no_room_anywhere_shortens_the_context(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = Sizes(needs(model, 0, monkeypatch), 100_000)
     engine, told = loaded(settings_of(model), monkeypatch, sizes)
     assert 1024 <= engine.context < CONTEXT
-    assert isinstance(engine.full.slab, Slab)
+    assert isinstance(engine.full.storage, KVBuffer)
     assert any(f"context of {engine.context:,} tokens" in line for line in told)
 
 
 def test_what_is_not_pinned_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostStore, "_pin", lambda _: 2)
+    monkeypatch.setattr(OffloadedKV, "_pin", lambda _: 2)
     _, told = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
-    assert any(line.startswith("2 layers of it are not pinned") for line in told)
+    assert any(line.startswith("2 of these layers are slower: the system declined to pin") for line in told)
 
 
 def test_dearer_verifications_make_longer_drafts() -> None:
     """The planner weighs a verification that streams against drafting that does not."""
+    from triforce_chat.engine.speculation.step_times import Average, StepTimes
+
     from triforce_chat.engine.speculation.lookup import NoLookup
     from triforce_chat.engine.speculation.planner import Arm, Planner
     from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
-    from triforce_chat.engine.speculation.step_times import Average, StepTimes
 
     chosen = []
     for verification in (0.02, 1.2):

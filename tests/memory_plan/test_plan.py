@@ -13,7 +13,7 @@ from torch import nn
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
-from triforce_chat.engine.cache.storage import Slab
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import PREFILL_CHUNK, SLACK, Engine
 from triforce_chat.engine.forward.onednn import PackedLinear
@@ -22,6 +22,7 @@ from triforce_chat.engine.speculation import stacks
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.draw import CACHES, CPU, GPU, work_of
 from triforce_chat.memory_plan.plan import (
@@ -162,11 +163,11 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
     middle: Any = engine.top.drafter
     assert plan.weights == held(model)
     full = engine.full
-    assert plan.layer_kv * 2 == bytes_of(full.slab.keys, full.slab.values)
+    assert plan.layer_kv * 2 == bytes_of(full.storage.keys, full.storage.values)
     assert plan.latest_queries == bytes_of(full.queries.data)
-    slab, streaming = middle.cache.slab, middle.drafter.cache.slab
+    buffer, streaming = middle.cache.storage, middle.drafter.cache.storage
     assert plan.draft_bytes == held(small) + bytes_of(streaming.keys, streaming.values)
-    assert plan.retrieval > bytes_of(slab.keys, slab.values)
+    assert plan.retrieval > bytes_of(buffer.keys, buffer.values)
     assert MemoryPlan(plan, Memory(None, None), 2).kv == plan.layer_kv * 2 + plan.latest_queries
 
 
@@ -174,11 +175,11 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
 def test_the_default_model_takes_what_was_planned() -> None:
     from triforce_chat.models.describe import describe
 
-    engine, loaded = load_engine(Settings(device="cpu", context=4096))
+    engine, loaded = load_engine(EngineSpec(Settings(device="cpu", context=4096)))
     told = describe("default")
     plan = work_of(told, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)
-    assert plan.layer_kv * 30 == bytes_of(engine.full.slab.keys, engine.full.slab.values)
+    assert plan.layer_kv * 30 == bytes_of(engine.full.storage.keys, engine.full.storage.values)
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -397,6 +398,6 @@ def test_slots_are_rounded_as_the_caches_round_them() -> None:
     model = random_model(**EVEN)
     shape = Runner(model).shape
     for context in (1, 63, 64, 65, 1000):
-        slab = Slab(shape, context + SLACK)
+        buffer = KVBuffer(shape, context + SLACK)
         plan = work_of(description(model), None, context, StackOptions(), CPU, torch.float32)
-        assert plan.layer_kv * shape.layers == bytes_of(slab.keys, slab.values)
+        assert plan.layer_kv * shape.layers == bytes_of(buffer.keys, buffer.values)

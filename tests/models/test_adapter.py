@@ -16,6 +16,7 @@ from torch import Tensor
 
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.models import presets, registry
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.models.presets import Preset
@@ -103,7 +104,7 @@ def test_a_shipped_adapter_with_its_draft(
     save_weights(tmp_path / "draft", num_hidden_layers=1)  # no tokenizer
     preset = Preset("default", None, 2048, draft=str(tmp_path / "draft"), adapter=str(adapter))
     monkeypatch.setattr(presets, "PRESETS", (preset,))
-    engine, loaded = load_engine(Settings(device="cpu"))
+    engine, loaded = load_engine(EngineSpec(Settings(device="cpu")))
     assert (engine.context, loaded.draft) == (2048, str(tmp_path / "draft"))
     assert loaded.source.preset is preset
     assert engine.draft is not None

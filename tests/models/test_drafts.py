@@ -21,8 +21,9 @@ from triforce_chat.engine.events import Text
 from triforce_chat.engine.forward.runner import fitted
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import ModelError, OutOfMemory
-from triforce_chat.loading import load_engine as wiring
+from triforce_chat.loading import load_engine as loading
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan import draw
 from triforce_chat.memory_plan.draw import work_of
 from triforce_chat.memory_plan.plan import SPARE, Memory, planned
@@ -64,7 +65,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def opened(model: Path | str, draft: str = "auto", **more: object) -> tuple[Engine, LoadedModel, list[str]]:
     notes: list[str] = []
     settings = Settings(model=str(model), draft=draft, device="cpu", **more)  # type: ignore[arg-type]
-    engine, loaded = load_engine(settings, note=notes.append)
+    engine, loaded = load_engine(EngineSpec(settings), LoadHooks(note=notes.append))
     return engine, loaded, notes
 
 
@@ -83,7 +84,7 @@ def test_a_presets_draft_that_cannot_be_had_leaves_it_to_lookup(hub: Path) -> No
     assert engine.draft is loaded.draft is None
     assert len(notes) == 1
     assert notes[0].startswith(
-        "lookup drafts, because the draft model cannot be had: o/small: not downloaded yet"
+        "lookup drafts, because the draft model cannot be loaded: o/small: not downloaded yet"
     )
     with pytest.raises(ModelError, match="o/small: not downloaded"):
         opened("big", "small")
@@ -209,9 +210,11 @@ def test_the_context_is_what_memory_holds(
 def test_the_plan_is_told_before_anything_is_loaded(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, roomy(4000, long))
     told: list[str] = []
-    monkeypatch.setattr(wiring, "load_model", lambda *_arguments, **_more: pytest.fail(told[0]))
+    monkeypatch.setattr(loading, "load_model", lambda *_arguments, **_more: pytest.fail(told[0]))
     with pytest.raises(pytest.fail.Exception, match="8,192 tokens take"):
-        load_engine(Settings(model=str(long), draft="none", device="cpu"), note=told.append)
+        load_engine(
+            EngineSpec(Settings(model=str(long), draft="none", device="cpu")), LoadHooks(note=told.append)
+        )
 
 
 def test_a_context_that_was_asked_for_is_given_or_refused(
@@ -252,15 +255,15 @@ def test_free_memory_is_the_smaller_of_system_and_group(
 
 
 def test_a_cache_takes_memory_only_where_it_is_written() -> None:
-    from triforce_chat.engine.cache.storage import Shape, Slab
+    from triforce_chat.engine.cache.storage import KVBuffer, Shape
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     shape = Shape(8, 4, 4, 64, torch.float32, torch.device("cpu"))
     before = resident()
-    slab = Slab(shape, 65_536)
-    assert slab.keys.nbytes == 8 * 4 * 65_536 * 64 * 4
-    assert resident() - before < slab.keys.nbytes / 10
-    assert slab.keys.data_ptr() % 64 == 0
-    assert not slab.values[0, 0].any()
+    buffer = KVBuffer(shape, 65_536)
+    assert buffer.keys.nbytes == 8 * 4 * 65_536 * 64 * 4
+    assert resident() - before < buffer.keys.nbytes / 10
+    assert buffer.keys.data_ptr() % 64 == 0
+    assert not buffer.values[0, 0].any()

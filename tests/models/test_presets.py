@@ -15,6 +15,7 @@ from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.models import presets
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.models.pickles import pull
@@ -323,7 +324,7 @@ def test_three_levels_say_what_plain_decoding_says(preset: presets.Preset) -> No
         context=512,
         device="cpu",
     )
-    engine, loaded = load_engine(settings)
+    engine, loaded = load_engine(EngineSpec(settings))
     assert loaded.draft == preset.draft
     assert (engine.draft is None) == (preset.draft is None)
     engine.eos_ids = frozenset()

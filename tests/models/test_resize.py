@@ -22,6 +22,7 @@ from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import ModelError, UsageError
 from triforce_chat.lab.bench import stock
 from triforce_chat.loading import load_engine
+from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models import shapes
 from triforce_chat.models.load import load_model
 from triforce_chat.models.resize import homes, inflate, inflated, turned_dims
@@ -368,10 +369,14 @@ def test_both_contenders_are_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_engine_runs_the_big_model_with_the_draft_of_the_small_one() -> None:
     notes: list[str] = []
     settings = Settings(model="tiny", draft="tiny", device="cpu")
-    engine, loaded = load_engine.load_engine(settings, note=notes.append, shape=OWN_KEYS)
+    engine, loaded = load_engine.load_engine(
+        EngineSpec(settings, shape=OWN_KEYS), LoadHooks(note=notes.append)
+    )
     assert loaded.name == "tiny inflated to own keys"
     assert loaded.draft == "tiny"
-    assert notes == ["tiny inflated to own keys: as slow as that, and no better than before"]
+    assert notes == [
+        "tiny inflated to own keys: as slow as a model of that size, but its answers are those of the original"
+    ]
     assert (engine.target.shape.layers, engine.target.shape.kv_heads) == (4, 8)
     assert engine.draft is not None
     assert engine.draft.shape.layers == 2

@@ -20,6 +20,7 @@ from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.forward import attention
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models.describe import describe
 from triforce_chat.models.load import LoadedModel, configuration, load_model
 from triforce_chat.models.registry import resolve
@@ -127,7 +128,7 @@ def test_a_factor_is_whole_and_just_enough() -> None:
 def test_an_engine_beyond_it_says_so_once_and_answers(folder: Path) -> None:
     warnings: list[str] = []
     settings = Settings(model=str(folder), draft="none", device="cpu", context=5000)
-    engine, model = load_engine(settings, warn=warnings.append)
+    engine, model = load_engine(EngineSpec(settings), LoadHooks(warn=warnings.append))
     assert (engine.context, model.context) == (5000, 40 * ORIGINAL)
     (warning,) = warnings
     assert warning.startswith(f"warning: {folder} was made for 2,048 tokens; for 5,000")

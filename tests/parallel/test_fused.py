@@ -84,13 +84,13 @@ def test_logits_are_those_of_the_whole_model(found: dict[str, Any]) -> None:
 def test_eight_bits_are_as_nearly_right(found: dict[str, Any]) -> None:
     """Not the same numbers: where the ranks share the inputs, each scales its own."""
     exact = torch.tensor(found["logits"][0]["dense"])
-    near = [torch.tensor(each["narrow"]) for each in found["logits"]]
+    near = [torch.tensor(each["int8"]) for each in found["logits"]]
     off = [(each - exact).norm() / exact.norm() for each in near]
     assert 0 < off[1] < 1.2 * off[0] < 0.1
 
 
 def test_an_eight_bit_middle_changes_no_answer(found: dict[str, Any]) -> None:
-    assert found["narrow"] == found["alone"]["plain"]
+    assert found["int8"] == found["alone"]["plain"]
 
 
 def test_the_forwards_are_captured(found: dict[str, Any]) -> None:

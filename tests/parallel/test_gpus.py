@@ -96,12 +96,12 @@ def test_logits_are_those_of_one_gpu(found: dict[str, Any], model: str) -> None:
     )
     exact = alone["dense"]
     assert (shared["dense"] - exact).abs().max() <= 1e-4 * exact.abs().max()
-    off = [(each["narrow"] - exact).norm() / exact.norm() for each in (alone, shared)]
+    off = [(each["int8"] - exact).norm() / exact.norm() for each in (alone, shared)]
     assert 0 < off[1] < 1.2 * off[0] < 0.1
 
 
 def test_a_middle_in_8_bits_changes_no_answer(found: dict[str, Any]) -> None:
-    assert found["llama"]["narrow"] == found["llama"]["alone"]["plain"]
+    assert found["llama"]["int8"] == found["llama"]["alone"]["plain"]
 
 
 def test_sampling_with_a_seed_gives_the_same_tokens(found: dict[str, Any]) -> None:

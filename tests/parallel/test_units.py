@@ -21,13 +21,16 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import Alone
+from triforce_chat.engine.group import SINGLE, SingleRank
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, RankLost, UsageError
-from triforce_chat.loading import load_engine
+from triforce_chat.loading.planning import memory_plan
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan import draw
 from triforce_chat.memory_plan.plan import Memory
+from triforce_chat.models.describe import described
+from triforce_chat.models.registry import resolve
 from triforce_chat.models.sharding import check_ranks, shared_sizes
 from triforce_chat.parallel.conductor import Conductor, seeded, shared_fate
 from triforce_chat.parallel.failure import deserted, last_words
@@ -60,19 +63,19 @@ class Recorder:
         return self.lost
 
 
-class Follower(Alone):
+class Follower(SingleRank):
     """Rank 1 of two: rank 0 always says ``token``, one at a time, and plans to draft nothing."""
 
     def __init__(self, token: int) -> None:
         self.token = token
         self.asked: set[str] = set()
 
-    def tokens(self, own: Tensor) -> Tensor:
-        self.asked.add("tokens")
+    def broadcast_tokens(self, own: Tensor) -> Tensor:
+        self.asked.add("broadcast_tokens")
         return torch.full_like(own, self.token)
 
-    def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        self.asked.add("numbers")
+    def broadcast_ints(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        self.asked.add("broadcast_ints")
         return (0,) * len(own)
 
     def verdict(self, own: Tensor) -> Tensor:
@@ -83,9 +86,9 @@ class Follower(Alone):
         return packed
 
 
-def follower(lab: Lab, accord: Alone, name: str) -> Engine:
+def follower(lab: Lab, group: SingleRank, name: str) -> Engine:
     engine = lab.engine(name)
-    engine.accord = accord
+    engine.group = group
     engine.restack(engine.options)
     return engine
 
@@ -93,18 +96,18 @@ def follower(lab: Lab, accord: Alone, name: str) -> Engine:
 @pytest.mark.parametrize(
     ("name", "asked"),
     [
-        ("triforce", {"tokens", "verdict"}),
-        ("auto", {"numbers", "verdict"}),
-        ("retrieval", {"verdict"}),
-        ("lookup", {"verdict"}),
-        ("autoregressive", {"verdict"}),
+        ("triforce", {"broadcast_tokens", "broadcast"}),
+        ("auto", {"broadcast_ints", "broadcast"}),
+        ("retrieval", {"broadcast"}),
+        ("lookup", {"broadcast"}),
+        ("autoregressive", {"broadcast"}),
     ],
 )
 def test_a_rank_says_what_rank_0_says(lab: Lab, name: str, asked: set[str]) -> None:
-    accord = Follower(7)
-    engine = follower(lab, accord, name)
+    group = Follower(7)
+    engine = follower(lab, group, name)
     assert tokens_of(engine, Request(PROMPT, 9)) == [7] * 9
-    assert accord.asked == asked
+    assert group.asked == asked
 
 
 def test_a_rank_drafts_what_rank_0_drafts(lab: Lab) -> None:
@@ -178,13 +181,13 @@ def test_other_ranks_are_told_before_they_are_needed(lab: Lab, monkeypatch: pyte
     assert told == [Call("restack", (conductor.options,))]
 
 
-class Poorest(Alone):
+class Poorest(SingleRank):
     """Another rank has less."""
 
     def __init__(self, has: int) -> None:
         self.has = has
 
-    def least(self, own: int) -> int:
+    def all_reduce_min(self, own: int) -> int:
         return min(own, self.has)
 
 
@@ -197,7 +200,7 @@ def test_blocks_are_fused_on_all_ranks_or_none(lab: Lab, monkeypatch: pytest.Mon
     pytest.importorskip("triton")
     monkeypatch.setattr(runner, "fusible", lambda _: True)
     for has, fused in ((1, True), (0, False)):
-        made = Runner(copy.deepcopy(lab.stock), accord=Poorest(has))
+        made = Runner(copy.deepcopy(lab.stock), group=Poorest(has))
         assert bool(made.decoder) == fused
 
 
@@ -206,9 +209,9 @@ def test_eight_bits_need_room_on_all_ranks(lab: Lab, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runner, "fusible", lambda _: True)
     monkeypatch.setattr(runner, "allowed_bytes", lambda _: 80 << 30)
     for has, room in ((80 << 30, True), (1 << 30, False)):
-        made = Runner(copy.deepcopy(lab.stock), accord=Poorest(has))
+        made = Runner(copy.deepcopy(lab.stock), group=Poorest(has))
         made.device, made.shape = torch.device("cuda"), replace(made.shape, dtype=torch.bfloat16)
-        assert made.room_for_narrow == room
+        assert made.room_for_int8 == room
 
 
 def test_graphs_go_before_the_ranks_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +225,7 @@ def test_graphs_go_before_the_ranks_part(monkeypatch: pytest.MonkeyPatch) -> Non
             happened.append("forgotten")
 
     graphs, ranks = Graphs(), Ranks(Place(0, 0, 1, 1), torch.distributed.HashStore(), "cpu")
-    ranks.recorded(graphs)
+    ranks.register_graphs(graphs)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: happened.append("left"))
     ranks.leave()
     assert happened == ["forgotten", "left"]
@@ -322,7 +325,7 @@ def test_a_refusal_comes_before_any_rank_loads(tmp_path: Path) -> None:
     team: Any = Recorder()
     settings = Settings(str(tmp_path / "odd"), device="cpu", tp=2)
     with pytest.raises(UsageError, match="3 KV heads"):
-        Lead(Place(0, 0, 2, 2), team, None).load(settings)  # type: ignore[arg-type]
+        Lead(Place(0, 0, 2, 2), team, None).load(EngineSpec(settings))  # type: ignore[arg-type]
     assert team.released
     assert not team.orders
 
@@ -330,11 +333,11 @@ def test_a_refusal_comes_before_any_rank_loads(tmp_path: Path) -> None:
 def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "free_bytes", lambda _: 6 * 10**9)
     settings = Settings(model=str(save_model(tmp_path / "model")), device="cpu")
-    three = Alone()
+    three = SingleRank()
     three.size, three.sharing = 2, 3
-    model = load_engine.described(load_engine.resolve(settings.model))
-    whole = load_engine.memory_plan(settings, model, None, 128)
-    shared = load_engine.memory_plan(settings, model, None, 128, accord=three)
+    model = described(resolve(settings.model))
+    whole = memory_plan(EngineSpec(settings), model, None, 128, SINGLE)
+    shared = memory_plan(EngineSpec(settings), model, None, 128, three)
     assert shared.work.layer_kv * 2 == whole.work.layer_kv
     assert (whole.memory.device, shared.memory.device) == (6 * 10**9, 2 * 10**9)
 

@@ -18,6 +18,7 @@ from triforce_chat.cli.app import app
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Text
 from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.serve.app import Served
 from triforce_chat.serve.talk import Talk
 from triforce_chat.serve.wish import Wish
@@ -42,7 +43,7 @@ def settings(folder: Path) -> Settings:
 
 @pytest.fixture(scope="module")
 def session(settings: Settings) -> Session:
-    engine, loaded = load_engine(settings)
+    engine, loaded = load_engine(EngineSpec(settings))
     made = Session(engine, loaded, settings)
     made.add(Document("book", "book.txt", (Page(1, BOOK),)))
     return made

@@ -52,7 +52,7 @@ class Costly:
         self.clock.seconds += self.seconds(rows) * (1 + self.noise * self.luck.uniform(-1, 1))
         return torch.tensor([self.right, 1 - self.right]).log().expand(1, rows, -1)
 
-    def loop(self, cache: ToyCache) -> None:
+    def loop(self, cache: ToyCache) -> None:  # noqa: ARG002
         raise AssertionError("it captures nothing")
 
 

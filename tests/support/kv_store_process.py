@@ -11,7 +11,7 @@ from support.labs import SMALL_BUDGET, Lab
 from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Text
-from triforce_chat.engine.prefix_store import Passage
+from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.storage.kv.memory import Library
@@ -42,9 +42,9 @@ class Desk:
             lab.target, 400, frozenset(), str, lab.draft, settings, options.get("memory", self.library)
         )
 
-    def read(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> int:
+    def read(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> int:
         """Prefill; how many tokens were there already."""
-        last = [*self.engine.prefill(prompt, passages)][-1]
+        last = [*self.engine.prefill(prompt, spans)][-1]
         self.library.writer.finish()
         self.library.writer.closed = False
         return last.cached
@@ -52,12 +52,12 @@ class Desk:
     def answer(
         self,
         prompt: Sequence[int],
-        passages: Sequence[Passage] = (),
+        spans: Sequence[DocumentSpan] = (),
         n: int = 24,
         sampling: Sampling = GREEDY,
     ) -> tuple[list[int], int]:
         """(tokens, how many of the prompt's were there already)."""
-        events = [*self.engine.answer(Request(prompt, n, sampling, passages=passages))]
+        events = [*self.engine.answer(Request(prompt, n, sampling, spans=spans))]
         self.library.writer.finish()
         self.library.writer.closed = False
         done = events[-1]

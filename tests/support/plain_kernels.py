@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from triforce_chat.engine import kernels
-from triforce_chat.engine.cache.storage import View, rounded_up
+from triforce_chat.engine.cache.storage import KVView, rounded_up
 from triforce_chat.engine.forward.attention import folded_attention
 
 
@@ -44,7 +44,7 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale:
     end = int(at) + len(q)
     assert end <= most
     width = rounded_up(end)
-    view = View(keys[None, :, :width], values[None, :, :width], end)
+    view = KVView(keys[None, :, :width], values[None, :, :width], end)
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
 

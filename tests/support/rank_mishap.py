@@ -10,6 +10,7 @@ import sys
 import time
 
 from triforce_chat.errors import RankLost
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.parallel.lead import Lead
 from triforce_chat.parallel.orders import Call
 from triforce_chat.parallel.place import Place
@@ -27,7 +28,7 @@ class Hungry:
 def main(model: str, method: str) -> None:
     place = Place(0, 0, 2, 2)
     team, store = gathered(place)
-    Lead(place, team, store).load(Settings(model, "none", device="cpu", tp=2), room=400)
+    Lead(place, team, store).load(EngineSpec(Settings(model, "none", device="cpu", tp=2), 400))
     if method == "restack":  # as if a GPU waited for the other rank
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     print(team.started[0].pid, flush=True)

@@ -13,7 +13,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triforce_chat.loading.spec import EngineSpec
 
 FOLDER = "PROBE_FOLDER"
 DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # variables; without them on the CPU
@@ -45,7 +48,7 @@ def held(engine: Any) -> dict[str, Any]:
 def captured(engine: Any) -> list[int]:
     """Tokens of the forwards that are captured over the full cache."""
     captures = getattr(engine.target, "captures", None)
-    return list(captures.made.get(engine.full.slab, ())) if captures else []
+    return list(captures.made.get(engine.full.storage, ())) if captures else []
 
 
 def fuse() -> None:
@@ -73,7 +76,7 @@ def logits(engine: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
     target, given, found = engine.target, torch.tensor(ids, device=engine.target.device), {}
     stock = copy(target)
     stock.decoder = None
-    for name, model in (("dense", target), ("narrow", target.narrow), ("stock", stock)):
+    for name, model in (("dense", target), ("int8", target.quantized), ("stock", stock)):
         cache = FullCache(target.shape, len(ids) + 64)
         model.prefill(given[:30], cache)
         parts = (given[30:33], given[33:34], given[34:])
@@ -156,7 +159,7 @@ class Trial:
             found[name] = self.tokens()
         return found
 
-    def narrow(self) -> list[int]:
+    def int8(self) -> list[int]:
         """With a middle level in 8 bits."""
         self.restack("triforce", middle="int8")
         return self.tokens()
@@ -189,27 +192,24 @@ def value_of(events: Any) -> Any:
             return end.value
 
 
-def order_of(model: str, size: int) -> dict[str, Any]:
-    """How a model is loaded; one with the ending .big is inflated."""
+def spec_of(model: str, size: int) -> EngineSpec:
+    """How a model is loaded; one with the ending .big is resized."""
+    from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.models.shapes import BigShape
     from triforce_chat.settings.settings import Settings
 
     name, big = model.removesuffix(BIG), model.endswith(BIG)
     draft = str(Path(model).parent / "draft")
-    return {
-        "settings": Settings(
-            name,
-            draft if Path(draft).is_dir() else "none",
-            device=os.environ.get(DEVICE, "cpu"),
-            dtype="float32",
-            offload=OFFLOAD in os.environ,
-            tp=size,
-        ),
-        "room": ROOM,
-        "shape": BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=16, mlp=96)
-        if big
-        else None,
-    }
+    settings = Settings(
+        name,
+        draft if Path(draft).is_dir() else "none",
+        device=os.environ.get(DEVICE, "cpu"),
+        dtype="float32",
+        offload=OFFLOAD in os.environ,
+        tp=size,
+    )
+    shape = BigShape("big", hidden=48, layers=3, heads=8, kv_heads=4, head_dim=16, mlp=96) if big else None
+    return EngineSpec(settings, ROOM, shape)
 
 
 def numbers(model: Any, ranks: int) -> tuple[int, int]:
@@ -252,10 +252,10 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     place = Place(0, 0, size, size)
     lead = Lead(place, *start.gathered(place))
     for model in models:
-        engine, _ = load_engine(**order_of(model, 1))
+        engine, _ = load_engine(spec_of(model, 1))
         alone = Trial(engine, nothing)
         found: dict[str, Any] = {"alone": alone.basics()}
-        together, _ = lead.load(**order_of(model, size))
+        together, _ = lead.load(spec_of(model, size))
         shared = Trial(together, partial(note, 0, together.engine))
         found["shared"] = shared.basics()
         if not model.endswith(BRIEF):
@@ -263,7 +263,7 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         if Path(model).name == "llama":
             found["interrupts"] = [alone.interrupts(), shared.interrupts()]
         if together.target.decoder:
-            found["narrow"] = shared.narrow()
+            found["int8"] = shared.int8()
             found["logits"] = [logits(engine, alone.prompt), together_logits(together, alone.prompt)]
             found["captured"] = captured(together.engine)
         found["heads"] = [together.target.shape.query_heads, together.target.shape.kv_heads]

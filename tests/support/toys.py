@@ -345,9 +345,7 @@ def distribution_of(
     return found
 
 
-def exact_distribution(
-    model: ToyModel, sampling: Sampling, n: int, prompt: Context = PROMPT
-) -> Distribution:
+def exact_distribution(model: ToyModel, sampling: Sampling, n: int, prompt: Context = PROMPT) -> Distribution:
     """The product of the target's conditionals, straight from the definition."""
     sampler = Sampler(sampling, len(prompt))
     found: Distribution = {(): 1.0}
@@ -432,9 +430,7 @@ def unwaited(
 ) -> Stack:
     """Three levels whose middle is not waited for; ``threshold`` fixes from which match on lookup speaks."""
     below = None if draft is None else draft.capturing()
-    stack = three_levels(
-        target, middle.capturing(), below, gammas, lookup=NgramLookup() if lookup else None
-    )
+    stack = three_levels(target, middle.capturing(), below, gammas, lookup=NgramLookup() if lookup else None)
     if threshold is not None:
         stack.middle.planner._threshold = lambda _: threshold  # type: ignore[method-assign]
     return stack

@@ -14,14 +14,14 @@ from triforce_chat.chat.conversation import Turn
 from triforce_chat.chat.sources import Placed, sources
 from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.documents import Document, runs
-from triforce_chat.engine.detokenizer import Speech
+from triforce_chat.engine.detokenizer import AnswerText
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Comparison, Event, Finished, Side, Sourced, Tally
 from triforce_chat.engine.exactness import judge
-from triforce_chat.engine.prefix_store import Passage
+from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.protocol import Answering
 from triforce_chat.errors import DoesNotFit, UsageError
-from triforce_chat.loading.load_engine import sampling_of, stack_for
+from triforce_chat.loading.stack_options import sampling_of, stack_for
 from triforce_chat.models.failures import memory_watched
 from triforce_chat.models.load import LoadedModel, meaning
 from triforce_chat.prompts import prompt
@@ -166,9 +166,9 @@ class Session:
     def prefill(self) -> Generator[Event, None, None]:
         """Read the waiting documents into the cache; the question will follow them."""
         mark = [-1]  # stands where the question will be
-        prompt_ids, passages = self._marked(mark)
+        prompt_ids, spans = self._marked(mark)
         with memory_watched():
-            yield from self.engine.prefill(prompt_ids[: prompt_ids.index(-1)], passages)
+            yield from self.engine.prefill(prompt_ids[: prompt_ids.index(-1)], spans)
 
     def ask(self, question: str, sources: bool = True) -> Generator[Event, None, None]:
         """As the protocol says; ``sources`` looks for the pages behind the answer, which takes a while."""
@@ -249,8 +249,8 @@ class Session:
         weights = yield from self.engine.attended(request, tally.token_ids)
         placed = [
             each
-            for passage, reading in zip(request.passages, readings, strict=True)
-            for each in reading.placed(weights, passage.end - len(reading.ids))
+            for span, reading in zip(request.spans, readings, strict=True)
+            for each in reading.placed(weights, span.end - len(reading.ids))
         ]
         found = sources(placed, self.format)
         cited = check(tally.text, self.documents)
@@ -267,16 +267,16 @@ class Session:
         self.waiting = []
 
     def _request(self, question: str, said: Sequence[int] = ()) -> Request:
-        ids, passages = self._marked(self.format.text(question))
+        ids, spans = self._marked(self.format.text(question))
         self._check_question(len(ids) + len(said))
         sampling = sampling_of(self.settings, self.loaded)
         stops = (*self.format.stop, *self.stop)
-        return Request(ids, self.settings.max_tokens, sampling, stops, passages, said)
+        return Request(ids, self.settings.max_tokens, sampling, stops, spans, said)
 
     def _prompt(self, question: list[int]) -> list[int]:
         return self._marked(question)[0]
 
-    def _marked(self, question: list[int]) -> tuple[list[int], list[Passage]]:
+    def _marked(self, question: list[int]) -> tuple[list[int], list[DocumentSpan]]:
         """The prompt, and where its documents end in it."""
         system = self.system
         messages = [Message("system", self.format.text(system))] if system else []
@@ -285,11 +285,11 @@ class Session:
             messages.append(Message("assistant", self._said(exchange.turn)))
         rendered = self.format.render([*messages, Message("user", laid_out(self.waiting, question))])
         marks = [at for at, token in enumerate(rendered) if token == END]
-        passages = [
-            Passage(at - before, reading.document.title)
+        spans = [
+            DocumentSpan(at - before, reading.document.title)
             for before, (at, reading) in enumerate(zip(marks, self.readings, strict=True))
         ]
-        return [token for token in rendered if token != END], passages
+        return [token for token in rendered if token != END], spans
 
     def _said(self, turn: Turn) -> list[int]:
         """An answer without its end token or stop string: the template writes one of its own."""
@@ -308,7 +308,7 @@ class Session:
         return self._said(turn)
 
     def _shown(self, said: Sequence[int]) -> str:
-        return Speech(self.engine.decode, self.format.stop).recall(said)
+        return AnswerText(self.engine.decode, self.format.stop).recall(said)
 
     def _read(self, document: Document) -> Reading:
         heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")

@@ -189,9 +189,13 @@ def verify(
         dtype="float32" if options.dtype == "auto" else options.dtype,
         budget=options.budget or 128,
     )
-    engine, target, _ = open_answering(settings, screen, warn=partial(show_warning, options, screen))
+    from triforce_chat.loading.spec import EngineSpec
+
+    engine, target, _ = open_answering(
+        EngineSpec(settings), screen, warn=partial(show_warning, options, screen)
+    )
     from triforce_chat.lab.evaluation.exactness_suite import verify_stacks
-    from triforce_chat.loading.load_engine import stack_for
+    from triforce_chat.loading.stack_options import stack_for
 
     names = stacks_to_test(options, engine)
     stack = stack_for(settings, target)
@@ -286,8 +290,10 @@ def ignore(_value: dict[str, Any]) -> None:
 
 def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
     """Load the model and put the documents into a conversation: (session, seconds of loading)."""
+    from triforce_chat.loading.spec import EngineSpec
+
     engine, target, seconds = open_answering(
-        options.settings,
+        EngineSpec(options.settings),
         screen,
         remembering=not options.no_cache,
         cache_size=options.cache_size,

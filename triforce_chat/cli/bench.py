@@ -108,11 +108,13 @@ def bench(
             "--trace keeps one timeline; choose one context, one of --stacks and one temperature"
         )
     if cap:
-        from triforce_chat.loading.load_engine import require_gpu
+        from triforce_chat.loading.device import require_gpu
 
         require_gpu(settings)
-    room = max(lengths) + longest(every, profile)
-    engine, target, seconds = open_answering(settings, screen, room=room, shape=shape, device_memory=cap)
+    from triforce_chat.loading.spec import EngineSpec
+
+    spec = EngineSpec(settings, max(lengths) + longest(every, profile), shape, cap)
+    engine, target, seconds = open_answering(spec, screen)
     from triforce_chat.lab.bench.machine import machine
     from triforce_chat.lab.bench.measure import Bench
     from triforce_chat.lab.bench.stock import Stock
@@ -170,7 +172,7 @@ def told(
 ) -> None:
     """One run as soon as it is measured: a long bench may be cut off."""
     from triforce_chat.chat.records import SCHEMA
-    from triforce_chat.loading.load_engine import sampling_of
+    from triforce_chat.loading.stack_options import sampling_of
 
     heat = sampling_of(case.settings, target).temperature
     if options.jsonl:

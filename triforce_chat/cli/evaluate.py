@@ -83,7 +83,9 @@ def facts(
     lengths, options = listed(contexts), quick(options)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
-    engine, loaded, _ = open_engine(options.settings, screen, room=max(lengths) + SLACK)
+    from triforce_chat.loading.spec import EngineSpec
+
+    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + SLACK), screen)
     from triforce_chat.lab.evaluation import runs
 
     watch = watched(screen)
@@ -104,7 +106,9 @@ def sources(
     lengths, options = listed(contexts), quick(options)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
-    engine, loaded, _ = open_engine(options.settings, screen, room=max(lengths) + WIDER)
+    from triforce_chat.loading.spec import EngineSpec
+
+    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + WIDER), screen)
     from triforce_chat.lab.evaluation import sources
 
     plan = sources.Plan(lengths, count, facts, page_tokens, options.seed or 0)
@@ -121,7 +125,9 @@ def questions(options: Options, reference: Reference = None) -> None:
     base = compared(reference, resolve(options.model).adapter)
     names = dict.fromkeys([options.model, *([base] if base else [])])
     each = (dataclasses.replace(options, model=name).settings for name in names)
-    engines = (open_engine(settings, screen, room=SHORT)[:2] for settings in each)
+    from triforce_chat.loading.spec import EngineSpec
+
+    engines = (open_engine(EngineSpec(settings, SHORT), screen)[:2] for settings in each)
     from triforce_chat.lab.evaluation import runs
 
     tell(options, screen, runs.short_questions(engines, options.settings, watched(screen)))
@@ -146,11 +152,13 @@ def acceptance(
         dataclasses.replace(options.settings, temperature=degree)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
-    engine, loaded, _ = open_engine(options.settings, screen, room=max(lengths) + tokens)
+    from triforce_chat.loading.spec import EngineSpec
+
+    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + tokens), screen)
     from triforce_chat.engine.cache.retrieval import Budget
     from triforce_chat.lab.evaluation import runs
     from triforce_chat.lab.evaluation.acceptance import Plan
-    from triforce_chat.loading.load_engine import LARGEST_BUDGET
+    from triforce_chat.loading.stack_options import LARGEST_BUDGET
 
     budget = Budget(tokens=options.budget or LARGEST_BUDGET, chunk=options.chunk)
     plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0)
@@ -177,11 +185,11 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
 
     with loading(screen, name) as report:
         from triforce_chat.engine.forward import attention
-        from triforce_chat.loading.load_engine import place
+        from triforce_chat.loading.device import device_and_dtype
         from triforce_chat.models.load import load_model
 
         in_one_process(options.settings)
-        device, dtype = place(options.settings)
+        device, dtype = device_and_dtype(options.settings)
         attention.register()
         return load_model(name, device=device, dtype=dtype, attention=attention.NAME, report=report)
 

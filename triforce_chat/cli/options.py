@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from triforce_chat.documents import Document
     from triforce_chat.engine.engine import Engine
     from triforce_chat.engine.protocol import Answering
+    from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
     from triforce_chat.models.load import LoadedModel
-    from triforce_chat.models.progress import Report
-    from triforce_chat.models.shapes import BigShape
     from triforce_chat.ui.terminal import Screen
 
 Made = TypeVar("Made")
-Note = Callable[[str], None]
 GIGABYTE = 10**9
 ANSWER, ENGINE, OUTPUT = "Answer", "Engine", "Output"
 
@@ -267,79 +265,74 @@ def read_one(path: str, options: Options, pages: str | None, several: bool = Fal
 
 
 def open_engine(
-    settings: Settings,
+    spec: EngineSpec,
     screen: Screen,
-    room: int | None = None,
-    shape: BigShape | None = None,
     remembering: bool = False,
     cache_size: float | None = None,
-    warn: Callable[[str], None] | None = None,
-    device_memory: int | None = None,
+    warn: Note | None = None,
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model with progress on the screen: (engine, model, seconds).
 
-    ``remembering`` gives the engine the user's library of what was read before, of at most ``cache_size`` GB.
-    What was chosen for the user is said in one line each, unless the screen is bare; ``warn`` hears of what
-    makes the answers doubtful. ``device_memory`` is all of its GPU, in bytes, that this process shall ever have.
+    ``remembering`` gives the engine the user's KV cache on the disk, of at most ``cache_size`` GB. Each choice made
+    for the user is printed in one line, unless the screen is bare; ``warn`` receives reasons to doubt the answers.
     """
-    in_one_process(settings)
+    in_one_process(spec.settings)
 
-    def load(report: Report, note: Note) -> tuple[Engine, LoadedModel]:
-        from triforce_chat.loading.load_engine import (
-            load_engine,  # imports torch, which takes seconds of its own
-        )
+    def load(hooks: LoadHooks) -> tuple[Engine, LoadedModel]:
+        from triforce_chat.loading.load_engine import load_engine  # imports torch, which takes seconds
 
-        memory: dict[str, Any] = {"device_memory": device_memory}
         if remembering:
             from triforce_chat.storage.kv.memory import Library
 
             limit = None if cache_size is None else cache_size * GIGABYTE
-            memory["remember"] = partial(Library.of, limit=limit, tell=note)
-        return load_engine(settings, report, room, note, shape, warn=warn or note, **memory)
+            kept = partial(Library.of, limit=limit, tell=hooks.note)
+            hooks = dataclasses.replace(hooks, prefix_store=kept)
+        return load_engine(spec, hooks)
 
-    return _opened(load, settings, screen)
+    return _opened(load, spec, screen, warn)
 
 
 def open_answering(
-    settings: Settings,
+    spec: EngineSpec,
     screen: Screen,
-    room: int | None = None,
-    shape: BigShape | None = None,
     remembering: bool = False,
     cache_size: float | None = None,
     warn: Note | None = None,
-    device_memory: int | None = None,
 ) -> tuple[Answering, LoadedModel, float]:
-    """The same on as many processes as the settings say; several of them keep nothing on the disk."""
-    if settings.tp == 1:
-        return open_engine(settings, screen, room, shape, remembering, cache_size, warn, device_memory)
+    """As ``open_engine``, on as many ranks as the settings say; several of them keep nothing on the disk."""
+    if spec.settings.tp == 1:
+        return open_engine(spec, screen, remembering, cache_size, warn)
 
-    def load(report: Report, note: Note) -> tuple[Answering, LoadedModel]:
+    def load(hooks: LoadHooks) -> tuple[Answering, LoadedModel]:
         from triforce_chat.parallel.place import place_of
         from triforce_chat.parallel.start import gathered
 
-        place = place_of(settings.tp, os.environ)
+        place = place_of(spec.settings.tp, os.environ)
         team, store = gathered(place)
         from triforce_chat.parallel.lead import Lead
 
         if remembering:
-            note("with --tp nothing that is read is kept on the disk")
-        return Lead(place, team, store).load(settings, report, room, note, shape, warn or note, device_memory)
+            hooks.note("with --tp nothing that is read is kept on the disk")
+        return Lead(place, team, store).load(spec, hooks)
 
-    return _opened(load, settings, screen)
+    return _opened(load, spec, screen, warn)
 
 
 def _opened(
-    load: Callable[[Report, Note], tuple[Made, LoadedModel]], settings: Settings, screen: Screen
+    load: Callable[[LoadHooks], tuple[Made, LoadedModel]],
+    spec: EngineSpec,
+    screen: Screen,
+    warn: Note | None,
 ) -> tuple[Made, LoadedModel, float]:
+    from triforce_chat.loading.spec import LoadHooks
     from triforce_chat.ui.loading import loading
 
     def note(line: str) -> None:
         show_notes([line], screen)
 
     started = time.perf_counter()
-    with loading(screen, settings.model) as report:
-        made, target = load(report, note)
+    with loading(screen, spec.settings.model) as report:
+        made, target = load(LoadHooks(report, note, warn or note))
     return made, target, time.perf_counter() - started
 
 

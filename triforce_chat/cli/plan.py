@@ -55,12 +55,12 @@ def machine(settings: Settings, device_memory: str | None, host_memory: str | No
     """The one that is planned for: this one, or one with a GPU of that much memory. Raises UsageError."""
     import torch
 
-    from triforce_chat.loading.load_engine import dtype_on, place
+    from triforce_chat.loading.device import device_and_dtype, dtype_on
     from triforce_chat.memory_plan.draw import memory_of
 
     if device_memory and settings.device == "cpu":
         raise UsageError("--device-memory is that of a GPU; with --device cpu give --host-memory")
-    device = torch.device("cuda" if device_memory else place(settings)[0])
+    device = torch.device("cuda" if device_memory else device_and_dtype(settings)[0])
     own, host = (parsed_size(text) if text else None for text in (device_memory, host_memory))
     return device, dtype_on(device.type, settings), memory_of(device, settings.tp, own, host)
 
@@ -71,13 +71,14 @@ def drawn(
     machine: Machine,
 ) -> tuple[MemoryPlan, str | None]:
     """The plan, and the draft's name. Raises DoesNotFit, ModelError and UsageError."""
-    from triforce_chat.loading.load_engine import draft_name, plan_of
+    from triforce_chat.loading.load_engine import draft_name
+    from triforce_chat.loading.planning import plan_for
     from triforce_chat.models.describe import describe
     from triforce_chat.models.presets import short_name
 
     name, context = draft_name(settings, target), target.reach(settings.context)
     draft = describe(name) if name else None
-    return plan_of(settings, target, draft, context, machine, settings.tp), name and short_name(name)
+    return plan_for(settings, target, draft, context, machine, settings.tp), name and short_name(name)
 
 
 def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: str) -> dict[str, Any]:

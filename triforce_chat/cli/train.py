@@ -62,7 +62,7 @@ def context(
         from triforce_chat.lab.training.context import ContextRecipe
         from triforce_chat.lab.training.jobs import books, train_context
         from triforce_chat.lab.training.ranks import joined
-        from triforce_chat.loading.load_engine import place
+        from triforce_chat.loading.device import device_and_dtype
 
         recipe = ContextRecipe(
             factor=factor,
@@ -75,7 +75,7 @@ def context(
             lengths=reached,
             tokens=tokens,
         )
-        with joined(place(Settings(device=device))[0]) as ranks:
+        with joined(device_and_dtype(Settings(device=device))[0]) as ranks:
             loaded = load(model, ranks.device)
             builder = books(loaded, data, exclude or [])
             train_context(loaded, builder, recipe, chats, out, teller(), start, ranks)
@@ -143,14 +143,14 @@ def writable(folder: Path) -> None:
 
 
 def load(model: str, device: str) -> LoadedModel:
-    from triforce_chat.loading.load_engine import place
+    from triforce_chat.loading.device import device_and_dtype
     from triforce_chat.models.load import load_model
     from triforce_chat.models.presets import find_preset
 
     folder = Path(model).expanduser()
     # An adapter names its base: it must find it from any folder.
     name = model if find_preset(model) or not folder.is_dir() else str(folder.absolute())
-    where, dtype = place(Settings(device=device))
+    where, dtype = device_and_dtype(Settings(device=device))
     return load_model(name, device=where, dtype=dtype, attention="sdpa")
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import Counted, View
+from triforce_chat.engine.cache.storage import Counted, KVView
 from triforce_chat.engine.events import Retraced
 from triforce_chat.engine.forward.attention import causal_tail
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 
 ROWS = 32  # tokens that are fed at a time
 BLOCK = 4096  # keys whose logits exist at a time
@@ -20,7 +20,7 @@ BLOCK = 4096  # keys whose logits exist at a time
 Watch = Callable[[Tensor, Tensor], None]  # queries [Hq, n, D], keys [Hkv, S, D]; the last n keys are theirs
 
 
-class Witness(Counted):
+class AttributionCache(Counted):
     """Shows a forward the first tokens of ``source``, and ``watch`` what each layer asks of their keys.
 
     What is fed must be the tokens that ``source`` holds from position ``at`` on.
@@ -29,8 +29,8 @@ class Witness(Counted):
     def __init__(self, source: FullCache, at: int, watch: Watch) -> None:
         self.source, self.length, self.watch = source, at, watch
 
-    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
-        view = self.source.slab.view(layer, self.length + q.shape[2])
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
+        view = self.source.storage.view(layer, self.length + q.shape[2])
         self.watch(q[0], view.keys[0, :, : view.length])
         return view
 
@@ -77,7 +77,7 @@ def attended(
     tokens: Tensor,
     first: int,
     positions: int,
-    accord: Accord = ALONE,
+    group: RankGroup = SINGLE,
 ) -> Generator[Retraced, None, list[float]]:
     """How sharply ``tokens[first:]`` attend to each of the first ``positions`` tokens.
 
@@ -85,9 +85,9 @@ def attended(
     ``ROWS`` tokens; may be closed between them.
     """
     sharp = SharpAttention(positions, target.device)
-    witness = Witness(full, first, sharp)
-    while witness.length < len(tokens):
-        target.prefill(tokens[witness.length :][:ROWS], witness)
-        yield Retraced(witness.length - first, len(tokens) - first)
-    found: list[float] = accord.total(sharp.total).tolist()  # of the heads of all ranks
+    cache = AttributionCache(full, first, sharp)
+    while cache.length < len(tokens):
+        target.prefill(tokens[cache.length :][:ROWS], cache)
+        yield Retraced(cache.length - first, len(tokens) - first)
+    found: list[float] = group.all_reduce_sum(sharp.total).tolist()  # of the heads of all ranks
     return found

@@ -56,7 +56,7 @@ class StopStrings:
         return text[: len(text) - keep], False
 
 
-class Speech:
+class AnswerText:
     """The characters of an answer, token by token, up to a stop string."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-
 BACK = 64  # tokens in front of the end of a history that can be read relative to it
 
 

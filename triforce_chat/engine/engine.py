@@ -12,14 +12,14 @@ from torch import Tensor
 
 from triforce_chat.engine.attribution import attended
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import Shape, Slab, Store
-from triforce_chat.engine.detokenizer import Speech
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.detokenizer import AnswerText
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
 from triforce_chat.engine.forward import prefill_attention
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import ALONE, Accord
-from triforce_chat.engine.prefix_store import Chunk, Forgetful, Memory, Passage, chunks
+from triforce_chat.engine.group import SINGLE, RankGroup
+from triforce_chat.engine.prefix_store import Chunk, DocumentSpan, NullStore, PrefixStore, chunks
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -44,7 +44,7 @@ class Request:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: Sequence[str] = ()
-    passages: Sequence[Passage] = ()  # of the prompt
+    spans: Sequence[DocumentSpan] = ()  # of the prompt
     said: Sequence[int] = ()  # how the answer began, when it goes on where it was stopped
     past_end: bool = False  # the model's own end is no end: for measuring at one length
 
@@ -65,9 +65,9 @@ class Engine:
         decode: Callable[[Sequence[int]], str],
         draft: Runner | None = None,
         options: StackOptions | None = None,
-        memory: Memory | None = None,
-        store: Callable[[Shape, int], Store] = Slab,
-        accord: Accord = ALONE,
+        memory: PrefixStore | None = None,
+        store: Callable[[Shape, int], KVStorage] = KVBuffer,
+        group: RankGroup = SINGLE,
     ) -> None:
         self.target, self.draft, self.context = target, draft, context
         self.eos_ids, self.decode = eos_ids, decode
@@ -75,9 +75,9 @@ class Engine:
         self.cached: list[int] = []  # the ids whose keys and values the full cache holds
         self.read: list[Chunk] = []  # its first chunks, as far as they are whole
         self.prefilled = 0  # its first tokens, up to the first that the model said
-        self.passages: Sequence[Passage] = ()  # of the prompt that was read last
-        self.memory = memory or Forgetful()
-        self.accord = accord
+        self.spans: Sequence[DocumentSpan] = ()  # of the prompt that was read last
+        self.memory = memory or NullStore()
+        self.group = group
         self.pending: deque[Event] = deque()
         self.restack(options or StackOptions())
 
@@ -96,16 +96,17 @@ class Engine:
     @property
     def expected(self) -> Expected:
         """What the top level's planner expected of this stack's rounds so far; nothing where none plans."""
-        return self.top.planner.expected
+        planner = self.top.planner
+        return planner.expected if planner.decides else Expected(0.0, 0.0)
 
     def _builder(self, options: StackOptions) -> Builder:
-        return Builder(self.target, self.full, self.draft, options, self.pending.append, self.accord)
+        return Builder(self.target, self.full, self.draft, options, self.pending.append, self.group)
 
-    def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]:
+    def prefill(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> Iterator[Prefilled]:
         """Bring the full cache to exactly ``prompt``; may be closed at any chunk and resumed later."""
         started = time.perf_counter()
-        self.passages = passages
-        plan, recalled = chunks(prompt, passages, self._most), 0
+        self.spans = spans
+        plan, recalled = chunks(prompt, spans, self._most), 0
         self._reuse(prompt, plan)
         self._align(plan)
         for recalled in self._recall(plan):
@@ -187,7 +188,9 @@ class Engine:
                 break
             common += 1
         self._rollback(common)
-        same = sum(mine.lineage == theirs.lineage for mine, theirs in zip(self.read, plan, strict=False))
+        same = sum(
+            mine.prefix_hash == theirs.prefix_hash for mine, theirs in zip(self.read, plan, strict=False)
+        )
         del self.read[same:]
 
     def _rollback(self, length: int) -> None:
@@ -207,7 +210,7 @@ class Engine:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()
         cached = 0
-        for progress in self.prefill(request.history[:-1], request.passages):
+        for progress in self.prefill(request.history[:-1], request.spans):
             cached = progress.cached
             yield progress
         ready = time.perf_counter()
@@ -232,7 +235,7 @@ class Engine:
         The scores are those of ``Sampler.scores`` at every position, from the full cache; a block is valid until
         the next one.
         """
-        for _ in self.prefill(request.prompt[:-1], request.passages):
+        for _ in self.prefill(request.prompt[:-1], request.spans):
             pass
         sampler = Sampler(request.sampling, len(request.prompt))
         history = self._tensor([*request.prompt, *made])
@@ -247,18 +250,18 @@ class Engine:
         """How sharply the tokens of the answer that was just made attended to each token of the prompt."""
         # The token before the answer asks for its first token; the last one has asked for nothing yet.
         tokens = [*request.prompt, *made[:-1]]
-        for _ in self.prefill(tokens, request.passages):
+        for _ in self.prefill(tokens, request.spans):
             pass
         prompt = len(request.prompt)
         given = self._tensor(tokens)
-        return (yield from attended(self.target, self.full, given, prompt - 1, prompt, self.accord))
+        return (yield from attended(self.target, self.full, given, prompt - 1, prompt, self.group))
 
     def settle(self, tokens: Sequence[int]) -> None:
         """``tokens`` are committed; the last of them is not in the cache yet."""
         self.cached = list(tokens[: min(self.full.length, len(tokens) - 1)])
         self._rollback(len(self.cached))
         if len(self.cached) - self._whole >= self._most:
-            self._shelve(chunks(self.cached, self.passages, self._most))
+            self._shelve(chunks(self.cached, self.spans, self._most))
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.long, device=self.target.device)
@@ -271,8 +274,8 @@ class Answer:
         self.engine, self.request, self.top = engine, request, top
         said = len(request.said)
         self.sampler = Sampler(request.sampling, len(request.prompt), said, engine.executor)
-        self.speech = Speech(engine.decode, request.stop)
-        self.speech.recall(request.said)
+        self.text = AnswerText(engine.decode, request.stop)
+        self.text.recall(request.said)
         self.most = min(request.max_tokens, engine.context - len(request.history))
         self.made: list[int] = []
         self.first: float | None = None  # when the first token was there
@@ -302,14 +305,14 @@ class Answer:
             if self.reason is not None:
                 break
         if self.reason == "length":
-            shown += self.speech.flush()
+            shown += self.text.flush()
         return Text(tuple(self.made[before:]), shown)
 
     def _show(self, token: int) -> str:
         if token in self.engine.eos_ids and not self.request.past_end:
             self.reason = "stop"
-            return self.speech.flush()
-        text, met = self.speech.push(token)
+            return self.text.flush()
+        text, met = self.text.push(token)
         if met:
             self.reason = "stop"
         return text

@@ -19,7 +19,7 @@ class Recorder(Protocol):
         ...
 
 
-class Accord(Protocol):
+class RankGroup(Protocol):
     """Every rank calls these in the same order, with values of the same shape."""
 
     @property
@@ -37,55 +37,55 @@ class Accord(Protocol):
         """Ranks that take their memory from where this one takes it."""
         ...
 
-    def tokens(self, own: Tensor) -> Tensor:
+    def broadcast_tokens(self, own: Tensor) -> Tensor:
         """Rank 0's token ids [n]."""
         ...
 
-    def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
+    def broadcast_ints(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """Rank 0's numbers, as many as everybody's."""
         ...
 
-    def verdict(self, own: Tensor) -> Tensor:
+    def broadcast(self, own: Tensor) -> Tensor:
         """Rank 0's word on a draft, on the device: whole numbers [.], as many as everybody's."""
         ...
 
-    def total(self, own: Tensor) -> Tensor:
+    def all_reduce_sum(self, own: Tensor) -> Tensor:
         """What the ranks' tensors add up to, in place of ``own``; bit by bit the same on all ranks."""
         ...
 
-    def least(self, own: int) -> int:
+    def all_reduce_min(self, own: int) -> int:
         """The smallest of the ranks' numbers."""
         ...
 
-    def recorded(self, by: Recorder) -> None:
-        """Its graphs may hold calls of ``total``; they are given up before the ranks part."""
+    def register_graphs(self, by: Recorder) -> None:
+        """Its graphs may hold calls of ``all_reduce_sum``; they are given up before the ranks part."""
         ...
 
 
-class Alone:
+class SingleRank:
     """One process with the whole model: nobody to agree with."""
 
     rank = 0
     size = 1
     sharing = 1
 
-    def tokens(self, own: Tensor) -> Tensor:
+    def broadcast_tokens(self, own: Tensor) -> Tensor:
         return own
 
-    def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
+    def broadcast_ints(self, own: tuple[int, ...]) -> tuple[int, ...]:
         return own
 
-    def verdict(self, own: Tensor) -> Tensor:
+    def broadcast(self, own: Tensor) -> Tensor:
         return own
 
-    def total(self, own: Tensor) -> Tensor:
+    def all_reduce_sum(self, own: Tensor) -> Tensor:
         return own
 
-    def least(self, own: int) -> int:
+    def all_reduce_min(self, own: int) -> int:
         return own
 
-    def recorded(self, by: Recorder) -> None:
+    def register_graphs(self, by: Recorder) -> None:
         pass
 
 
-ALONE = Alone()
+SINGLE = SingleRank()

@@ -16,11 +16,11 @@ from typing import Protocol
 
 from triforce_chat.engine.cache.full import FullCache
 
-ROOT = bytes(hashlib.sha256().digest_size)  # lineage of nothing
+ROOT = bytes(hashlib.sha256().digest_size)  # prefix_hash of nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class DocumentSpan:
     """A text within a prompt that other prompts may begin with as well."""
 
     end: int  # tokens of the prompt up to its end
@@ -33,36 +33,36 @@ class Chunk:
 
     start: int
     ids: tuple[int, ...]
-    parent: bytes  # lineage of the chunks before
-    lineage: bytes  # the same for the same tokens in the same chunks, from the first token on
-    title: str = ""  # of the passage that it ends
+    parent: bytes  # prefix_hash of the chunks before
+    prefix_hash: bytes  # the same for the same tokens in the same chunks, from the first token on
+    title: str = ""  # of the span that it ends
 
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
 
 
-def chunks(prompt: Sequence[int], passages: Sequence[Passage], most: int) -> list[Chunk]:
-    """Cut a prompt into chunks of ``most`` tokens; a passage ends the chunk that it ends in.
+def chunks(prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int) -> list[Chunk]:
+    """Cut a prompt into chunks of ``most`` tokens; a span ends the chunk that it ends in.
 
     What would be shorter only because the prompt is over is left out: in a longer prompt it is another chunk.
     """
-    titles = {passage.end: passage.title for passage in passages}
+    titles = {span.end: span.title for span in spans}
     borders = sorted(end for end in titles if end > 0)
     made: list[Chunk] = []
-    at, lineage = 0, ROOT
+    at, prefix_hash = 0, ROOT
     while True:
         border = next((end for end in borders if end > at), at + most)
         end = min(at + most, border)
         if end > len(prompt):
             return made
         ids = tuple(prompt[at:end])
-        parent, lineage = lineage, hashlib.sha256(lineage + array("q", ids).tobytes()).digest()
-        made.append(Chunk(at, ids, parent, lineage, titles.get(end, "")))
+        parent, prefix_hash = prefix_hash, hashlib.sha256(prefix_hash + array("q", ids).tobytes()).digest()
+        made.append(Chunk(at, ids, parent, prefix_hash, titles.get(end, "")))
         at = end
 
 
-class Memory(Protocol):
+class PrefixStore(Protocol):
     """Keys and values of chunks. Whatever goes wrong in it, it forgets; it never raises and never invents."""
 
     def known(self, plan: Sequence[Chunk]) -> int:
@@ -82,7 +82,7 @@ class Memory(Protocol):
         ...
 
 
-class Forgetful:
+class NullStore:
     """Remembers nothing."""
 
     def known(self, plan: Sequence[Chunk]) -> int:  # noqa: ARG002

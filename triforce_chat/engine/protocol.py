@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.prefix_store import Passage
+from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 
@@ -37,7 +37,7 @@ class Answering(Protocol):
 
     def settle(self, tokens: Sequence[int]) -> None: ...
 
-    def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]: ...
+    def prefill(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> Iterator[Prefilled]: ...
 
     def answer(self, request: Request, plain: bool = False) -> Iterator[Event]: ...
 

@@ -12,7 +12,7 @@ from triforce_chat.engine.cache.storage import GRAIN
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
 from triforce_chat.engine.engine import GPU_PREFILL_CHUNK, PREFILL_CHUNK, SLACK
 from triforce_chat.engine.forward import onednn
-from triforce_chat.engine.group import Accord
+from triforce_chat.engine.group import RankGroup
 from triforce_chat.engine.speculation.stacks import MOST_DRAFT_GAMMA, MOST_GAMMA, StackOptions
 from triforce_chat.errors import ModelError, UsageError
 from triforce_chat.memory_plan.dimensions import Dimensions
@@ -108,11 +108,11 @@ def memory_of(device: torch.device, gpus: int = 1, own: int | None = None, host:
     return Memory(own or free_bytes(device), main)
 
 
-def agreed(own: Memory, accord: Accord) -> Memory:
+def agreed(own: Memory, group: RankGroup) -> Memory:
     """What every rank has: they read their caches in step, so they have to lay them out alike."""
 
     def least(size: int | None) -> int | None:
-        known = accord.least(UNBOUNDED if size is None else size)
+        known = group.all_reduce_min(UNBOUNDED if size is None else size)
         return None if known == UNBOUNDED else known
 
     return dataclasses.replace(own, device=least(own.device), host=least(own.host))

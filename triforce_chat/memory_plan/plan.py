@@ -37,6 +37,10 @@ class MemoryPlan:
     memory: Memory
     resident: int
 
+    def with_context(self, context: int) -> MemoryPlan:
+        """The same placement for another context, in tokens."""
+        return dataclasses.replace(self, work=dataclasses.replace(self.work, context=context))
+
     @property
     def offloaded(self) -> bool:
         return self.resident < self.work.target.layers

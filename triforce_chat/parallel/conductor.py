@@ -13,7 +13,7 @@ from torch import Tensor
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.prefix_store import Passage
+from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import RankLost
@@ -69,8 +69,8 @@ class Conductor:
             self.team.tell(Call("settle", (tokens,)))
             self.engine.settle(tokens)
 
-    def prefill(self, prompt: Sequence[int], passages: Sequence[Passage] = ()) -> Iterator[Prefilled]:
-        return self._together("prefill", prompt, passages)
+    def prefill(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> Iterator[Prefilled]:
+        return self._together("prefill", prompt, spans)
 
     def answer(self, request: Request, plain: bool = False) -> Iterator[Event]:
         return self._together("answer", seeded(request), plain)

@@ -1,4 +1,4 @@
-"""torch.distributed as the engine uses it: a process group, and an ``Accord`` over it."""
+"""torch.distributed as the engine uses it: a process group, and a ``RankGroup`` over it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def device_of(kind: str, place: Place) -> str:
 
 
 class Ranks:
-    """Implements ``engine.accord.Accord``. All ranks make one at the same time."""
+    """Implements ``engine.group.RankGroup``. All ranks make one at the same time."""
 
     def __init__(self, place: Place, store: Store, device: str) -> None:
         self.rank, self.size = place.rank, place.size
@@ -62,27 +62,27 @@ class Ranks:
                 device_id=self.device,
             )
 
-    def tokens(self, own: Tensor) -> Tensor:
+    def broadcast_tokens(self, own: Tensor) -> Tensor:
         told = own.clone()
         dist.broadcast(told, 0)
         return told
 
-    def numbers(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(self.tokens(torch.tensor(own, device=self.device)).tolist())
+    def broadcast_ints(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.broadcast_tokens(torch.tensor(own, device=self.device)).tolist())
 
-    def verdict(self, own: Tensor) -> Tensor:
-        return self.tokens(own)
+    def broadcast(self, own: Tensor) -> Tensor:
+        return self.broadcast_tokens(own)
 
-    def total(self, own: Tensor) -> Tensor:
+    def all_reduce_sum(self, own: Tensor) -> Tensor:
         dist.all_reduce(own)
         return own
 
-    def least(self, own: int) -> int:
+    def all_reduce_min(self, own: int) -> int:
         number = torch.tensor(own, device=self.device)
         dist.all_reduce(number, dist.ReduceOp.MIN)
         return int(number)
 
-    def recorded(self, by: Recorder) -> None:
+    def register_graphs(self, by: Recorder) -> None:
         self.recorders.add(by)
 
     def forget(self) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from triforce_chat.loading.load_engine import unsaid
+from triforce_chat.loading.load_engine import HOOKS
+from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models.load import LoadedModel, check_ranks
-from triforce_chat.models.progress import Report, unheard
 from triforce_chat.models.shapes import BigShape
 from triforce_chat.parallel.conductor import Conductor, shared_fate
 from triforce_chat.parallel.orders import Load
 from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.share import Share
 from triforce_chat.parallel.team import Team
-from triforce_chat.settings.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -27,23 +25,18 @@ class Lead:
         self.place, self.team = place, team
         self.share = Share(place, store)
 
-    def load(
-        self,
-        settings: Settings,
-        report: Report = unheard,
-        room: int | None = None,
-        note: Callable[[str], None] = unsaid,
-        shape: BigShape | None = None,
-        warn: Callable[[str], None] = unsaid,
-        device_memory: int | None = None,
-    ) -> tuple[Conductor, LoadedModel]:
-        """As ``wiring.load_engine``. Raises UsageError, before weights are read, where the ranks cannot share them."""
+    def load(self, spec: EngineSpec, hooks: LoadHooks = HOOKS) -> tuple[Conductor, LoadedModel]:
+        """Load models and build an engine on all ranks.
+
+        Raises what ``load_engine`` raises; a UsageError comes before weights are read where the ranks cannot share
+        them.
+        """
+        settings = spec.settings
         with shared_fate(self.team):
             self.share.device(settings)
-            check_ranks(settings.model, settings.tp, sizes_of(shape), report)
-            order = Load(settings, room, shape, device_memory)
-            self.team.tell(order)
-            engine, loaded = self.share.load(order, report, note, warn)
+            check_ranks(settings.model, settings.tp, sizes_of(spec.shape), hooks.progress)
+            self.team.tell(Load(spec))
+            engine, loaded = self.share.load(spec, hooks)
         return Conductor(engine, self.team), loaded
 
 

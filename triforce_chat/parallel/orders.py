@@ -7,18 +7,14 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triforce_chat.models.shapes import BigShape
-    from triforce_chat.settings.settings import Settings
+    from triforce_chat.loading.spec import EngineSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Load a model and put an engine around it."""
 
-    settings: Settings
-    room: int | None
-    shape: BigShape | None
-    device_memory: int | None = None  # bytes of each GPU
+    spec: EngineSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from triforce_chat.engine.engine import Engine
-from triforce_chat.loading.load_engine import load_engine, place, unsaid
+from triforce_chat.loading.device import device_and_dtype
+from triforce_chat.loading.load_engine import HOOKS, load_engine
+from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models.load import LoadedModel
-from triforce_chat.models.progress import Report, unheard
 from triforce_chat.parallel.group import Ranks, device_of
-from triforce_chat.parallel.orders import Load
 from triforce_chat.parallel.place import Place
 from triforce_chat.settings.settings import Settings
 
@@ -26,32 +25,17 @@ class Share:
         self.at, self.store = at, store
         self.ranks: Ranks | None = None
 
-    def load(
-        self,
-        order: Load,
-        report: Report = unheard,
-        note: Callable[[str], None] = unsaid,
-        warn: Callable[[str], None] = unsaid,
-    ) -> tuple[Engine, LoadedModel]:
-        """As ``wiring.load_engine``, on all ranks together."""
-        device = self.device(order.settings)
+    def load(self, spec: EngineSpec, hooks: LoadHooks = HOOKS) -> tuple[Engine, LoadedModel]:
+        """``load_engine`` on all ranks together."""
+        device = self.device(spec.settings)
         if self.ranks is None:
             self.ranks = Ranks(self.at, self.store, device)
-        settings = dataclasses.replace(order.settings, device=device)
-        return load_engine(
-            settings,
-            report,
-            order.room,
-            note,
-            order.shape,
-            warn=warn,
-            accord=self.ranks,
-            device_memory=order.device_memory,
-        )
+        own = dataclasses.replace(spec, settings=dataclasses.replace(spec.settings, device=device))
+        return load_engine(own, hooks, self.ranks)
 
     def device(self, settings: Settings) -> str:
         """Where this rank computes. Raises UsageError."""
-        return device_of(place(settings)[0], self.at)
+        return device_of(device_and_dtype(settings)[0], self.at)
 
     def leave(self) -> None:
         """Give up what the ranks have in common, on all of them."""

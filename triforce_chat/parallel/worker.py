@@ -102,7 +102,7 @@ def follow(inbox: Inbox, place: Place, store: Store) -> None:
         while True:
             order = inbox.take()
             if isinstance(order, Load):
-                engine, _ = share.load(order)
+                engine, _ = share.load(order.spec)
             elif engine is not None:
                 obey(engine, order, inbox)
     share.leave()

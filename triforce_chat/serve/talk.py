@@ -13,7 +13,7 @@ from typing import Any
 from triforce_chat.chat.conversation import Turn
 from triforce_chat.chat.session import Exchange, Session
 from triforce_chat.engine.events import Event, Tally
-from triforce_chat.loading.load_engine import stack_for
+from triforce_chat.loading.stack_options import stack_for
 from triforce_chat.serve.refusal import Refusal
 from triforce_chat.serve.wish import Wish
 from triforce_chat.settings.settings import Settings

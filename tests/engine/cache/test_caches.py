@@ -16,7 +16,7 @@ from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey
-from triforce_chat.engine.cache.storage import Slab, Store
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
@@ -38,7 +38,7 @@ def fresh(runner: Runner, ids: Sequence[int]) -> FullCache:
     return cache
 
 
-def same(mine: Slab, theirs: Slab, n: int) -> bool:
+def same(mine: KVBuffer, theirs: KVBuffer, n: int) -> bool:
     return torch.allclose(mine.keys[:, :, :n], theirs.keys[:, :, :n], **CLOSE) and torch.allclose(
         mine.values[:, :, :n], theirs.values[:, :, :n], **CLOSE
     )
@@ -70,10 +70,10 @@ def caches(engine: Engine, kind: type) -> list[Any]:
 def check_full(engine: Engine, committed: list[int]) -> None:
     n = engine.full.length
     assert n <= len(committed) - 1
-    assert same(engine.full.slab, fresh(engine.target, committed[:n]).slab, n)
+    assert same(engine.full.storage, fresh(engine.target, committed[:n]).storage, n)
 
 
-def rows(store: Store, layer: int, head: int, n: int) -> Tensor:
+def rows(store: KVStorage, layer: int, head: int, n: int) -> Tensor:
     return torch.cat([part[head, :n] for part in store.layer(layer)], -1)
 
 
@@ -81,15 +81,19 @@ def check_retrieval(cache: RetrievalCache) -> None:
     """Every slot up to the verified end is a verbatim copy of one committed token's row."""
     if not cache.built:
         return
-    source, synced, base = cache.source, min(cache.synced, cache.source.length), cache.layout.total
-    assert synced >= base
-    assert cache.length >= synced
-    end = cache._slot(synced)
+    source, verified_length, base = (
+        cache.source,
+        min(cache.verified_length, cache.source.length),
+        cache.layout.total,
+    )
+    assert verified_length >= base
+    assert cache.length >= verified_length
+    end = cache._slot(verified_length)
     shape = source.shape
     for layer in range(shape.layers):
         for head in range(shape.kv_heads):
-            have = rows(cache.slab, layer, head, end)
-            want = rows(source.slab, layer, head, source.length)
+            have = rows(cache.storage, layer, head, end)
+            want = rows(source.storage, layer, head, source.length)
             equal = (have[:, None] == want[None]).all(-1)  # [slots, positions]
             assert equal.any(1).all()
             where = equal.long().argmax(1)
@@ -97,8 +101,8 @@ def check_retrieval(cache: RetrievalCache) -> None:
             assert where.tolist() == sorted(where.tolist())  # in reading order
             sinks = min(cache.budget.sinks, base)
             assert where[:sinks].tolist() == list(range(sinks))
-            tail = min(cache.budget.tail, base) + synced - base
-            assert where[end - tail :].tolist() == list(range(synced - tail, synced))
+            tail = min(cache.budget.tail, base) + verified_length - base
+            assert where[end - tail :].tolist() == list(range(verified_length - tail, verified_length))
 
 
 def check_streaming(cache: StreamingCache, draft: Runner, committed: list[int]) -> None:
@@ -107,7 +111,7 @@ def check_streaming(cache: StreamingCache, draft: Runner, committed: list[int]) 
     if cache.length > cache.sinks:
         held = held + committed[cache.start : cache.length]
     assert cache.position == len(held)
-    assert same(cache.slab, fresh(draft, held).slab, len(held))
+    assert same(cache.storage, fresh(draft, held).storage, len(held))
 
 
 def check_all(lab: Lab, engine: Engine, committed: list[int]) -> None:
@@ -209,7 +213,7 @@ def test_retrieval_cache_under_random_growth_and_rewinds(lab: Lab, policy: str, 
         proposal = torch.tensor([*tokens, 7, 8, 9])
         lab.target(cache.pending(proposal)[None], cache, 1)
         check_retrieval(cache)
-        assert cache.synced == len(tokens)
+        assert cache.verified_length == len(tokens)
         assert cache.length == len(tokens) + 3
         keep = random.choice([len(tokens)] * 5 + [len(tokens) - 1, len(tokens) // 2, 2])
         del tokens[keep:]
@@ -229,13 +233,13 @@ def test_the_pick_is_what_the_queries_look_at(lab: Lab) -> None:
     for layer, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
         queries = engine.full.queries.latest(layer, 160, 4)[2 * head : 2 * head + 2]
         assert queries.shape == (2, 4, 8)
-        means = engine.full.slab.keys[layer, head, 4:148].unflatten(0, (-1, 4)).mean(1)
+        means = engine.full.storage.keys[layer, head, 4:148].unflatten(0, (-1, 4)).mean(1)
         mass = sum(torch.softmax(means @ query / 8**0.5, 0) for query in queries.flatten(0, 1))
         assert isinstance(mass, Tensor)
         best = sorted(4 + 4 * pick for pick in mass.topk(3).indices.tolist())
         places = [*range(4), *(at + i for at in best for i in range(4)), *range(148, 160)]
-        have = rows(cache.slab, layer, head, cache._slot(160))
-        assert torch.equal(have, rows(engine.full.slab, layer, head, 160)[places])
+        have = rows(cache.storage, layer, head, cache._slot(160))
+        assert torch.equal(have, rows(engine.full.storage, layer, head, 160)[places])
 
 
 def test_what_a_forward_leaves_in_a_cache_that_nobody_asks_for(lab: Lab) -> None:
@@ -244,7 +248,7 @@ def test_what_a_forward_leaves_in_a_cache_that_nobody_asks_for(lab: Lab) -> None
     for end in (159, 160):
         lab.target.prefill(engine.full.pending(tokens[:end]), engine.full)
     assert not cache.built
-    assert not cache.slab.keys.any()
+    assert not cache.storage.keys.any()
 
 
 class Followed:
@@ -283,10 +287,10 @@ def test_a_gap_is_not_closed_by_what_comes_behind_it(lab: Lab, gap: str) -> None
     if gap == "long":
         followed.feed(50)  # more than there is room for
     else:
-        for part in (followed.full.slab.keys, followed.full.slab.values):
+        for part in (followed.full.storage.keys, followed.full.storage.values):
             part[:, :, 101:104] = torch.randn(2, 2, 3, 8)
         followed.full.restored(3)  # of keys and values that came from elsewhere, fewer than a stride
-    assert not followed.cache.wanted
+    assert not followed.cache.requested
     followed.feed(1)
     followed.feed(1)
     assert not followed.cache.ready(1)
@@ -351,7 +355,7 @@ def test_closing_at_every_event(lab: Lab, stack: str, monkeypatch: pytest.Monkey
         events.close()  # type: ignore[attr-defined]
         assert engine.full.length == len(engine.cached)
         assert engine.cached[: len(told) - 1] == told[: len(engine.cached)][: len(told) - 1]
-        assert same(engine.full.slab, fresh(engine.target, engine.cached).slab, engine.full.length)
+        assert same(engine.full.storage, fresh(engine.target, engine.cached).storage, engine.full.length)
         assert answer_of(engine, follow, 6) == expected
         engine.top.rollback(0)
         engine.cached.clear()
@@ -400,12 +404,12 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
         ]
         if turn % 3 == 2:
             assert answer_of(engine, prompt, 9) == lab.greedy(prompt, 9)
-            assert same(engine.full.slab, fresh(engine.target, engine.cached).slab, engine.full.length)
+            assert same(engine.full.storage, fresh(engine.target, engine.cached).storage, engine.full.length)
 
 
 def test_an_interrupt_while_the_retrieval_cache_is_built(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = lab.engine(), lab.text(100)
-    for method in ("_begin", "_best", "_build", "follow", "followed"):
+    for method in ("_begin", "_best", "_build", "on_layer", "on_forward"):
         real = getattr(RetrievalCache, method)
 
         def broken(cache: RetrievalCache, *arguments: Any, real: Any = real) -> Any:

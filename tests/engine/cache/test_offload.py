@@ -18,9 +18,9 @@ from engine.cache.test_caches import STACKS, answer_of, caches, check_retrieval,
 from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.offload import HostStore
+from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.retrieval import RetrievalCache
-from triforce_chat.engine.cache.storage import Shape, Slab, Store
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Rebuilt, Text, Verified
 from triforce_chat.engine.sampling.sampler import Sampling
@@ -38,7 +38,7 @@ def deep() -> Lab:
     return Lab.of(seed=4, num_hidden_layers=LAYERS)
 
 
-def engine_of(lab: Lab, stack: str = "triforce", store: Any = Slab, **more: Any) -> Engine:
+def engine_of(lab: Lab, stack: str = "triforce", store: Any = KVBuffer, **more: Any) -> Engine:
     options = StackOptions(name=stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
     return Engine(lab.target, 400, frozenset(), spell, lab.draft, options, store=store, **more)
 
@@ -56,7 +56,7 @@ def test_every_stack_says_and_does_the_same(
     deep: Lab, stack: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Planner, "_choose", in_turn)
-    near, far = engine_of(deep, stack), engine_of(deep, stack, HostStore)
+    near, far = engine_of(deep, stack), engine_of(deep, stack, OffloadedKV)
     prompt = deep.text(70)
     for turn, cut in enumerate((11, 0)):
         sampling = Sampling(temperature, seed=turn)
@@ -69,23 +69,23 @@ def test_every_stack_says_and_does_the_same(
 
 
 def check_layout(one: RetrievalCache, other: RetrievalCache) -> None:
-    assert (one.layout, one.built, one.synced) == (other.layout, other.built, other.synced)
-    n = one._slot(one.synced) if one.built else 0
-    assert torch.equal(one.slab.keys[:, :, :n], other.slab.keys[:, :, :n])
-    assert torch.equal(one.slab.values[:, :, :n], other.slab.values[:, :, :n])
+    assert (one.layout, one.built, one.verified_length) == (other.layout, other.built, other.verified_length)
+    n = one._slot(one.verified_length) if one.built else 0
+    assert torch.equal(one.storage.keys[:, :, :n], other.storage.keys[:, :, :n])
+    assert torch.equal(one.storage.values[:, :, :n], other.storage.values[:, :, :n])
 
 
 @pytest.mark.parametrize("resident", RESIDENT)
 def test_layers_that_stay_on_the_device(deep: Lab, resident: int) -> None:
-    engine = engine_of(deep, store=partial(HostStore, resident=resident))
+    engine = engine_of(deep, store=partial(OffloadedKV, resident=resident))
     prompt = deep.text(120)
     assert answer_of(engine, prompt, 40) == deep.greedy(prompt, 40)
-    assert engine.full.slab.near.keys.shape[0] == resident
-    assert len(engine.full.slab.buffers) == min(2, LAYERS - resident)
+    assert engine.full.storage.near.keys.shape[0] == resident
+    assert len(engine.full.storage.buffers) == min(2, LAYERS - resident)
 
 
-def stores(shape: Shape, resident: int) -> tuple[Store, HostStore]:
-    return Slab(shape, 60), HostStore(shape, 60, resident)
+def stores(shape: Shape, resident: int) -> tuple[KVStorage, OffloadedKV]:
+    return KVBuffer(shape, 60), OffloadedKV(shape, 60, resident)
 
 
 @pytest.mark.parametrize("resident", [0, 1, 2, 3])
@@ -103,13 +103,13 @@ def test_any_order_of_writes_views_and_cuts(resident: int, seed: int) -> None:
             length = luck.choice([0, 20, 40])
             plain.truncate(length)
             host.truncate(length)
-        kind = luck.choice(["forward", "forward", "broken", "witness", "filled"])
+        kind = luck.choice(["forward", "forward", "broken", "attribution", "filled"])
         layers = luck.randrange(3) if kind == "broken" else 3
         if kind == "filled":  # as the engine does before
             host.truncate(length)
         for layer in range(layers):
             k, v = torch.randn(1, 2, n, 8), torch.randn(1, 2, n, 8)
-            if kind == "witness":
+            if kind == "attribution":
                 views = [store.view(layer, length) for store in (plain, host)]
             elif kind == "filled":
                 for store in (plain, host):
@@ -136,20 +136,20 @@ def test_any_order_of_writes_views_and_cuts(resident: int, seed: int) -> None:
 def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that each use of a layer took to the device."""
     carried: list[int] = []
-    real = HostStore._fetch
+    real = OffloadedKV._fetch
 
-    def counted(store: HostStore, buffer: Any, layer: int, n: int) -> None:
+    def counted(store: OffloadedKV, buffer: Any, layer: int, n: int) -> None:
         before = buffer.tokens if buffer.layer == layer else 0
         real(store, buffer, layer, n)
         carried.append(max(0, n - before))
 
-    monkeypatch.setattr(HostStore, "_fetch", counted)
+    monkeypatch.setattr(OffloadedKV, "_fetch", counted)
     return carried
 
 
 def test_the_bus_carries_each_token_once_per_forward(deep: Lab, carried: list[int]) -> None:
     """The prefix that a layer holds, and no slot behind it; what the device has already, not at all."""
-    cache = FullCache(deep.target.shape, 300, store=HostStore)
+    cache = FullCache(deep.target.shape, 300, store=OffloadedKV)
     deep.target.prefill(torch.tensor(deep.text(100)), cache)
     assert sum(carried) == 100  # the first layer comes back for the next forward
     carried.clear()
@@ -163,7 +163,7 @@ def test_the_bus_carries_each_token_once_per_forward(deep: Lab, carried: list[in
 def test_as_many_layers_as_there_are_buffers_never_leave_the_device(
     deep: Lab, carried: list[int], far: int
 ) -> None:
-    cache = FullCache(deep.target.shape, 300, store=partial(HostStore, resident=LAYERS - far))
+    cache = FullCache(deep.target.shape, 300, store=partial(OffloadedKV, resident=LAYERS - far))
     for n in (100, 2, 3):
         deep.target.prefill(torch.tensor(deep.text(n)), cache)
         cache.truncate(cache.length - 1)
@@ -172,7 +172,7 @@ def test_as_many_layers_as_there_are_buffers_never_leave_the_device(
 
 def test_a_full_store_overflows_as_a_slab_does() -> None:
     shape = Shape(2, 2, 1, 4, torch.float32, torch.device("cpu"))
-    store = HostStore(shape, 5)
+    store = OffloadedKV(shape, 5)
     k = torch.zeros(1, 1, 6, 4)
     with pytest.raises(ValueError, match="slot 6 of 5"):
         store.write(0, 0, k, k)
@@ -192,7 +192,7 @@ def test_an_interrupt_in_any_layer(deep: Lab, stack: str, monkeypatch: pytest.Mo
             raise KeyboardInterrupt
         return view
 
-    engine, prompt = engine_of(deep, stack, HostStore), deep.text(40)
+    engine, prompt = engine_of(deep, stack, OffloadedKV), deep.text(40)
     for turn in range(9):
         with monkeypatch.context() as patch:
             patch.setattr(FullCache, "update", breaking)
@@ -229,10 +229,10 @@ def interrupted(code: CodeType, lines: int) -> Iterator[None]:
 @pytest.mark.parametrize("lines", range(1, 40, 2))
 def test_an_interrupt_at_any_line_leaves_both_buffers(deep: Lab, lines: int) -> None:
     """One alone would take the next layer while this one is computed."""
-    engine, prompt = engine_of(deep, store=HostStore), deep.text(40)
-    with interrupted(HostStore._arrived.__code__, lines):
+    engine, prompt = engine_of(deep, store=OffloadedKV), deep.text(40)
+    with interrupted(OffloadedKV._arrived.__code__, lines):
         answer_of(engine, prompt, 6)
-    assert len(engine.full.slab.buffers) == 2
+    assert len(engine.full.storage.buffers) == 2
     assert answer_of(engine, prompt, 6) == deep.greedy(prompt, 6)
 
 
@@ -242,7 +242,7 @@ def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Pat
     computed = engine_of(deep)
     computed.__class__ = SmallChunks
     assert answer_of(computed, prompt, 20) == expected
-    for store in (HostStore, Slab, partial(HostStore, resident=2)):
+    for store in (OffloadedKV, KVBuffer, partial(OffloadedKV, resident=2)):
         memory = Library(Shelf(tmp_path), b"a model", "tiny")
         engine = engine_of(deep, store=store, memory=memory)
         engine.__class__ = SmallChunks
@@ -259,7 +259,7 @@ def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Pat
 def check_same_numbers(one: Engine, other: Engine) -> None:
     assert one.cached == other.cached
     for layer in range(LAYERS):
-        for mine, theirs in zip(one.full.slab.layer(layer), other.full.slab.layer(layer), strict=True):
+        for mine, theirs in zip(one.full.storage.layer(layer), other.full.storage.layer(layer), strict=True):
             assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
 
 
@@ -272,7 +272,7 @@ class SmallChunks(Engine):
 def test_sources_are_found_in_host_memory(deep: Lab) -> None:
     prompt = deep.text(90)
     found = []
-    for store in (Slab, partial(HostStore, resident=1)):
+    for store in (KVBuffer, partial(OffloadedKV, resident=1)):
         engine = engine_of(deep, store=store)
         request = Request(prompt, 20)
         made = answer_of(engine, prompt, 20)

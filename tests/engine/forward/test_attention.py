@@ -10,7 +10,7 @@ from support.labs import Lab
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import View
+from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention, repeated
 
@@ -22,7 +22,7 @@ def test_causal_and_folded_attention_agree(heads: int, kv_heads: int, n: int, le
     generator = torch.Generator().manual_seed(heads * n)
     query = torch.randn(1, n, heads, 16, generator=generator).transpose(1, 2)  # as a model hands it over
     keys, values = (torch.randn(1, kv_heads, 128, 16, generator=generator) for _ in range(2))
-    view = View(keys, values, length)
+    view = KVView(keys, values, length)
     with torch.inference_mode():
         found, expected = (each(query, view, 0.3) for each in (causal_attention, folded_attention))
     assert found.shape == query.shape

@@ -104,7 +104,7 @@ def test_queries_that_were_overwritten_are_known_to_be_lost(
     cache = FullCache(made.shape, 200, query_window=64)
     ids = torch.tensor(PROMPT, device=DEVICE)
     made.prefill(ids[:64], cache)
-    made(ids[64:], cache, 1)  # the first one of a slab captures all up to USUAL tokens
+    made(ids[64:], cache, 1)  # the first one of a buffer captures all up to USUAL tokens
     assert cache.queries.latest(0, 70, 64).shape[1] == 70 - USUAL
     made(ids[:23], cache, 1)  # 23 tokens in a forward of 24
     assert cache.queries.latest(0, 93, 64).shape[1] == 93 - 30
@@ -123,9 +123,7 @@ def test_captured_forwards_go_with_their_slab(model: Any, monkeypatch: pytest.Mo
     made = runner(model, monkeypatch, True)
     cache = StreamingCache(made.shape)
     made(torch.tensor([1, 2, 3], device=DEVICE), cache, 1)
-    assert [list(sizes) for sizes in made.graphs.made.values()] == [
-        [size for size in SIZES if size <= USUAL]
-    ]
+    assert [list(sizes) for sizes in made.graphs.made.values()] == [[size for size in SIZES if size <= USUAL]]
     del cache
     gc.collect()
     assert not made.graphs.made
@@ -151,11 +149,11 @@ def test_sizes_leave_no_room_unused() -> None:
 def test_eight_bits_are_nearly_right_and_share_the_rest(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = runner(model, monkeypatch, True)
     ids = torch.tensor(PROMPT[:20], device=DEVICE)
-    exact, near = (each(ids, FullCache(made.shape, 64), 20) for each in (made, made.narrow))
+    exact, near = (each(ids, FullCache(made.shape, 64), 20) for each in (made, made.quantized))
     assert not torch.equal(exact, near)
     assert (exact - near).abs().max() < 0.1 * exact.abs().max()
-    assert made.narrow is made.narrow
-    assert made.narrow.model is made.model
+    assert made.quantized is made.quantized
+    assert made.quantized.model is made.model
 
 
 def test_an_eight_bit_middle_changes_no_answer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

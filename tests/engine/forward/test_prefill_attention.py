@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import View
+from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward import prefill_attention
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention
 
@@ -49,7 +49,7 @@ def test_blocks_together_are_the_whole(length: int, heads: int, kv_heads: int) -
     torch.manual_seed(length)
     query = 3 * torch.randn(1, heads, 8, 64)
     keys, values = torch.randn(2, 1, kv_heads, 200, 64).unbind()
-    expected = folded_attention(query, View(keys, values, length), 0.125)
+    expected = folded_attention(query, KVView(keys, values, length), 0.125)
     found = prefill_attention.attention(query, keys[:, :, :length], values[:, :, :length], 0.125)
     assert torch.allclose(found, expected, atol=1e-5)
 
@@ -84,7 +84,7 @@ def test_it_equals_flash_attention(
     n, room = prefill_attention.CHUNK, 40_000
     query = torch.randn(n, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(0, 1)[None]
     keys, values = torch.randn(2, 1, kv_heads, room, dim, device="cuda", dtype=torch.bfloat16).unbind()
-    view = View(keys, values, past + n)
+    view = KVView(keys, values, past + n)
     assert prefill_attention.serves(query, view.length)
     found = causal_attention(query, view, dim**-0.5)
     monkeypatch.setattr(prefill_attention, "serves", lambda *_: False)

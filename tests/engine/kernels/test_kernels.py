@@ -325,13 +325,13 @@ def test_a_retrieval_cache_built_by_kernels_is_the_plain_one(
     monkeypatch.setattr(selection, "kernels_run", lambda _device: False)
     expected = built(policy, at_once=False)
     assert found.layout.chunks == expected.layout.chunks == 5
-    assert torch.equal(found.slab.keys, expected.slab.keys)
-    assert torch.equal(found.slab.values, expected.slab.values)
+    assert torch.equal(found.storage.keys, expected.storage.keys)
+    assert torch.equal(found.storage.values, expected.storage.values)
     for layer in range(3):
-        for mine, whole in zip(found.slab.layer(layer), found.source.slab.layer(layer), strict=True):
+        for mine, whole in zip(found.storage.layer(layer), found.source.storage.layer(layer), strict=True):
             assert torch.equal(mine[:, :8], whole[:, :8])  # the sinks
-    assert torch.equal(found.slab.keys[:, :, found._slot(200)], found.source.slab.keys[:, :, 200])
-    assert not found.slab.keys[:, :, found._slot(201) :].any()
+    assert torch.equal(found.storage.keys[:, :, found._slot(200)], found.source.storage.keys[:, :, 200])
+    assert not found.storage.keys[:, :, found._slot(201) :].any()
 
 
 def built(policy: selection.Policy | selection.Recent, at_once: bool) -> RetrievalCache:
@@ -345,11 +345,11 @@ def built(policy: selection.Policy | selection.Recent, at_once: bool) -> Retriev
             new = (each[layer, :, :, start:end] for each in (q, k, v))
             if at_once and start:
                 full.queries.write(layer, start, next(new))
-                full.slab.write(layer, start, *new)
+                full.storage.write(layer, start, *new)
             else:
                 full.update(layer, *new)
         if at_once and start:
-            full.placed(1, 1)
+            full.wrote(1, 1)
         full.advance(end - start)
         cache.ready(1)
     assert cache.built

@@ -13,23 +13,23 @@ from support.labs import SMALL_BUDGET, spell
 from support.no_sync import no_waits
 from support.toys import ToyCache, nothing
 from torch import Tensor
+from triforce_chat.engine.speculation.async_decoder import Ahead
+from triforce_chat.engine.speculation.level import Autoregressive, Level, Silent, Speculative
+from triforce_chat.engine.speculation.verify import verify
 
 from triforce_chat.engine.cuda_graph import SIZES, USUAL
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import Alone
+from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.host_copy import Message
 from triforce_chat.engine.sampling import executor as replays_module
 from triforce_chat.engine.sampling import sampler as sampling_module
 from triforce_chat.engine.sampling.executor import DIRECT, Chances, Replays
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation.async_decoder import Ahead
-from triforce_chat.engine.speculation.level import Autoregressive, Level, Silent, Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
-from triforce_chat.engine.speculation.verify import verify
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 STACKS = ("ahead", "autoregressive", "triforce", "retrieval", "streaming", "naive", "lookup")
@@ -237,13 +237,13 @@ def test_replays_wait_for_one_message_a_round(warp: str, monkeypatch: pytest.Mon
     assert len(reads) == 1
 
 
-class Doubting(Alone):
+class Doubting(SingleRank):
     """Rank 0 has found a nucleus cut short where this rank has not."""
 
     size = 2
     words = 0
 
-    def verdict(self, own: Tensor) -> Tensor:
+    def broadcast(self, own: Tensor) -> Tensor:
         told = own.clone()
         told[-1] = self.words
         self.words += 1
@@ -251,10 +251,10 @@ class Doubting(Alone):
 
 
 def test_rank_0_says_whether_a_nucleus_was_whole() -> None:
-    accord = Doubting()
-    level: Any = Speculative("x", Blind(), ToyCache(), Silent(Blind()), 1, nothing, accord)
+    group = Doubting()
+    level: Any = Speculative("x", Blind(), ToyCache(), Silent(Blind()), 1, nothing, group)
     sampler = Sampler(replace(WARPS["top-p"], top_p=0.5))
     width = sampler.nucleus.width
     assert len(level.step(torch.tensor([3, 4]), sampler, 1)) == 1
-    assert accord.words == 2
+    assert group.words == 2
     assert sampler.nucleus.width == width * sampling_module.WIDER

@@ -16,26 +16,26 @@ from support.labs import Lab, random_model, spell
 from support.no_sync import no_waits
 from support.toys import ToyCache, nothing
 from torch import Tensor
+from triforce_chat.engine.speculation.async_decoder import Adaptive, Ahead
+from triforce_chat.engine.speculation.level import Autoregressive, Silent, Speculative
+from triforce_chat.engine.speculation.step_times import StepTimes
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.offload import HostStore
-from triforce_chat.engine.cache.storage import Slab
+from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.draft import Verdict
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import Alone
+from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.host_copy import Message
 from triforce_chat.engine.sampling import sampler as sampling
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation.async_decoder import Adaptive, Ahead
-from triforce_chat.engine.speculation.level import Autoregressive, Silent, Speculative
 from triforce_chat.engine.speculation.lookup import Forecast, NgramLookup, NoLookup
 from triforce_chat.engine.speculation.planner import Arm, Choice, Planner
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
-from triforce_chat.engine.speculation.step_times import StepTimes
 
 GPU = [pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -57,7 +57,7 @@ def same_state(one: Engine, other: Engine) -> None:
     assert one.cached == other.cached
     assert one.full.length == other.full.length == len(one.cached)
     for layer in range(one.target.shape.layers):
-        for mine, theirs in zip(one.full.slab.layer(layer), other.full.slab.layer(layer), strict=True):
+        for mine, theirs in zip(one.full.storage.layer(layer), other.full.storage.layer(layer), strict=True):
             assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
         latest = (each.full.queries.latest(layer, each.full.length, 16) for each in (one, other))
         assert torch.equal(*latest)
@@ -170,11 +170,11 @@ def test_what_follows_a_cache_forgets_with_it(lab: Lab) -> None:
     """A plain answer takes tokens back in a cache that a retrieval cache of another stack follows."""
     engine = lab.engine("triforce")
     lasting(engine.answer(Request(lab.text(60), 8, Sampling())))
-    followers = list(engine.full.followers)
-    assert followers
+    observers = list(engine.full.observers)
+    assert observers
     length = engine.full.length - 3
     engine.full.truncate(length)
-    assert all(each.synced <= length for each in followers)
+    assert all(each.verified_length <= length for each in observers)
 
 
 @pytest.mark.parametrize("warp", WARPS)
@@ -346,7 +346,7 @@ def test_ahead_of_the_host_only_messages_are_read(warp: str) -> None:
     assert reads.count == len(made) == 9
 
 
-class Two(Alone):
+class Two(SingleRank):
     size = 2
 
 
@@ -356,17 +356,17 @@ class Two(Alone):
 def test_who_runs_ahead(device: str, ahead: bool) -> None:
     """Whoever has a device to wait for, and all keys and values on it."""
     target = Runner(random_model().to(device))
-    near, far = (FullCache(target.shape, 64, store=store) for store in (Slab, HostStore))
+    near, far = (FullCache(target.shape, 64, store=store) for store in (KVBuffer, OffloadedKV))
 
-    def plain(full: FullCache, accord: Any) -> Any:
-        return Builder(target, full, None, StackOptions("autoregressive"), nothing, accord).build()
+    def plain(full: FullCache, group: Any) -> Any:
+        return Builder(target, full, None, StackOptions("autoregressive"), nothing, group).build()
 
-    for accord in (Alone(), Two()):
-        assert isinstance(plain(near, accord), Ahead) == ahead
+    for group in (SingleRank(), Two()):
+        assert isinstance(plain(near, group), Ahead) == ahead
         for name in ("auto", "lookup"):
-            top = Builder(target, near, None, StackOptions(name), nothing, accord).build()
-            assert isinstance(top, Adaptive) == (ahead and accord.size == 1)
-        top = plain(far, accord)
+            top = Builder(target, near, None, StackOptions(name), nothing, group).build()
+            assert isinstance(top, Adaptive) == (ahead and group.size == 1)
+        top = plain(far, group)
         assert isinstance(top, Speculative)
         assert isinstance(top.drafter, Silent)
 
@@ -374,8 +374,8 @@ def test_who_runs_ahead(device: str, ahead: bool) -> None:
 def test_rank_0_says_what_comes_next() -> None:
     """Also to the forward that runs ahead."""
 
-    class Other(Alone):
-        def verdict(self, own: Tensor) -> Tensor:
+    class Other(SingleRank):
+        def broadcast(self, own: Tensor) -> Tensor:
             return own.new_tensor([5, 1])  # the token, and that its nucleus was whole
 
     cache = ToyCache()

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clocked import CPU, WARM, Costly, FakeClock, clocked
 from support.toys import ToyCache
-from torch import Tensor
 
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
@@ -35,6 +34,7 @@ from triforce_chat.engine.speculation.planner import (
     sizes,
 )
 from triforce_chat.engine.speculation.speculative import Speculative
+
 
 class Tiring:
     """A drafter whose tokens are right less often the further it runs ahead."""

@@ -11,12 +11,12 @@ from support.toys import ToyCache
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from triforce_chat.engine.speculation.level import Autoregressive, Speculative
+from triforce_chat.engine.speculation.step_times import StepTimes, clock_of
 
 from triforce_chat.engine.sampling.sampler import NUCLEUS_GUESS, Sampler, Sampling
-from triforce_chat.engine.speculation.level import Autoregressive, Speculative
 from triforce_chat.engine.speculation.lookup import NgramLookup, NoLookup
 from triforce_chat.engine.speculation.planner import Arm, Planner
-from triforce_chat.engine.speculation.step_times import StepTimes, clock_of
 
 READS = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select", "is_nonzero", "equal")
 COPIES = ("tolist", "numpy", "cpu")

@@ -15,6 +15,8 @@ from support.labs import SMALL_BUDGET, spell
 from support.no_sync import no_waits
 from support.toys import Stack, ToyModel, exact_law, fixed_law, law_of, relayed, three_levels, variation
 from torch import Tensor
+from triforce_chat.engine.speculation.chain import KEPT, Chain
+from triforce_chat.engine.speculation.relay import MARGIN, Plan, Relay, Told
 
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.draft import Draft
@@ -25,10 +27,8 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling import executor
 from triforce_chat.engine.sampling.executor import Replays
 from triforce_chat.engine.sampling.sampler import Nucleus, Sampler, Sampling
-from triforce_chat.engine.speculation.chain import KEPT, Chain
 from triforce_chat.engine.speculation.lookup import ORDERS, found, longest_match
 from triforce_chat.engine.speculation.planner import Planner
-from triforce_chat.engine.speculation.relay import MARGIN, Plan, Relay, Told
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.lab.bench.marks import marked
 
@@ -151,7 +151,7 @@ def test_the_device_finds_what_the_host_finds(seed: int) -> None:
 
 def test_it_waits_for_a_cache_that_is_to_be_built() -> None:
     stack = relayed(model(1), model(2), model(3), (2, 4))
-    stack.parts[1].prepared = lambda _: False
+    stack.parts[1].ready = lambda _: False
     relay = stack.top.drafter
     assert len(relay.propose(torch.tensor(LONGER), 4, Sampler(Sampling(temperature=0)))) == 0
     relay.judged(0, 0)
@@ -362,7 +362,7 @@ def test_rounds_end_where_the_cache_does(missing: int) -> None:
     stack = relayed(model(1), model(2), model(3), (3, 8))
     relay = stack.top.drafter
     assert isinstance(relay, Relay)
-    relay.cache.prepared = lambda more: asked.append(more) or missing == 0  # type: ignore[assignment, func-returns-value]
+    relay.cache.ready = lambda more: asked.append(more) or missing == 0  # type: ignore[assignment, func-returns-value]
     made = relay.propose(torch.tensor(LONGER), 8, Sampler(Sampling(temperature=0)))
     assert asked == [relay._planned(8, len(LONGER)).rounds * 4 + MARGIN]
     assert (len(made) == 0) == (missing > 0)

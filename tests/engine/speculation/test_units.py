@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from support.labs import Lab
 from support.toys import ToyCache
 from torch import Tensor
+from triforce_chat.engine.speculation.level import Autoregressive, Level, Silent, Speculative
+from triforce_chat.engine.speculation.step_times import StepTimes
 
 from triforce_chat.engine.cache.retrieval import Budget, FallingAcceptance, Layout
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, select
-from triforce_chat.engine.cache.storage import Shape, Slab, View
+from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 from triforce_chat.engine.detokenizer import Detokenizer, StopStrings, overlap
 from triforce_chat.engine.events import Finished, LevelTally, Tally, Text, Verified
 from triforce_chat.engine.forward import attention, onednn
@@ -29,9 +31,7 @@ from triforce_chat.engine.sampling.sampler import (
     truncate,
     warp,
 )
-from triforce_chat.engine.speculation.level import Autoregressive, Level, Silent, Speculative
 from triforce_chat.engine.speculation.lookup import ORDERS, Heard, NgramLookup, longest_match
-from triforce_chat.engine.speculation.step_times import StepTimes
 from triforce_chat.errors import UsageError
 
 CPU = torch.device("cpu")
@@ -460,15 +460,15 @@ def test_grouped_attention_against_repeated_keys(
         monkeypatch.setattr(onednn, "available", lambda *_: False)
     torch.manual_seed(0)
     shape = Shape(1, 6, 2, 8, torch.float32, CPU)
-    slab = Slab(shape, 32)
+    buffer = KVBuffer(shape, 32)
     keys, values = torch.randn(1, 2, past + n, 8), torch.randn(1, 2, past + n, 8)
     query = torch.randn(1, 6, n, 8)
     if past:
-        slab.write(0, 0, keys[:, :, :past], values[:, :, :past])
+        buffer.write(0, 0, keys[:, :, :past], values[:, :, :past])
 
     class Cache:
-        def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
-            return slab.write(layer, past, k, v)
+        def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
+            return buffer.write(layer, past, k, v)
 
     module = torch.nn.Module()
     module.layer_idx = 0  # type: ignore[assignment]
@@ -481,9 +481,9 @@ def test_grouped_attention_against_repeated_keys(
 
 
 def test_a_full_slab_says_so() -> None:
-    slab = Slab(Shape(1, 2, 2, 4, torch.float32, CPU), 3)
+    buffer = KVBuffer(Shape(1, 2, 2, 4, torch.float32, CPU), 3)
     with pytest.raises(ValueError, match="overflow"):
-        slab.write(0, 2, torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 2, 4))
+        buffer.write(0, 2, torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 2, 4))
 
 
 def test_packed_weights_leave_the_numbers_as_they_are(any_lab: Lab) -> None:

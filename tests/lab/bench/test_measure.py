@@ -464,7 +464,7 @@ def test_a_smaller_card_is_for_a_gpu(tmp_path: Path, loaded: LoadedModel) -> Non
     done = CliRunner().invoke(app, [*command, "--contexts", "400", "--device-memory", "24GB"])
     assert done.exit_code == 2
     assert done.stderr == (
-        "error: --device-memory caps what is used of a GPU; this runs on the CPU, so leave it out\n"
+        "error: --device-memory caps the memory used on a GPU; this runs on the CPU, so leave it out\n"
     )
 
 

@@ -161,7 +161,7 @@ def test_marks_count_forwards_change_nothing_and_come_off(lab: Lab) -> None:
         assert "step" in vars(engine.top)
         assert tokens_of(engine, request) == expected
     assert "step" not in vars(engine.top)
-    assert [Sampler.next, Sampler.judge, RetrievalCache.follow] == before
+    assert [Sampler.next, Sampler.judge, RetrievalCache.on_layer] == before
     assert forwards["draft"] >= forwards["retrieval"] >= forwards["target"] > 0
 
 

@@ -90,10 +90,10 @@ class Whole:
     """A cache that hands back what it was given."""
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Any:  # noqa: ARG002
-        from triforce_chat.engine.cache.storage import View, rounded_up
+        from triforce_chat.engine.cache.storage import KVView, rounded_up
 
         pad = (0, 0, 0, rounded_up(k.shape[2]) - k.shape[2])
-        return View(torch.nn.functional.pad(k, pad), torch.nn.functional.pad(v, pad), k.shape[2])
+        return KVView(torch.nn.functional.pad(k, pad), torch.nn.functional.pad(v, pad), k.shape[2])
 
 
 def latest_longest(ids: Sequence[int]) -> tuple[int, int]:
@@ -231,7 +231,9 @@ def test_a_forced_draft_says_what_it_says_token_by_token(lab: Lab, prompt: int, 
     history = torch.tensor(lab.text(prompt + n))
     once, steps = (StreamingCache(lab.draft.shape, sinks=4, window=12, hop=7) for _ in range(2))
     found = drafted(lab.draft, once, history, n)
-    expected = [lab.draft(steps.pending(history[:at])[None], steps, 1)[0, 0] for at in range(prompt, prompt + n)]
+    expected = [
+        lab.draft(steps.pending(history[:at])[None], steps, 1)[0, 0] for at in range(prompt, prompt + n)
+    ]
     assert torch.allclose(found, torch.stack(expected), atol=1e-4)
 
 

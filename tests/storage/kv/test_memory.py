@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.events import Tally
-from triforce_chat.engine.prefix_store import ROOT, Forgetful, Passage, chunks
+from triforce_chat.engine.prefix_store import ROOT, DocumentSpan, NullStore, chunks
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.settings.settings import STACKS
 from triforce_chat.storage.kv import block
@@ -47,8 +47,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stored(desk: Desk, length: int | None = None) -> tuple[Tensor, Tensor]:
     """Keys and values of the first tokens in the full cache, or of all."""
-    slab, length = desk.engine.full.slab, length or desk.engine.full.length
-    return slab.keys[:, :, :length].clone(), slab.values[:, :, :length].clone()
+    buffer, length = desk.engine.full.storage, length or desk.engine.full.length
+    return buffer.keys[:, :, :length].clone(), buffer.values[:, :, :length].clone()
 
 
 def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
@@ -57,8 +57,8 @@ def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_answers_are_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: str) -> None:
-    prompt, ends = lab.text(200), (Passage(150, "A book"),)
-    without = Desk(lab, tmp_path / "none", stack, memory=Forgetful())
+    prompt, ends = lab.text(200), (DocumentSpan(150, "A book"),)
+    without = Desk(lab, tmp_path / "none", stack, memory=NullStore())
     expected = without.answer(prompt, ends)
     assert expected[0] == lab.greedy(prompt, 24)
     assert Desk(lab, tmp_path, stack).answer(prompt, ends) == expected
@@ -73,7 +73,7 @@ def test_answers_are_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: 
 @pytest.mark.parametrize("stack", [name for name in STACKS if name != "auto"])  # which decides by the clock
 def test_a_seed_draws_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: str) -> None:
     """Behind the book there are fewer tokens than queries that choose chunks for the retrieval cache."""
-    prompt, ends, sampling = lab.text(153), (Passage(150, "A book"),), Sampling(temperature=1.0, seed=3)
+    prompt, ends, sampling = lab.text(153), (DocumentSpan(150, "A book"),), Sampling(temperature=1.0, seed=3)
     answers = [Desk(lab, tmp_path, stack).answer(prompt, ends, sampling=sampling) for _ in range(2)]
     assert [cached for _, cached in answers] == [0, 150]
     assert answers[0][0] == answers[1][0]
@@ -81,7 +81,7 @@ def test_a_seed_draws_the_same_with_and_without(lab: Lab, tmp_path: Path, stack:
 
 def test_what_follows_a_greeting_is_kept_as_what_is_opened_alone(lab: Lab, tmp_path: Path) -> None:
     prompt = lab.text(200)
-    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=NullStore())
     desk.answer([*prompt[:20], 1, 2], n=3)
     assert desk.read(prompt) == 0
     assert Desk(lab, tmp_path).read(prompt) == 192
@@ -96,7 +96,7 @@ def test_a_turn_computes_only_what_is_new(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_what_was_read_across_a_border_is_recalled_from_there(lab: Lab, tmp_path: Path) -> None:
-    prompt, ends = lab.text(190), [Passage(40, "A book")]
+    prompt, ends = lab.text(190), [DocumentSpan(40, "A book")]
     Desk(lab, tmp_path).read(prompt, ends)
     desk = Desk(lab, tmp_path)
     desk.read(prompt)
@@ -124,13 +124,13 @@ def test_whatever_happened_it_gives_what_a_prefill_computes(
         desk = Desk(lab, folder)
         for common, own, border, steps, reopened, damage in happened:
             desk = Desk(lab, folder) if reopened else desk
-            prompt, ends = lab.text(150)[:common] + lab.text(own, seed=common % 3), [Passage(border)]
+            prompt, ends = lab.text(150)[:common] + lab.text(own, seed=common % 3), [DocumentSpan(border)]
             for _ in zip(range(steps), desk.engine.prefill(prompt, ends), strict=False):
                 pass
             desk.library.writer.finish()
             desk.library.writer.closed = False
             flip_a_byte(files(folder), damage)
-        reader, fresh = Desk(lab, folder), Desk(lab, folder / "none", memory=Forgetful())
+        reader, fresh = Desk(lab, folder), Desk(lab, folder / "none", memory=NullStore())
         reader.read(prompt, ends)
         fresh.read(prompt, ends)
         assert same(stored(reader), stored(fresh))
@@ -152,18 +152,18 @@ def flip_a_byte(paths: list[Path], damage: int | None) -> None:
     ("common", "found"), [(0, 0), (31, 0), (32, 32), (95, 64), (149, 128), (150, 150), (181, 150), (182, 182)]
 )
 def test_the_longest_common_start_is_found(lab: Lab, tmp_path: Path, common: int, found: int) -> None:
-    first, ends = lab.text(190), [Passage(150, "A book")]
+    first, ends = lab.text(190), [DocumentSpan(150, "A book")]
     Desk(lab, tmp_path).read(first, ends)
     other = first[:common] + [(token + 1) % 48 for token in lab.text(250)[common:]]
     ends = ends if common >= 150 else []
-    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=NullStore())
     assert desk.read(other, ends) == found
     fresh.read(other, ends)
     assert same(stored(desk), stored(fresh))
 
 
 def test_a_longer_conversation_begins_where_the_last_one_stopped(lab: Lab, tmp_path: Path) -> None:
-    prompt, ends = lab.text(100), [Passage(80, "A book")]
+    prompt, ends = lab.text(100), [DocumentSpan(80, "A book")]
     first = Desk(lab, tmp_path)
     said, _ = first.answer(prompt, ends)
     longer = [*prompt, *said, *lab.text(20, seed=3)]
@@ -258,7 +258,7 @@ def test_slots_that_are_given_away_are_not_written(
     desk.library.writer.finish()
     monkeypatch.setattr(block, "save", save)
     assert Desk(lab, tmp_path).read(first) == 0
-    reader, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=Forgetful())
+    reader, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=NullStore())
     assert reader.read(second) == 96
     fresh.read(second)
     assert same(stored(reader), stored(fresh))
@@ -271,7 +271,7 @@ def test_queries_of_what_was_not_computed_are_not_made_up(lab: Lab, tmp_path: Pa
     desk.read(lab.text(135, seed=5))  # its queries lie at the very positions
     assert desk.read(prompt) == 128
     assert latest(desk, 0, 16).shape[1] == 2
-    fresh = Desk(lab, tmp_path / "none", memory=Forgetful())
+    fresh = Desk(lab, tmp_path / "none", memory=NullStore())
     fresh.read(prompt)
     for layer in range(2):
         assert torch.equal(latest(desk, layer, 2), latest(fresh, layer, 2))
@@ -287,9 +287,9 @@ def latest(desk: Desk, layer: int, most: int) -> Tensor:
 
 def test_chunks_are_whole_or_end_a_passage() -> None:
     def spans(length: int, *ends: int) -> list[tuple[int, int, str]]:
-        made = chunks(range(length), [Passage(end, f"to {end}") for end in ends], 10)
+        made = chunks(range(length), [DocumentSpan(end, f"to {end}") for end in ends], 10)
         assert all(chunk.ids == tuple(range(chunk.start, chunk.end)) for chunk in made)
-        assert [chunk.parent for chunk in made] == [ROOT, *(chunk.lineage for chunk in made)][: len(made)]
+        assert [chunk.parent for chunk in made] == [ROOT, *(chunk.prefix_hash for chunk in made)][: len(made)]
         return [(chunk.start, chunk.end, chunk.title) for chunk in made]
 
     assert spans(9) == spans(0) == spans(0, 0) == []
@@ -302,7 +302,7 @@ def test_chunks_are_whole_or_end_a_passage() -> None:
 
 
 def test_a_longer_prompt_has_the_same_chunks_first() -> None:
-    ends = [Passage(13), Passage(40)]
+    ends = [DocumentSpan(13), DocumentSpan(40)]
     longest = chunks(range(90), ends, 10)
     for length in range(90):
         made = chunks(range(length), ends, 10)
@@ -310,8 +310,8 @@ def test_a_longer_prompt_has_the_same_chunks_first() -> None:
 
 
 def test_the_same_tokens_in_other_chunks_are_something_else() -> None:
-    apart, together = chunks(range(20), [Passage(5)], 10), chunks(range(20), [], 10)
-    assert not {chunk.lineage for chunk in apart} & {chunk.lineage for chunk in together}
+    apart, together = chunks(range(20), [DocumentSpan(5)], 10), chunks(range(20), [], 10)
+    assert not {chunk.prefix_hash for chunk in apart} & {chunk.prefix_hash for chunk in together}
 
 
 # Whose keys and values

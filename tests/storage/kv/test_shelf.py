@@ -21,7 +21,7 @@ from support.kv_store_process import CHUNK, Desk, files
 from support.labs import Lab
 
 from triforce_chat.engine import engine as engine_module
-from triforce_chat.engine.prefix_store import Passage
+from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.storage.kv import block
 from triforce_chat.storage.kv.shelf import SHARE, Shelf
 
@@ -55,11 +55,11 @@ def check(desk: Desk, prompt: list[int], expected: list[int], cached: int) -> No
 
 def test_a_block_is_a_safetensors_file(lab: Lab, prompt: list[int], tmp_path: Path) -> None:
     desk = Desk(lab, tmp_path)
-    desk.read(prompt, [Passage(CHUNK, 'Ümläute & "quotes"')])
+    desk.read(prompt, [DocumentSpan(CHUNK, 'Ümläute & "quotes"')])
     first = in_order(tmp_path)[0]
     with safe_open(first, "pt") as file:
-        assert torch.equal(file.get_tensor("keys"), desk.engine.full.slab.keys[:, :, :CHUNK])
-        assert torch.equal(file.get_tensor("values"), desk.engine.full.slab.values[:, :, :CHUNK])
+        assert torch.equal(file.get_tensor("keys"), desk.engine.full.storage.keys[:, :, :CHUNK])
+        assert torch.equal(file.get_tensor("values"), desk.engine.full.storage.values[:, :, :CHUNK])
         assert file.metadata()["title"] == 'Ümläute & "quotes"'
 
 
@@ -140,7 +140,7 @@ def test_numbers_that_were_damaged_do_not_stay_in_the_cache(
     events = desk.engine.prefill(prompt)
     assert next(events).cached == CHUNK
     next(events)
-    assert desk.engine.full.slab.keys.isfinite().all()
+    assert desk.engine.full.storage.keys.isfinite().all()
 
 
 # Interruptions
@@ -326,8 +326,8 @@ def test_the_limit_is_a_share_of_the_free_disk(tmp_path: Path, monkeypatch: pyte
 def test_texts_and_being_rid_of_them(lab: Lab, tmp_path: Path) -> None:
     a = lab.text(CHUNK * 2 + 5)
     b = a[: CHUNK + 3] + lab.text(CHUNK, seed=8)
-    reader(lab, tmp_path, 1).read(a, [Passage(CHUNK, "One"), Passage(len(a), "Two")])
-    reader(lab, tmp_path, 2).read(b, [Passage(CHUNK, "One")])
+    reader(lab, tmp_path, 1).read(a, [DocumentSpan(CHUNK, "One"), DocumentSpan(len(a), "Two")])
+    reader(lab, tmp_path, 2).read(b, [DocumentSpan(CHUNK, "One")])
     shelf = Shelf(tmp_path)
     later, sooner = shelf.texts()
     assert (sooner.titles, sooner.tokens, sooner.complete, len(sooner.paths)) == (

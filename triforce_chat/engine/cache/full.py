@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import Counted, Place, Shape, Slab, Store, View
+from triforce_chat.engine.cache.storage import Counted, KVBuffer, KVStorage, KVView, Shape, WriteSlot
 
 QUERY_WINDOW = 64  # tokens whose queries are kept
 
@@ -18,7 +18,7 @@ class QueryRing:
 
     def __init__(self, shape: Shape, size: int) -> None:
         self.size = size
-        self.data = Slab(shape, 0).keys.new_empty(shape.layers, shape.query_heads, size, shape.head_dim)
+        self.data = KVBuffer(shape, 0).keys.new_empty(shape.layers, shape.query_heads, size, shape.head_dim)
         self.positions = [-1] * size  # which position each slot holds
 
     def write(self, layer: int, position: int, q: Tensor) -> None:
@@ -54,18 +54,18 @@ class QueryRing:
         return self.data[layer][..., slots, :]
 
 
-class Follower(Protocol):
+class CacheObserver(Protocol):
     """Whatever is made out of a full cache while a forward passes through it, layer by layer."""
 
-    def follow(self, layer: int, k: Tensor, v: Tensor, view: View) -> None:
+    def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> None:
         """k, v [1, Hkv, n, D] were stored behind the first ``source.length`` tokens; ``view`` ends with them."""
         ...
 
-    def passed(self, slab: Slab, n: int) -> None:
-        """Instead of that for every layer: n tokens were stored in ``slab`` behind the first ``source.length``."""
+    def on_graph_forward(self, buffer: KVBuffer, n: int) -> None:
+        """Instead of that for every layer: n tokens were stored in ``buffer`` behind the first ``source.length``."""
         ...
 
-    def followed(self) -> None:
+    def on_forward(self) -> None:
         """The forward went through all layers, and ``source`` counts its tokens."""
         ...
 
@@ -82,39 +82,41 @@ class FullCache(Counted):
         shape: Shape,
         capacity: int,
         query_window: int = QUERY_WINDOW,
-        store: Callable[[Shape, int], Store] = Slab,
+        store: Callable[[Shape, int], KVStorage] = KVBuffer,
     ) -> None:
         self.shape = shape
-        self.slab = store(shape, capacity)
+        self.storage = store(shape, capacity)
         self.queries = QueryRing(shape, query_window)
-        self.followers: WeakSet[Follower] = WeakSet()  # a stack that is put aside takes its own away
+        self.observers: WeakSet[CacheObserver] = WeakSet()  # a stack that is put aside takes its own away
 
-    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
         self.queries.write(layer, self.length, q)
-        view = self.slab.write(layer, self.length, k, v)
-        for follower in self.followers:
-            follower.follow(layer, k, v, view)
+        view = self.storage.write(layer, self.length, k, v)
+        for observer in self.observers:
+            observer.on_layer(layer, k, v, view)
         return view
 
-    def place(self) -> Place | None:
-        return Place(self.slab, self.length, self.queries) if isinstance(self.slab, Slab) else None
+    def write_slot(self) -> WriteSlot | None:
+        return (
+            WriteSlot(self.storage, self.length, self.queries) if isinstance(self.storage, KVBuffer) else None
+        )
 
-    def placed(self, n: int, size: int) -> None:
-        assert isinstance(self.slab, Slab)
+    def wrote(self, n: int, size: int) -> None:
+        assert isinstance(self.storage, KVBuffer)
         self.queries.written(self.length, n, size - n)
-        for follower in self.followers:
-            follower.passed(self.slab, n)
+        for observer in self.observers:
+            observer.on_graph_forward(self.storage, n)
 
     def advance(self, n: int) -> None:
         super().advance(n)
-        for follower in self.followers:
-            follower.followed()
+        for observer in self.observers:
+            observer.on_forward()
 
     def truncate(self, length: int) -> None:
         super().truncate(length)
-        self.slab.truncate(length)
-        for follower in self.followers:
-            follower.truncate(length)
+        self.storage.truncate(length)
+        for observer in self.observers:
+            observer.truncate(length)
 
     def restored(self, n: int) -> None:
         """The next n slots were filled without a forward, so there are no queries of theirs."""

@@ -16,13 +16,13 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import Shape, Slab, View
+from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 
 Event = torch.cuda.Event | None  # None on a device without queues: there everything is over at once
 BUFFERS = 2
 
 
-class Lane:
+class CopyStream:
     """Copies in a queue of their own, beside the device's arithmetic."""
 
     def __init__(self, device: torch.device) -> None:
@@ -45,41 +45,43 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Held:
+class LayerBuffer:
     """Room for one layer, in host memory or on the device, with its first ``tokens`` tokens."""
 
     layer: int
-    slab: Slab
+    storage: KVBuffer
     tokens: int = 0
     ready: Event = None  # when they are there
 
-    def copies(self, to: Held, start: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def copies(self, to: LayerBuffer, start: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Of these tokens, head by head: only such a piece is contiguous, and nothing else is copied directly."""
-        for mine, theirs in zip(self.slab.layer(0), to.slab.layer(0), strict=True):
+        for mine, theirs in zip(self.storage.layer(0), to.storage.layer(0), strict=True):
             yield from zip(mine[:, start:end], theirs[:, start:end], strict=True)
 
 
-class HostStore:
-    """A ``Store`` that keeps its first ``resident`` layers on the device and the others in host memory.
+class OffloadedKV:
+    """A ``KVStorage`` that keeps its first ``resident`` layers on the device and the others in host memory.
 
     ``pageable`` counts layers for which the system gave no pinned memory: they cross the bus more slowly.
     """
 
     def __init__(self, shape: Shape, capacity: int, resident: int = 0) -> None:
         self.shape, self.capacity, self.resident = shape, capacity, resident
-        self.near = Slab(replace(shape, layers=resident), capacity)
-        room = partial(Slab, capacity=capacity)
+        self.near = KVBuffer(replace(shape, layers=resident), capacity)
+        room = partial(KVBuffer, capacity=capacity)
         one, there = replace(shape, layers=1), replace(shape, layers=1, device=torch.device("cpu"))
-        self.far = [Held(layer, room(there)) for layer in range(resident, shape.layers)]
+        self.far = [LayerBuffer(layer, room(there)) for layer in range(resident, shape.layers)]
         self.pageable = self._pin()
-        self.buffers = [Held(-1, room(one)) for _ in self.far[:BUFFERS]]  # the latest in use comes last
-        self.inward, self.outward = Lane(shape.device), Lane(shape.device)
+        self.buffers = [
+            LayerBuffer(-1, room(one)) for _ in self.far[:BUFFERS]
+        ]  # the latest in use comes last
+        self.inward, self.outward = CopyStream(shape.device), CopyStream(shape.device)
 
-    def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> View:
+    def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
         if layer < self.resident:
             return self.near.write(layer, at, k, v)
         buffer = self._arrived(layer, at)
-        view = buffer.slab.write(0, at, k, v)
+        view = buffer.storage.write(0, at, k, v)
         buffer.tokens = view.length
         self._fetch_next(layer)
         home = self.far[layer - self.resident]
@@ -87,12 +89,12 @@ class HostStore:
         home.tokens = view.length
         return view
 
-    def view(self, layer: int, end: int) -> View:
+    def view(self, layer: int, end: int) -> KVView:
         if layer < self.resident:
             return self.near.view(layer, end)
         buffer = self._arrived(layer, end)
         self._fetch_next(layer)
-        return buffer.slab.view(0, end)
+        return buffer.storage.view(0, end)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         if layer < self.resident:
@@ -100,13 +102,13 @@ class HostStore:
         if self.outward.last is not None:
             self.outward.last.synchronize()
         home = self.far[layer - self.resident]
-        return home.slab.layer(0)
+        return home.storage.layer(0)
 
     def truncate(self, length: int) -> None:
         for held in (*self.far, *self.buffers):
             held.tokens = min(held.tokens, length)
 
-    def _arrived(self, layer: int, n: int) -> Held:
+    def _arrived(self, layer: int, n: int) -> LayerBuffer:
         """The buffer with a layer's first n tokens, from when on the device's arithmetic may use it."""
         buffer = next((each for each in self.buffers if each.layer == layer), self.buffers[0])
         # At once: an interrupt may come at any line, and must not leave a buffer out.
@@ -121,7 +123,7 @@ class HostStore:
         following = self.far[(layer + 1 - self.resident) % len(self.far)]
         self._fetch(self.buffers[0], following.layer, following.tokens)
 
-    def _fetch(self, buffer: Held, layer: int, n: int) -> None:
+    def _fetch(self, buffer: LayerBuffer, layer: int, n: int) -> None:
         if buffer.layer != layer:
             buffer.layer, buffer.tokens = layer, 0
         if buffer.tokens < n:
@@ -141,7 +143,7 @@ class HostStore:
         if self.shape.device.type != "cuda":
             return 0
         with torch.cuda.device(self.shape.device):
-            pinned = [part for held in self.far for part in held.slab.layer(0) if pin(part)]
+            pinned = [part for held in self.far for part in held.storage.layer(0) if pin(part)]
         finalize(self, unpin, pinned)
         return len(self.far) - len(pinned) // 2
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.selection import Policy, Recent, best, masses
-from triforce_chat.engine.cache.storage import Counted, Place, Slab, View
+from triforce_chat.engine.cache.storage import Counted, KVBuffer, KVView, WriteSlot
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 from triforce_chat.engine.kernels_available import kernels_run
 
@@ -130,59 +130,59 @@ class RetrievalCache(Counted):
         self, source: FullCache, budget: Budget, policy: Policy | Recent, emit: Callable[[Event], None]
     ) -> None:
         self.source, self.budget, self.policy, self.emit = source, budget, policy, emit
-        self.slab = Slab(source.shape, budget.capacity)
+        self.storage = KVBuffer(source.shape, budget.capacity)
         self.layout = Layout.of(0, budget)  # of the last build
         self.built = False  # and of all layers
-        self.synced = 0  # tokens up to here hold verified keys and values
-        self.wanted = False  # somebody proposes out of it
+        self.verified_length = 0  # tokens up to here hold verified keys and values
+        self.requested = False  # somebody proposes out of it
         self.following = False  # the present forward leaves its keys and values here
         self.building: RebuildReason | None = None  # it builds the cache as well
         self.seconds = 0.0
         self.falling = FallingAcceptance()
-        source.followers.add(self)
+        source.observers.add(self)
 
     def ready(self, more: int) -> bool:
         self.wanted = True
         here = self.source.length
-        return self.built and self.synced == here and self._slot(here) + more <= self.budget.capacity
+        return self.built and self.verified_length == here and self._slot(here) + more <= self.budget.capacity
 
-    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
-        return self.slab.write(layer, self._slot(self.length), k, v)
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
+        return self.storage.write(layer, self._slot(self.length), k, v)
 
-    def place(self) -> Place | None:
-        return Place(self.slab, self._slot(self.length))
+    def write_slot(self) -> WriteSlot | None:
+        return WriteSlot(self.storage, self._slot(self.length))
 
     def truncate(self, length: int) -> None:
         super().truncate(length)
-        self.synced = min(self.synced, length)
+        self.verified_length = min(self.verified_length, length)
         self.built = self.built and length >= self.layout.total
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.falling.judged(proposed, accepted)
 
-    def follow(self, layer: int, k: Tensor, v: Tensor, view: View) -> None:
+    def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> None:
         if layer == 0:
             self._begin(k.shape[2])
         if self.building:
             self._build(layer, view.keys, view.values, view.length)
         if self.following:
-            self.slab.write(layer, self._slot(self.source.length), k, v)
+            self.storage.write(layer, self._slot(self.source.length), k, v)
 
-    def passed(self, slab: Slab, n: int) -> None:
+    def on_graph_forward(self, buffer: KVBuffer, n: int) -> None:
         self._begin(n)
         here = self.source.length
         if self.building:
-            self._build(0, slab.keys, slab.values, here + n)
+            self._build(0, buffer.keys, buffer.values, here + n)
         if self.following:
             slot = self._slot(here)
-            for mine, theirs in ((self.slab.keys, slab.keys), (self.slab.values, slab.values)):
+            for mine, theirs in ((self.storage.keys, buffer.keys), (self.storage.values, buffer.values)):
                 mine[:, :, slot : slot + n] = theirs[:, :, here : here + n]
 
-    def followed(self) -> None:
+    def on_forward(self) -> None:
         if self.following:
-            self.synced = self.length = self.source.length
+            self.verified_length = self.length = self.source.length
         if self.building:
-            self.built, self.wanted = True, False
+            self.built, self.requested = True, False
             self.falling.reset()
             self.emit(Rebuilt(self.layout.total, self.building, self.seconds))
         self.following, self.building = False, None
@@ -192,11 +192,11 @@ class RetrievalCache(Counted):
         here = self.source.length
         layout = Layout.of(here, self.budget)
         fits = layout.filled + n <= self.budget.capacity
-        self.building = self._worn() if self.wanted and fits else None
+        self.building = self._worn() if self.requested and fits else None
         if self.building:
             # Not before it is complete: an interrupt may come at any line.
             self.layout, self.built, self.seconds = layout, False, 0.0
-        stands = self.built and self.synced == here and self._slot(here) + n <= self.budget.capacity
+        stands = self.built and self.verified_length == here and self._slot(here) + n <= self.budget.capacity
         self.following = bool(self.building) or stands
 
     def _worn(self) -> RebuildReason | None:
@@ -204,7 +204,7 @@ class RetrievalCache(Counted):
         here, base = self.source.length, self.layout.total
         if not self.built:
             return "rewind" if base else "first"
-        if here - base >= self.budget.stride or self.synced < here:
+        if here - base >= self.budget.stride or self.verified_length < here:
             return "stride"
         return "acceptance" if self.falling and here > base else None
 
@@ -216,8 +216,8 @@ class RetrievalCache(Counted):
         started = time.perf_counter()
         chosen = self._best(first, keys, length) if self.layout.chunks else None
         layers = slice(first, first + len(keys))
-        self.layout.take_all(keys, chosen, self.slab.keys[layers])
-        self.layout.take_all(values, chosen, self.slab.values[layers])
+        self.layout.take_all(keys, chosen, self.storage.keys[layers])
+        self.layout.take_all(values, chosen, self.storage.values[layers])
         self.seconds += time.perf_counter() - started
 
     def _best(self, first: int, keys: Tensor, length: int) -> Tensor:

@@ -49,7 +49,7 @@ PAGE = 4096  # bytes; what is pinned must not share one with anything else
 GRAIN = 64  # slots; kernels that are made for one width serve this many tokens
 
 
-class View(NamedTuple):
+class KVView(NamedTuple):
     """What one layer's attention reads: everything stored, the new tokens last, then finite padding."""
 
     keys: Tensor  # [1, Hkv, S, D]
@@ -64,11 +64,11 @@ class Queries(Protocol):
     size: int
 
 
-class Place(NamedTuple):
+class WriteSlot(NamedTuple):
     """Where a forward may leave the keys and values of new tokens on its own, and read all that stand before."""
 
-    slab: Slab
-    slot: int  # of the first new token
+    storage: KVBuffer
+    start: int  # of the first new token
     queries: Queries | None = None  # where queries belong as well
 
 
@@ -90,15 +90,15 @@ class KVCache(Protocol):
         """The ids to feed so that all of ``tokens`` [m] is covered; may first drop what must go."""
         ...
 
-    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
         """Store k, v [1, Hkv, n, D] behind what is there; q [1, Hq, n, D] is the same tokens' queries."""
         ...
 
-    def place(self) -> Place | None:
+    def write_slot(self) -> WriteSlot | None:
         """Where the next tokens go; None for a cache that has to be told of them layer by layer."""
         ...
 
-    def placed(self, n: int, size: int) -> None:
+    def wrote(self, n: int, size: int) -> None:
         """Instead of updates, a forward left n tokens in that place, and ``size`` - n more of no meaning."""
         ...
 
@@ -130,10 +130,10 @@ class Counted:
     def pending(self, tokens: Tensor) -> Tensor:
         return tokens[self.length :]
 
-    def place(self) -> Place | None:
+    def write_slot(self) -> WriteSlot | None:
         return None
 
-    def placed(self, n: int, size: int) -> None:
+    def wrote(self, n: int, size: int) -> None:
         pass
 
     def advance(self, n: int) -> None:
@@ -146,16 +146,16 @@ class Counted:
         pass
 
 
-class Store(Protocol):
+class KVStorage(Protocol):
     """Where a full cache keeps its keys and values, layer by layer."""
 
     capacity: int  # tokens
 
-    def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> View:
+    def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
         """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``, the last that the view holds."""
         ...
 
-    def view(self, layer: int, end: int) -> View:
+    def view(self, layer: int, end: int) -> KVView:
         """What one layer holds in its first ``end`` slots, where attention can read it."""
         ...
 
@@ -168,8 +168,8 @@ class Store(Protocol):
         ...
 
 
-class Slab:
-    """The plain ``Store``: all layers in two tensors [layers, Hkv, capacity, D] on the model's device."""
+class KVBuffer:
+    """The plain ``KVStorage``: all layers in two tensors [layers, Hkv, capacity, D] on the model's device."""
 
     def __init__(self, shape: Shape, capacity: int) -> None:
         self.shape = shape
@@ -178,7 +178,7 @@ class Slab:
         # Zeros, not garbage: padding is read, and a NaN times a weight of zero is a NaN.
         self.keys, self.values = zeros(size, shape), zeros(size, shape)
 
-    def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> View:
+    def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
         n = k.shape[2]
         end = at + n
         if end > self.capacity:
@@ -187,9 +187,9 @@ class Slab:
         self.values[layer, :, at:end] = v[0]
         return self.view(layer, end)
 
-    def view(self, layer: int, end: int) -> View:
+    def view(self, layer: int, end: int) -> KVView:
         width = rounded_up(end)
-        return View(self.keys[layer, None, :, :width], self.values[layer, None, :, :width], end)
+        return KVView(self.keys[layer, None, :, :width], self.values[layer, None, :, :width], end)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.keys[layer], self.values[layer]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import Place, Shape, Slab, View
+from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape, WriteSlot
 
 SINKS, WINDOW, HOP = 16, 240, 128  # tokens
 
@@ -20,7 +20,7 @@ class StreamingCache:
 
     def __init__(self, shape: Shape, sinks: int = SINKS, window: int = WINDOW, hop: int = HOP) -> None:
         self.sinks, self.window = sinks, window
-        self.slab = Slab(shape, sinks + window + hop)
+        self.storage = KVBuffer(shape, sinks + window + hop)
         self.start = sinks  # history[:sinks] and history[start:length] are held
         self.length = 0
 
@@ -41,17 +41,17 @@ class StreamingCache:
 
     def _serves(self, m: int) -> bool:
         """Whether feeding the rest of m tokens fits, and the window did not shrink to a remnant."""
-        fits = min(m, self.sinks) + max(0, m - self.start) <= self.slab.capacity
+        fits = min(m, self.sinks) + max(0, m - self.start) <= self.storage.capacity
         remnant = self.start > self.sinks and self.length - self.start < self.window // 2
         return fits and not remnant
 
-    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> View:  # noqa: ARG002
-        return self.slab.write(layer, self.position, k, v)
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
+        return self.storage.write(layer, self.position, k, v)
 
-    def place(self) -> Place | None:
-        return Place(self.slab, self.position)
+    def write_slot(self) -> WriteSlot | None:
+        return WriteSlot(self.storage, self.position)
 
-    def placed(self, n: int, size: int) -> None:
+    def wrote(self, n: int, size: int) -> None:
         pass
 
     def advance(self, n: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from triforce_chat.engine.cache.storage import KVCache, View
+from triforce_chat.engine.cache.storage import KVCache, KVView
 from triforce_chat.engine.forward import onednn, prefill_attention
 
 NAME = "triforce"
@@ -35,7 +35,7 @@ def attend(
     return read(query, view, scale).transpose(1, 2), None
 
 
-class Angles:
+class RotaryEmbedding:
     """How far queries and keys turn at ``positions`` [n], by a rotary module of transformers'."""
 
     def __init__(self, rotary: Any, positions: Tensor) -> None:
@@ -59,24 +59,24 @@ class Angles:
         return self._known
 
 
-def attend_in(cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: Angles) -> Tensor:
+def attend_in(cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
     """The same for one layer by its number, with queries and keys that are not rotated yet.
 
     q: [n, Hq, D], k and v: [n, Hkv, D]. Returns [n, Hq, D].
     """
-    q, k = angles.turned(q, k)
+    q, k = rotary.turned(q, k)
     query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
     view = cache.update(layer, query, key, value)
     return read(query, view, q.shape[-1] ** -0.5)[0].transpose(0, 1)
 
 
-def read(query: Tensor, view: View, scale: float) -> Tensor:
+def read(query: Tensor, view: KVView, scale: float) -> Tensor:
     """Attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D]."""
     many = query.is_cuda and query.shape[2] > FEW
     return (causal_attention if many else folded_attention)(query, view, scale)
 
 
-def causal_attention(query: Tensor, view: View, scale: float) -> Tensor:
+def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """The same with many tokens.
 
     No mask is stored, so a GPU takes its flash kernel in 16 bit, and its memory-efficient one in fp32. For these
@@ -97,7 +97,7 @@ def repeated(part: Tensor, heads: int) -> Tensor:
     return part[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2)
 
 
-def folded_attention(query: Tensor, view: View, scale: float) -> Tensor:
+def folded_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """The same with few tokens: the query heads that share a KV head become rows of one matrix.
 
     So keys and values are never repeated. query: [1, Hq, n, D]; returns [1, Hq, n, D].
@@ -115,7 +115,7 @@ def causal_tail(n: int, group: int, dtype: torch.dtype, device: torch.device) ->
     return torch.full((n, n), float("-inf"), dtype=dtype, device=device).triu(1).repeat(group, 1)
 
 
-def softmax_attention(rows: Tensor, view: View, tail: Tensor | None, scale: float) -> Tensor:
+def softmax_attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> Tensor:
     """Attention by the fastest kernel for the device.
 
     rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import Shape
-from triforce_chat.engine.forward.attention import Angles
-from triforce_chat.engine.forward.shards import Embedding, part, reseat, whole_logits
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.forward.attention import RotaryEmbedding
+from triforce_chat.engine.forward.shards import Embedding, gather_logits, local_shard, set_weight
+from triforce_chat.engine.group import SINGLE, RankGroup
 
 # the layer's number, q [n, Hq, D], k and v [n, Hkv, D], not rotated yet -> [n, Hq, D]
-Attend = Callable[[int, Tensor, Tensor, Tensor, Angles], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor, RotaryEmbedding], Tensor]
 
 
 class Dense:
@@ -57,7 +57,7 @@ class Dense:
         return summed
 
 
-class Narrow:
+class Int8Linear:
     """The same in 8 bits, for whoever may be a little wrong: a step reads half the bytes."""
 
     def __init__(self, dense: Product) -> None:
@@ -83,29 +83,29 @@ class Narrow:
         return None if self.bias is None else self.bias.expand(n, -1)
 
 
-Product = Dense | Narrow
+Product = Dense | Int8Linear
 
 
 def merged(*linears: Any) -> Dense:
     """One product for several that read the same input; their weights become its rows."""
-    weights = [part(linear.weight) for linear in linears]
+    weights = [local_shard(linear.weight) for linear in linears]
     weight = torch.cat(weights)
     for linear, own in zip(linears, weight.split([len(each) for each in weights]), strict=True):
-        reseat(linear, own)
-    biases = [part(linear.bias) for linear in linears]
+        set_weight(linear, own)
+    biases = [local_shard(linear.bias) for linear in linears]
     return Dense(weight, None if biases[0] is None else torch.cat(biases))
 
 
-def summand(linear: Any, accord: Accord) -> Dense:
+def partial_product(linear: Any, group: RankGroup) -> Dense:
     """A product of inputs that the ranks share, of which each makes a summand."""
-    return Dense(part(linear.weight), part(linear.bias) if accord.rank == 0 else None)
+    return Dense(local_shard(linear.weight), local_shard(linear.bias) if group.rank == 0 else None)
 
 
 class Block:
     """One decoder block of a Llama, Mistral, Qwen2 or Qwen3, or a rank's part of it."""
 
-    def __init__(self, layer: Any, shape: Shape, accord: Accord) -> None:
-        attention, mlp, self.accord = layer.self_attn, layer.mlp, accord
+    def __init__(self, layer: Any, shape: Shape, group: RankGroup) -> None:
+        attention, mlp, self.group = layer.self_attn, layer.mlp, group
         self.number: int = attention.layer_idx
         self.heads = (shape.query_heads, shape.kv_heads, shape.kv_heads)
         self.dim = shape.head_dim
@@ -113,17 +113,19 @@ class Block:
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         self.head_norms = [norm and plain(norm) for norm in norms]
         self.into: Product = merged(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out: Product = summand(attention.o_proj, accord)
+        self.out: Product = partial_product(attention.o_proj, group)
         self.gates: Product = merged(mlp.gate_proj, mlp.up_proj)
-        self.down: Product = summand(mlp.down_proj, accord)
+        self.down: Product = partial_product(mlp.down_proj, group)
 
-    def narrow(self) -> Block:
+    def quantized(self) -> Block:
         """The same with copies of the matrices in 8 bits."""
         made = copy(self)
-        made.into, made.out, made.gates, made.down = map(Narrow, (self.into, self.out, self.gates, self.down))
+        made.into, made.out, made.gates, made.down = map(
+            Int8Linear, (self.into, self.out, self.gates, self.down)
+        )
         return made
 
-    def __call__(self, stream: Tensor, angles: Angles, attend: Attend) -> Tensor:
+    def __call__(self, stream: Tensor, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
         """stream [n, C], which is overwritten."""
         n = len(stream)
         q, k, v = self.into.normed(stream, self.before).view(n, -1, self.dim).split(self.heads, 1)
@@ -131,35 +133,35 @@ class Block:
             each if norm is None else kernels.rms_norm(each, *norm)
             for each, norm in zip((q, k), self.head_norms, strict=True)
         )
-        mixed = attend(self.number, q, k, v, angles)
+        mixed = attend(self.number, q, k, v, rotary)
         stream = self._onto(stream, self.out, mixed.reshape(n, -1))
         return self._onto(stream, self.down, self.gates.gated(stream, self.between))
 
     def _onto(self, stream: Tensor, product: Product, x: Tensor) -> Tensor:
         """The stream [n, C] and what all ranks' products of x [n, I] add to it."""
-        return self.accord.total(product.onto(stream if self.accord.rank == 0 else None, x))
+        return self.group.all_reduce_sum(product.onto(stream if self.group.rank == 0 else None, x))
 
 
 def plain(norm: Any) -> kernels.Norm:
     """A norm of transformers'."""
-    return kernels.Norm(part(norm.weight), norm.variance_epsilon)
+    return kernels.Norm(local_shard(norm.weight), norm.variance_epsilon)
 
 
 class Decoder:
-    """A whole model, or what one of the ranks in ``accord`` has of it."""
+    """A whole model, or what one of the ranks in ``group`` has of it."""
 
-    def __init__(self, model: Any, shape: Shape, accord: Accord = ALONE) -> None:
-        base, self.vocabulary, self.accord = model.base_model, model.config.vocab_size, accord
-        self.embed = Embedding(part(base.embed_tokens.weight), self.vocabulary, accord)
+    def __init__(self, model: Any, shape: Shape, group: RankGroup = SINGLE) -> None:
+        base, self.vocabulary, self.group = model.base_model, model.config.vocab_size, group
+        self.embed = Embedding(local_shard(base.embed_tokens.weight), self.vocabulary, group)
         self.rotary, self.norm = base.rotary_emb, plain(base.norm)
-        self.blocks = [Block(layer, shape, accord) for layer in base.layers]
-        self.head: Product = Dense(part(model.lm_head.weight), part(model.lm_head.bias))
+        self.blocks = [Block(layer, shape, group) for layer in base.layers]
+        self.head: Product = Dense(local_shard(model.lm_head.weight), local_shard(model.lm_head.bias))
 
-    def narrow(self) -> Decoder:
+    def quantized(self) -> Decoder:
         """The same with copies of the matrices in 8 bits; the embeddings are shared."""
         made = copy(self)
-        made.blocks = [block.narrow() for block in self.blocks]
-        made.head = Narrow(self.head)
+        made.blocks = [block.quantized() for block in self.blocks]
+        made.head = Int8Linear(self.head)
         return made
 
     @property
@@ -171,11 +173,11 @@ class Decoder:
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """ids and positions [n] -> the last hidden states [n, C]."""
         stream = self.embed(ids)
-        angles = Angles(self.rotary, positions)
+        rotary = RotaryEmbedding(self.rotary, positions)
         for block in self.blocks:
-            stream = block(stream, angles, attend)
+            stream = block(stream, rotary, attend)
         return kernels.rms_norm(stream, *self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Last hidden states [n, C] -> [n, V]."""
-        return whole_logits(self.head(hidden), self.vocabulary, self.accord)
+        return gather_logits(self.head(hidden), self.vocabulary, self.group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from triforce_chat.engine.cache.storage import View
+from triforce_chat.engine.cache.storage import KVView
 
 BLOCK_ROWS = 128
 ROWS_HINT = 8  # rows that the packed layout is chosen for; others run as well
@@ -53,7 +53,7 @@ def pack_linears(model: nn.Module) -> None:
                 setattr(module, name, PackedLinear(child))
 
 
-def attention(rows: Tensor, view: View, tail: Tensor | None, scale: float) -> Tensor:
+def attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> Tensor:
     """Softmax attention in blocks whose scores stay in the processor's cache.
 
     rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.storage import KVCache, Shape
-from triforce_chat.engine.cuda_graph import Fed, fitting
+from triforce_chat.engine.cuda_graph import Fed
 from triforce_chat.engine.forward import attention, onednn
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import kernels_run
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ class Forward(Protocol):
 
 
 class LoopForward(Protocol):
-    """Feeds tokens behind what a cache counts, from a place on that only the device knows."""
+    """Feeds tokens behind what a cache counts, from a slot on that only the device knows."""
 
     def aim(self, offset: Tensor) -> None:
         """Begin ``offset`` [B] tokens behind (negative: in front of) the end of what the cache counts."""
         ...
 
     def __call__(self, ids: Tensor, step: int) -> Tensor:
-        """Logits [B, 1, V] behind ids [B, n], of which the first goes ``step`` tokens behind that place."""
+        """Logits [B, 1, V] behind ids [B, n], of which the first goes ``step`` tokens behind that slot."""
         ...
 
 
@@ -69,17 +69,17 @@ class FusedLoop:
     """``LoopForward`` of fused blocks, which launches no graph itself."""
 
     def __init__(self, runner: Runner, cache: KVCache) -> None:
-        place = cache.place()
-        assert place
+        slot = cache.write_slot()
+        assert slot
         self.runner, self.cache = runner, cache
-        self.forward = runner.graphs.forward(place)
+        self.forward = runner.graphs.forward(slot)
         with torch.inference_mode(False):
             self.at = torch.zeros(2, dtype=torch.long, device=runner.device)
 
     def aim(self, offset: Tensor) -> None:
-        place = self.cache.place()
-        assert place
-        torch.linspace(place.slot, self.cache.position, 2, out=self.at)  # two numbers in one launch
+        slot = self.cache.write_slot()
+        assert slot
+        torch.linspace(slot.start, self.cache.position, 2, out=self.at)  # two numbers in one launch
         self.at += offset
 
     @torch.inference_mode()
@@ -98,28 +98,28 @@ class Runner:
     tokens to different widths. None keeps the model's own. The ranks that share the model make theirs together.
     """
 
-    def __init__(self, model: Any, vocabulary: int | None = None, accord: Accord = ALONE) -> None:
+    def __init__(self, model: Any, vocabulary: int | None = None, group: RankGroup = SINGLE) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
-        self.model, self.accord = model, accord
+        self.model, self.group = model, group
         self.known: int = model.config.vocab_size  # ids from here on have no embedding
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # for what is done outside of forwards, by this thread
-        self.shape = Shape.of(model.config, model.dtype, model.device, accord.size)
+        self.shape = Shape.of(model.config, model.dtype, model.device, group.size)
         self.decoder: Decoder | None = None
-        if accord.least(fusible(model)):
+        if group.all_reduce_min(fusible(model)):
             from triforce_chat.engine.forward.fused import Decoder
             from triforce_chat.engine.forward.graphs import Captures
 
-            self.decoder = Decoder(model, self.shape, accord)
+            self.decoder = Decoder(model, self.shape, group)
             self.graphs = Captures(self.decoder, self.device)
-        elif accord.size == 1 and onednn.available(self.device, self.shape.dtype):
+        elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
 
     @cached_property
-    def narrow(self) -> Runner:
+    def quantized(self) -> Runner:
         """The same model with 8-bit copies of its matrices where few tokens are fed: faster, a little off.
 
         Good for proposals. The model itself where its blocks are transformers' own.
@@ -129,25 +129,25 @@ class Runner:
         from triforce_chat.engine.forward.graphs import Captures
 
         made = copy(self)
-        made.graphs = Captures(self.decoder.narrow(), self.device)
+        made.graphs = Captures(self.decoder.quantized(), self.device)
         return made
 
     @property
-    def narrow_numbers(self) -> int:
+    def int8_numbers(self) -> int:
         """How many of the numbers that a step of few tokens reads are 8 bits wide."""
         if self.decoder is None or self.graphs.decoder is self.decoder:
             return 0
         return self.decoder.matrix_numbers
 
     @property
-    def room_for_narrow(self) -> bool:
+    def room_for_int8(self) -> bool:
         """Whether memory holds 8-bit copies beside everything that is still to come."""
-        if "narrow" in vars(self):
+        if "quantized" in vars(self):
             return True
         # In fp16 the fused norm of 8-bit products could overflow.
         if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
             return False
-        return self.accord.least(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
+        return self.group.all_reduce_min(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
 
     @property
     def captures(self) -> bool:
@@ -166,19 +166,19 @@ class Runner:
 
     def _fed(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None) -> Tensor:
         n = len(ids)
-        place = cache.place() if self.decoder else None
-        size = self.graphs.size(n, place) if place else None
+        slot = cache.write_slot() if self.decoder else None
+        size = self.graphs.size(n, slot) if slot else None
         if offset is not None:
-            if place and size:
-                self.graphs.prepare(ids, place, cache.position)
-                return self.graphs(ids, place, cache.position, size, offset)[n - rows :]
+            if slot and size:
+                self.graphs.prepare(ids, slot, cache.position)
+                return self.graphs(ids, slot, cache.position, size, offset)[n - rows :]
             with moved(cache, int(offset)):  # waits for the device
                 return self._logits(self._hidden(ids, cache)[n - rows :])
         # Also ahead of a draft's first forward, which is too long for it and overwrites what this touched.
-        touched = self.graphs.prepare(ids, place, cache.position) if place and (size or rows == 1) else 0
-        if place and size:
-            logits = self.graphs(ids, place, cache.position, size)[n - rows :]
-            cache.placed(n, max(size, touched))
+        touched = self.graphs.prepare(ids, slot, cache.position) if slot and (size or rows == 1) else 0
+        if slot and size:
+            logits = self.graphs(ids, slot, cache.position, size)[n - rows :]
+            cache.wrote(n, max(size, touched))
         else:
             logits = self._logits(self._hidden(ids, cache)[n - rows :])
         cache.advance(n)

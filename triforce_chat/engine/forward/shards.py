@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from triforce_chat.engine.group import Accord
+from triforce_chat.engine.group import RankGroup
 
 
-def part(weight: Any) -> Any:
+def local_shard(weight: Any) -> Any:
     """What this rank holds of a weight, where transformers spread it; else the weight, or None."""
     return weight.to_local() if hasattr(weight, "to_local") else weight
 
 
-def reseat(layer: Any, own: Tensor) -> None:
+def set_weight(layer: Any, own: Tensor) -> None:
     """Have ``layer`` read its weight, or this rank's part of it, from ``own``, where the same numbers are."""
     spread = layer.weight
     if hasattr(spread, "to_local"):
@@ -29,10 +29,10 @@ def reseat(layer: Any, own: Tensor) -> None:
 class Embedding:
     """Rows for tokens. A rank may have those of some tokens only: as many as every other, in order."""
 
-    def __init__(self, weight: Tensor, vocabulary: int, accord: Accord) -> None:
-        self.weight, self.accord = weight, accord
+    def __init__(self, weight: Tensor, vocabulary: int, group: RankGroup) -> None:
+        self.weight, self.group = weight, group
         self.spread = len(weight) < vocabulary
-        self.first = accord.rank * len(weight)  # the token of the first row, if it is spread
+        self.first = group.rank * len(weight)  # the token of the first row, if it is spread
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [n] -> [n, C], for the caller to overwrite."""
@@ -41,14 +41,14 @@ class Embedding:
         places = ids - self.first
         known = places.clamp(0, len(self.weight) - 1)
         rows = nn.functional.embedding(known, self.weight).masked_fill_((known != places)[:, None], 0)
-        return self.accord.total(rows)
+        return self.group.all_reduce_sum(rows)
 
 
-def whole_logits(own: Tensor, vocabulary: int, accord: Accord) -> Tensor:
+def gather_logits(own: Tensor, vocabulary: int, group: RankGroup) -> Tensor:
     """Logits [n, V] of which a rank may have made some columns, as an ``Embedding`` has rows."""
     n, width = own.shape
     if width == vocabulary:
         return own
     logits = own.new_zeros(n, vocabulary)
-    logits[:, accord.rank * width :][:, :width] = own
-    return accord.total(logits)
+    logits[:, group.rank * width :][:, :width] = own
+    return group.all_reduce_sum(logits)

@@ -71,7 +71,9 @@ class Verification:
                 rows = torch.arange(complete.shape[-1], device=complete.device)
                 complete = complete | (rows > draft.count[:, None])
             flag = complete.all(-1, keepdim=True).long()
-        return SamplerOutput(probs, torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1))
+        return SamplerOutput(
+            probs, torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1)
+        )
 
     def randomness(self, uniforms: Uniforms) -> Randomness:
         return GREEDY if self.sampling.greedy else uniforms
@@ -88,9 +90,7 @@ class Executor(Protocol):
 class EagerExecutor:
     """Launches every operation by itself."""
 
-    def run(
-        self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]
-    ) -> SamplerOutput:
+    def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
         rows, n = inputs.draft.tokens.shape
         uniforms = Uniforms.empty(rows, n, inputs.logits.device)
         fill(uniforms)
@@ -104,9 +104,7 @@ class GraphExecutor:
         self.most = most
         self.made: dict[Hashable, dict[int, StaticVerification]] = {}  # by their last use; then by rows
 
-    def run(
-        self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]
-    ) -> SamplerOutput:
+    def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
         static = self._static(op, inputs)
         static.copy_in(inputs)
         n = len(inputs.draft)

@@ -16,7 +16,7 @@ from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import Graph, pool_of
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.forward.runner import Forward
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput, Verification, rounded_up
 from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -29,7 +29,7 @@ class DraftModel:
     """A ``Drafter``. ``lengths``: drafts of so many tokens are captured before they are needed."""
 
     def __init__(
-        self, model: Forward, cache: StreamingCache, lengths: Sequence[int] = (), group: Accord = ALONE
+        self, model: Forward, cache: StreamingCache, lengths: Sequence[int] = (), group: RankGroup = SINGLE
     ) -> None:
         self.model, self.cache, self.lengths, self.group = model, cache, lengths, group
         self.graphs: dict[Hashable, dict[int, DraftGraph]] = {}  # by their last use; then by length
@@ -42,7 +42,7 @@ class DraftModel:
         if n < 1:
             return self.nothing
         draft = self._replay(seq, n, sampler) if self.model.captures else self._step(seq, n, sampler)
-        return Draft(self.group.tokens(draft.tokens), draft.probs)
+        return Draft(self.group.broadcast_tokens(draft.tokens), draft.probs)
 
     def _step(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Every forward by itself, from what the cache lacks on."""
@@ -58,7 +58,9 @@ class DraftModel:
 
     def _replay(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """One graph, which feeds the last n+1 tokens again: what the cache holds of them may have been rejected."""
-        longest = max(n, *self.lengths, 0)  # of a graph that may be captured here, which touches twice as many slots
+        longest = max(
+            n, *self.lengths, 0
+        )  # of a graph that may be captured here, which touches twice as many slots
         more = max(seq.slack, 2 * longest + 1) + MARGIN
         pending = self.cache.pending(seq.tokens, more)
         if len(pending):

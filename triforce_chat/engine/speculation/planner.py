@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.draft import Draft, TokenBuffer
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.cost_model import (
     FIRST,
@@ -157,7 +157,7 @@ class Planner:
         gamma: int | None = None,
         most: int = 0,
         plain: bool = True,
-        group: Accord = ALONE,
+        group: RankGroup = SINGLE,
     ) -> None:
         self.arms, self.lookup, self.gamma, self.group = list(arms), lookup, gamma, group
         self.most = (gamma or most) if arms or lookup else 0
@@ -186,7 +186,7 @@ class Planner:
             return self._fixed(most, match)
         own = self._choose(length, min(most, self.most), match)
         places = [None, *self.arms]
-        n, place = self.group.numbers((own.n, places.index(own.arm)))
+        n, place = self.group.broadcast_ints((own.n, places.index(own.arm)))
         return Plan(n, places[place], own.rate)
 
     def several(self, n: int, length: int) -> Plan:
@@ -204,7 +204,7 @@ class Planner:
         # With a fixed gamma nothing depends on what was learnt: the same random numbers go into it every time.
         chances = (self.blend if self.gamma is None else AcceptanceCurve()).chances(drafted)
         rounds = min(round(n / (1 + sum(chances))) or min(n, 1), MOST // (drafted + 1))
-        rounds, drafted, threshold = self.group.numbers((rounds, drafted, self._threshold(drafted)))
+        rounds, drafted, threshold = self.group.broadcast_ints((rounds, drafted, self._threshold(drafted)))
         return Plan(drafted, self.arms[0] if self.arms else None, rounds=rounds, threshold=threshold)
 
     def _fixed(self, most: int, match: int) -> Plan:

@@ -23,7 +23,7 @@ from triforce_chat.engine.cuda_graph import fitting
 from triforce_chat.engine.draft import Draft, TokenBuffer, Verdict
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
@@ -90,7 +90,7 @@ class Speculative:
         cache: KVCache,
         planner: Planner,
         emit: Callable[[Event], None],
-        group: Accord = ALONE,
+        group: RankGroup = SINGLE,
         overlap: bool = False,
     ) -> None:
         self.name, self.model, self.cache, self.planner = name, model, cache, planner
@@ -145,7 +145,7 @@ class Speculative:
         """Commit what passes, and send word of it to the host."""
         n = len(made.draft)
         probs, packed = sampler.verify(made.draft, made.logits, seq)
-        packed = self.group.verdict(packed)
+        packed = self.group.broadcast(packed)
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
         seq.commit(made.verdict.tokens, made.verdict.count)
         made.following = self._find(seq)
@@ -225,9 +225,7 @@ class Speculative:
             tested = min(made.match.tokens.shape[1], len(outcome.ids))
             self.planner.lookup.learn(outcome.match, outcome.right, tested)
 
-    def _overlapped(
-        self, seq: TokenBuffer, plan: Plan, sampler: Sampler, end: int
-    ) -> Iterator[list[int]]:
+    def _overlapped(self, seq: TokenBuffer, plan: Plan, sampler: Sampler, end: int) -> Iterator[list[int]]:
         """Tokens one by one, for as long as nothing better is planned.
 
         A token goes to the next forward without leaving the device, and the host reads it while that forward runs.

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.offload import HostStore
+from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
-from triforce_chat.engine.cache.storage import Slab
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.group import ALONE, Accord
+from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Arm, Planner, sizes
@@ -51,7 +51,7 @@ class Builder:
         draft: Runner | None,
         options: StackOptions,
         emit: Callable[[Event], None],
-        group: Accord = ALONE,
+        group: RankGroup = SINGLE,
     ) -> None:
         self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
         self.group = group
@@ -110,7 +110,7 @@ class Builder:
         Where the device works by itself and a forward is cheap to take back; ranks would have to agree on a plan for
         every token.
         """
-        queue = self.target.device.type == "cuda" and isinstance(self.full.slab, Slab)
+        queue = self.target.device.type == "cuda" and isinstance(self.full.storage, KVBuffer)
         return queue and (self.group.size == 1 or not planner.decides)
 
     @property
@@ -121,7 +121,7 @@ class Builder:
     @property
     def streamed(self) -> bool:
         """Whether every verification fetches keys and values from host memory."""
-        return isinstance(self.full.slab, HostStore)
+        return isinstance(self.full.storage, OffloadedKV)
 
     def middle(self, cache: RetrievalCache, drafts: bool = True) -> Speculative:
         """The target over a small cache."""
@@ -142,8 +142,8 @@ class Builder:
     def proposer(self) -> Runner:
         """The target as the middle level runs it."""
         wanted = self.options.middle
-        narrow = wanted == "int8" or (wanted == "auto" and self.target.room_for_narrow)
-        return self.target.narrow if narrow else self.target
+        int8 = wanted == "int8" or (wanted == "auto" and self.target.room_for_int8)
+        return self.target.quantized if int8 else self.target
 
     def retrieval(self) -> RetrievalCache:
         return RetrievalCache(self.full, self.budget, POLICIES[self.options.policy](), self.emit)

@@ -38,9 +38,9 @@ class Step:
 
 def steps(engine: Any) -> dict[str, Step]:
     """What a forward of each level reads in an engine whose full cache is as long as now."""
-    ranks, length = engine.accord.size, engine.full.length
+    ranks, length = engine.group.size, engine.full.length
     weights, token = weights_of(engine.target, ranks), engine.target.shape.bytes_per_token
-    far = len(getattr(engine.full.slab, "far", ())) / engine.target.shape.layers
+    far = len(getattr(engine.full.storage, "far", ())) / engine.target.shape.layers
     kept = min(length, engine.options.budget.tokens)
     middle = next(
         (level.model for name, level in levels_of(engine.top) if name == "retrieval"), engine.target
@@ -60,8 +60,8 @@ def weights_of(runner: Runner, ranks: int) -> int:
     """Bytes of the matrices that a forward reads on one of the ranks; of an embedding it reads a few rows."""
     own = Dimensions.of(runner.model.config.to_dict())
     looked_up = 0 if own.tied else own.embedding // ranks
-    narrow = runner.narrow_numbers  # a byte each
-    return (own.parameters(ranks) - looked_up - narrow) * runner.shape.dtype.itemsize + narrow
+    int8 = runner.int8_numbers  # a byte each
+    return (own.parameters(ranks) - looked_up - int8) * runner.shape.dtype.itemsize + int8
 
 
 def bandwidth(device: torch.device) -> float:

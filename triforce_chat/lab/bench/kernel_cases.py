@@ -16,7 +16,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.retrieval import Budget, Layout
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import View
+from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward.attention import causal_attention
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
 from triforce_chat.engine.kernels.linear import Blocking
@@ -124,7 +124,7 @@ def attention_cases(model: Model, length: int, n: int, sweep: bool) -> Iterator[
     shape = f"{model.name} {length} n={n}"
 
     def plain(each: Attended) -> Tensor:
-        view = View(each.keys[None], each.values[None], length)
+        view = KVView(each.keys[None], each.values[None], length)
         return causal_attention(each.q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
     def run(each: Attended, tiles: Tiling | None = None, parts: int | None = None) -> Tensor:

@@ -24,7 +24,7 @@ from triforce_chat.lab.bench.machine import finish
 from triforce_chat.lab.bench.marks import marked
 from triforce_chat.lab.bench.measure import Bench
 from triforce_chat.lab.bench.timeline import GROUPS, Kernel, Overlap, Timeline, timeline
-from triforce_chat.loading.load_engine import sampling_of
+from triforce_chat.loading.stack_options import sampling_of
 from triforce_chat.memory_plan.dimensions import Dimensions
 
 SKIPPED, ROUNDS = 12, 8  # the first ones are a planner's trials
@@ -102,7 +102,7 @@ def reading(bench: Bench, ids: Sequence[int]) -> Reading:
     engine = engine_of(bench)
     rate = max(bench.prefill(ids) for _ in range(2))
     dimensions = Dimensions.of(engine.target.model.config.to_dict())
-    flops = dimensions.prefill_flops(len(ids), engine.accord.size) * rate / len(ids)
+    flops = dimensions.prefill_flops(len(ids), engine.group.size) * rate / len(ids)
     return Reading(rate, flops, matmul_rate(engine.target.device, engine.target.shape.dtype))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from triforce_chat.loading.load_engine import place
+from triforce_chat.loading.device import device_and_dtype
 from triforce_chat.models.load import load_model
 from triforce_chat.models.quiet import quiet
 from triforce_chat.models.resize import inflated
@@ -33,7 +33,7 @@ class Stock:
     """An untouched model with the attention and the cache that transformers chooses."""
 
     def __init__(self, settings: Settings, shape: BigShape | None = None) -> None:
-        device, dtype = place(settings)
+        device, dtype = device_and_dtype(settings)
         loaded = load_model(settings.model, device=device, dtype=dtype, attention="sdpa")
         self.loaded = inflated(loaded, shape) if shape else loaded
 

@@ -32,7 +32,7 @@ def drafted(model: Forward, cache: StreamingCache, history: Tensor, n: int) -> T
     rows, at = [], len(history) - n  # the next row foretells history[at]
     while at < len(history):
         fed = cache.pending(history[:at])
-        room = cache.slab.capacity - cache.position - len(fed)
+        room = cache.storage.capacity - cache.position - len(fed)
         more = history[at : min(at + room, len(history) - 1)]
         rows.append(model(torch.cat([fed, more])[None], cache, 1 + len(more))[0].clone())
         at += 1 + len(more)

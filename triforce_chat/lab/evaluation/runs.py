@@ -31,7 +31,7 @@ from triforce_chat.lab.evaluation.tables import (
 from triforce_chat.lab.evaluation.tasks import planted_set
 from triforce_chat.lab.training.conversations import Builder
 from triforce_chat.lab.training.documents import Book
-from triforce_chat.loading.load_engine import sampling_of
+from triforce_chat.loading.stack_options import sampling_of
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.settings import Settings
 

@@ -31,7 +31,7 @@ DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", to
 
 
 class Library:
-    """Implements ``engine.memory.Memory``; ``model`` is its fingerprint, ``clock`` counts nanoseconds.
+    """Implements ``engine.prefix_store.PrefixStore``; ``model`` is its fingerprint, ``clock`` counts nanoseconds.
 
     ``tell`` hears why the program does not end at once.
     """
@@ -58,7 +58,7 @@ class Library:
         return Library(Shelf(users_folder(), limit), model, loaded.name, tell=tell)
 
     def known(self, plan: Sequence[Chunk]) -> int:
-        keys = [self._key(chunk.lineage) for chunk in plan]
+        keys = [self._key(chunk.prefix_hash) for chunk in plan]
         missing = (n for n, key in enumerate(keys) if not self.shelf.path(key).is_file())
         count = next(missing, len(plan))
         self.served, self.writer.spared = self.clock(), frozenset(keys)
@@ -87,13 +87,13 @@ class Library:
         """Among the blocks of a prompt the first count as the latest: without them the others are lost."""
         return self.served - 1000 * start
 
-    def _key(self, lineage: bytes) -> str:
-        return "" if lineage == ROOT else hashlib.sha256(self.model + lineage).hexdigest()
+    def _key(self, prefix_hash: bytes) -> str:
+        return "" if prefix_hash == ROOT else hashlib.sha256(self.model + prefix_hash).hexdigest()
 
     def _label(self, chunk: Chunk, shape: Shape) -> Label:
         size = (shape.layers, shape.kv_heads, len(chunk.ids), shape.head_dim)
         return Label(
-            key=self._key(chunk.lineage),
+            key=self._key(chunk.prefix_hash),
             parent=self._key(chunk.parent),
             model=self.name,
             title=chunk.title,
@@ -203,7 +203,7 @@ def fill(slots: Tensor, part: memoryview) -> None:
 
 def parts_of(cache: FullCache, chunk: Chunk) -> Iterator[Tensor]:
     """Where a chunk lies in a cache: [Hkv, n, D] for every layer's keys, then for every layer's values."""
-    layers = [cache.slab.layer(layer) for layer in range(cache.shape.layers)]
+    layers = [cache.storage.layer(layer) for layer in range(cache.shape.layers)]
     for kind in zip(*layers, strict=True):
         for part in kind:
             yield part[:, chunk.start : chunk.end]

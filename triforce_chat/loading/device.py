@@ -1,0 +1,52 @@
+"""Which device and dtype to compute with, and how much of a GPU's memory the process may use."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from triforce_chat.errors import UsageError
+from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.sizes import readable
+
+
+def device_and_dtype(settings: Settings) -> tuple[str, torch.dtype]:
+    """The device and the dtype of the weights. Raises UsageError for a device that this machine lacks."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = device.split(":")[0]
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", device):
+        raise UsageError(f"no device '{device}'; choose auto, cpu, cuda or cuda:1")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError("no CUDA device on this machine; choose --device cpu")
+    return device, dtype_on(kind, settings)
+
+
+def dtype_on(kind: str, settings: Settings) -> torch.dtype:
+    """The dtype in the settings, or the default of a "cpu" or "cuda" device.
+
+    On a CPU that is fp32, because most CPUs have no fast 16-bit arithmetic.
+    """
+    if settings.dtype != "auto":
+        chosen: torch.dtype = getattr(torch, settings.dtype)
+        return chosen
+    return torch.float32 if kind == "cpu" else torch.bfloat16
+
+
+def require_gpu(settings: Settings) -> None:
+    """Raise UsageError where there is no GPU whose memory could be capped."""
+    if device_and_dtype(settings)[0] == "cpu":
+        raise UsageError(
+            "--device-memory caps the memory used on a GPU; this runs on the CPU, so leave it out"
+        )
+
+
+def cap_memory(device: torch.device, size: int) -> None:
+    """Limit this process to ``size`` bytes of its GPU. Raises UsageError if the GPU has less."""
+    total: int = torch.cuda.get_device_properties(device).total_memory
+    if size > total:
+        raise UsageError(f"--device-memory {readable(size)}, but the GPU has {readable(total)}")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(size / total, index)

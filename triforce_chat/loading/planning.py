@@ -1,0 +1,110 @@
+"""The memory plan of a load: how long a context fits, and where its keys and values go."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.group import RankGroup
+from triforce_chat.errors import OutOfMemory
+from triforce_chat.loading.device import device_and_dtype
+from triforce_chat.loading.spec import EngineSpec, Note
+from triforce_chat.loading.stack_options import LARGEST_BUDGET, stack_options
+from triforce_chat.memory_plan.draw import Machine, agreed, draft_described, memory_of, work_of
+from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
+from triforce_chat.memory_plan.words import moved_line, plan_line, shortage
+from triforce_chat.models.describe import Description
+from triforce_chat.settings.settings import Settings
+
+# Budgets to try, the richest first, where KV streams from host memory. A verification is so expensive there that a
+# slower middle level pays if more of its drafts are accepted.
+STREAMED_BUDGETS = (16_384, 8192)
+
+
+def memory_plan(
+    spec: EngineSpec, model: Description, draft: str | None, context: int, group: RankGroup
+) -> MemoryPlan:
+    """Plan ``context`` tokens on this machine, the same on every rank.
+
+    Raises UsageError if the ranks cannot share the target.
+    """
+    name, dtype = device_and_dtype(spec.settings)
+    device = torch.device(name)
+    if spec.shape:
+        model = dataclasses.replace(model, fields={**model.fields, **spec.shape.fields})
+    memory = agreed(memory_of(device, group.sharing, spec.device_memory), group)
+    machine = device, dtype, memory
+    return plan_for(spec.settings, model, draft_described(draft), context, machine, group.size)
+
+
+def plan_for(
+    settings: Settings,
+    model: Description,
+    draft: Description | None,
+    context: int,
+    machine: Machine,
+    gpus: int,
+) -> MemoryPlan:
+    """Plan for a machine, which need not be this one, with the largest retrieval cache that pays.
+
+    Raises UsageError if so many GPUs cannot share the target.
+    """
+    device, dtype, memory = machine
+
+    def with_budget(largest: int) -> MemoryPlan:
+        stack = stack_options(settings, model.context, largest)
+        work = work_of(model, draft, context, stack, device, dtype, gpus)
+        return planned(work, memory, offload_of(settings))
+
+    usual = with_budget(LARGEST_BUDGET)
+    # With a seed the answer must not depend on how much memory happens to be free.
+    richer = map(with_budget, STREAMED_BUDGETS if usual.offloaded and settings.seed is None else ())
+    return next((plan for plan in richer if plan.fits and plan.resident == usual.resident), usual)
+
+
+def offload_of(settings: Settings) -> Offload:
+    """The planner's choice of where KV may go."""
+    return "always" if settings.offload else "auto"
+
+
+def shortened_to_fit(plan: MemoryPlan, settings: Settings, note: Note) -> MemoryPlan:
+    """The plan, or one whose context is the longest that fits.
+
+    Raises OutOfMemory if the user asked for a context that does not fit.
+    """
+    wanted, offload = plan.work.context, offload_of(settings)
+    if plan.fits:
+        return plan
+    most = largest_context(plan.work, plan.memory, offload, wanted)
+    if settings.context:
+        raise no_memory(wanted, shortage(plan, most))
+    context = min(wanted, max(most, CONTEXT_STEP))
+    note(plan_line(plan))
+    note(f"context of {context:,} tokens, because memory does not hold the {wanted:,} of {settings.model}")
+    return planned(plan.with_context(context).work, plan.memory, offload)
+
+
+def kv_storage(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Shape, int], KVStorage]:
+    """What allocates the full cache's keys and values where the plan puts them."""
+    if settings.offload and plan.memory.is_host:
+        note("--offload has no effect without a GPU: keys and values are in main memory anyway")
+    if not plan.offloaded:
+        return KVBuffer
+
+    def offloaded(shape: Shape, capacity: int) -> OffloadedKV:
+        store = OffloadedKV(shape, capacity, plan.resident)
+        note(moved_line(plan))
+        if store.pageable:
+            note(f"{store.pageable} of these layers are slower: the system declined to pin their memory")
+        return store
+
+    return offloaded
+
+
+def no_memory(context: int, advice: str = "choose a smaller --context") -> OutOfMemory:
+    """The error for a cache that cannot be allocated."""
+    return OutOfMemory(f"no memory for a cache of {context:,} tokens; {advice}")

@@ -1,0 +1,50 @@
+"""The two arguments of every way to load an engine: what to load, and whom to tell about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from triforce_chat.models.progress import Report, unheard
+from triforce_chat.models.shapes import BigShape
+from triforce_chat.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from triforce_chat.engine.prefix_store import PrefixStore
+    from triforce_chat.models.load import LoadedModel
+
+Note = Callable[[str], None]  # receives one line of text for the user
+
+
+def ignore_note(line: str) -> None:
+    """Drop the line."""
+
+
+def no_prefix_store(loaded: LoadedModel) -> PrefixStore | None:  # noqa: ARG001
+    """Keep no prefixes: every prompt is prefilled from its first token."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Which models to load and how much memory to give them; plain values that every rank can unpickle."""
+
+    settings: Settings
+    capacity: int | None = None  # tokens of KV to allocate, even beyond what the model was trained for
+    shape: BigShape | None = None  # resize the target to these dimensions; its output stays the same
+    device_memory: int | None = None  # bytes of its GPU that the process may ever use
+
+
+@dataclass(frozen=True, slots=True)
+class LoadHooks:
+    """Callbacks of a load.
+
+    ``prefix_store`` makes the store of prefilled prefixes that outlives the engine. It is called while the weights
+    are still laid out as they were loaded.
+    """
+
+    progress: Report = unheard
+    note: Note = ignore_note  # a choice that was made for the user
+    warn: Note = ignore_note  # a reason to doubt the answers
+    prefix_store: Callable[[LoadedModel], PrefixStore | None] = no_prefix_store

@@ -1,0 +1,52 @@
+"""Settings as the engine's own options: the stack of levels and the sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.settings import SAMPLED, Settings
+
+SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted with a seed, where timings must not decide
+SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens; the latter is the optimum in the TriForce paper
+BUDGET_SHARE = 8  # the context is at least this many times the budget
+
+
+def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUDGET) -> StackOptions:
+    """The stack that the settings ask for; its budget grows with the context up to ``largest`` tokens.
+
+    ``positions`` is the context that the model was trained for; it counts unless the settings have one.
+    """
+    context = settings.context or positions
+    budget = settings.budget or max(SMALLEST_BUDGET, min(largest, context // BUDGET_SHARE))
+    name, gamma, draft_gamma, middle = settings.stack, settings.gamma, settings.draft_gamma, settings.middle
+    if settings.seed is not None:  # planners decide by the clock, and another plan draws other random numbers
+        name = "lookup" if name == "auto" else name
+        gamma, draft_gamma = gamma or SEEDED_GAMMA, draft_gamma or SEEDED_DRAFT_GAMMA
+        middle = "full" if middle == "auto" else middle  # nor may free memory decide
+    return StackOptions(
+        name=name,
+        gamma=gamma,
+        draft_gamma=draft_gamma,
+        policy=settings.policy,
+        middle=middle,
+        budget=Budget(tokens=budget, chunk=settings.chunk),
+    )
+
+
+def stack_for(settings: Settings, loaded: LoadedModel) -> StackOptions:
+    """The stack for a loaded model, whose retrieval cache stays within the budget that was planned."""
+    return stack_options(settings, loaded.context, loaded.largest_budget)
+
+
+def sampling_of(settings: Settings, loaded: LoadedModel) -> Sampling:
+    """Each value from the settings, else from the model's preset, else the plain default."""
+
+    def chosen(name: str) -> Any:
+        value = getattr(settings, name)
+        return loaded.sampling.get(name, getattr(Sampling(), name)) if value is None else value
+
+    return Sampling(**{name: chosen(name) for name in SAMPLED})
