@@ -25,7 +25,7 @@ from triforce_chat.engine.exactness import (
 )
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling import executor, ops
-from triforce_chat.engine.sampling.ops import Uniforms
+from triforce_chat.engine.sampling.ops import Randomness, Uniforms
 from triforce_chat.engine.sampling.options import Sampling
 
 ALARM = 1e-4
@@ -244,9 +244,9 @@ def test_an_answer_that_was_cut_short_is_not_the_same(rough: Lab) -> None:
 
 
 def test_a_wrong_rule_is_found_by_greedy_answers(rough: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(draft: Draft, target: Tensor, sampler: Sampler, chances: Chances) -> Tensor:
-        accepted, last = torch.tensor([len(draft)]), sampler.draw(target[len(draft)], chances)
-        return torch.cat([accepted, draft.tokens, last[None]])
+    def trusting(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
+        accepted, last = torch.tensor([[len(draft)]]), random.draw(target[:, len(draft)])
+        return torch.cat([accepted, draft.tokens, last[:, None]], -1)
 
     monkeypatch.setattr(executor, "verify", trusting)
     verdict = greedy_test(rough.engine("naive"), Request(rough.text(60), MADE))

@@ -7,6 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.rules import (
+    middle_accepts_everything,
+    middle_draws_from_its_target,
+    middle_hands_up_the_drafter_s_vectors,
+    middle_withholds_unlikely_tokens,
+)
 from support.toys import (
     CPU,
     LONGER,
@@ -29,10 +35,8 @@ from support.toys import (
     unwaited,
     variation,
 )
-from torch import Tensor
 
-from triforce_chat.engine.draft import Draft, TokenBuffer
-from triforce_chat.engine.sampling.ops import Randomness, row_of, verify
+from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import DraftModel
@@ -216,40 +220,6 @@ def test_a_longer_prompt_for_longer_drafts() -> None:
 
 
 # What the tests above must be able to see
-
-
-def numbers(tokens: list[Tensor], n: int) -> Tensor:
-    """The result of a rule that commits ``tokens``, of which the last was not among the n drafted."""
-    filled = [*tokens, *[torch.tensor(0)] * (n + 1 - len(tokens))]
-    return torch.stack([torch.tensor(len(tokens) - 1), *filled])[None]
-
-
-def middle_draws_from_its_target(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
-    """Defect D1: the recovered token is drawn from the level's own distribution, not from the residual."""
-    index, n = draft.tokens[..., None], len(draft)
-    p, q = target[:, :n].gather(-1, index)[..., 0], draft.probs.gather(-1, index)[..., 0]
-    accepted = int(random.accepts(p, q)) if n else 0
-    return numbers([*draft.tokens[0, :accepted], random.draw(target[:, accepted])[0]], n)
-
-
-def middle_hands_up_the_drafter_s_vectors(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
-    judged = verify(draft, target, random)
-    accepted = int(judged[0, 0])
-    target[:, :accepted] = draft.probs[:, :accepted]
-    return judged
-
-
-def middle_accepts_everything(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
-    return numbers([*draft.tokens[0], random.draw(target[:, -1])[0]], len(draft))
-
-
-def middle_withholds_unlikely_tokens(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
-    """Dropping the last token because of what it is: decisions may look at revealed tokens only."""
-    judged = verify(draft, target, random)
-    accepted = judged[0, 0]
-    last = row_of(target, accepted[None])[0, judged[0, 1 + accepted]]
-    judged[0, 0] -= int(accepted > 0 and bool(last < 0.4))
-    return judged
 
 
 @pytest.mark.parametrize(
