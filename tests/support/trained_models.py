@@ -10,8 +10,8 @@ import torch
 from support.long_texts import prose, trained_tokenizer
 from support.tiny_models import save_weights
 from triforce_chat.chat.template import ChatFormat
-from triforce_chat.lab.training.conversations import Builder
-from triforce_chat.lab.training.documents import Book
+from triforce_chat.lab.tasks.books import Book
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.models.load import LoadedModel, load_model
 
 
@@ -30,6 +30,6 @@ def load(folder: Path) -> LoadedModel:
     return load_model(str(folder), attention="sdpa")
 
 
-def builder_of(loaded: LoadedModel, books: int = 2) -> Builder:
+def builder_of(loaded: LoadedModel, books: int = 2) -> ExampleBuilder:
     text = ChatFormat(loaded.tokenizer).text
-    return Builder(loaded.tokenizer, [Book.of(f"Book {i}", prose(i, 60), text) for i in range(books)])
+    return ExampleBuilder(loaded.tokenizer, [Book.of(f"Book {i}", prose(i, 60), text) for i in range(books)])

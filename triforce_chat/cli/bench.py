@@ -113,9 +113,9 @@ def bench(
         require_gpu(settings)
     room = max(lengths) + longest(every, profile)
     engine, target, seconds = open_answering(settings, screen, room=room, shape=shape, device_memory=cap)
-    from triforce_chat.lab.bench.machine import machine
     from triforce_chat.lab.bench.measure import Bench
     from triforce_chat.lab.bench.stock import Stock
+    from triforce_chat.lab.machine import machine
 
     heard = partial(told, options, screen, target)
     run = Bench(engine, target, repeats, warmup, past_end, heard, plain_tokens)
