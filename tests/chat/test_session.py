@@ -21,8 +21,10 @@ from tokenizers import decoders
 
 from triforce_chat.chat.session import QUESTION_ROOM, Session
 from triforce_chat.documents import Document, Page, parse_pages
-from triforce_chat.engine.engine import PREFILL_CHUNK, Engine
+from triforce_chat.engine.detokenizer import TextCodec
+from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Comparison, Event, Finished, Prefilled, Tally, Text
+from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation import stacks
 from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
@@ -73,7 +75,7 @@ class Talk(Session):
         self, loaded: tuple[Engine, LoadedModel], context: int = CONTEXT, **settings: object
     ) -> None:
         first, model = loaded
-        engine = Engine(first.target, context, model.eos_ids, first.decode)
+        engine = Engine(first.target, context, TextCodec(first.decode, model.eos_ids))
         super().__init__(engine, model, Settings(**{"max_tokens": SAYS, **settings}), "Be brief.")  # type: ignore[arg-type]
         self.set_option("stack", str(settings.get("stack", "triforce")))
 
@@ -92,7 +94,7 @@ class Talk(Session):
     def answers_like_a_fresh_one(self, question: str) -> None:
         """Exactness of every cache that was reused: plain decoding from nothing gives the same tokens."""
         request = self._request(question)
-        fresh = Engine(self.engine.target, CONTEXT, self.engine.eos_ids, self.engine.decode)
+        fresh = Engine(self.engine.target, CONTEXT, TextCodec(self.engine.decode, self.engine.eos_ids))
         assert self.says(question).token_ids == folded(fresh.answer(request, plain=True)).token_ids
 
 

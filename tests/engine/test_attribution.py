@@ -68,11 +68,11 @@ def test_every_stack_tells_the_same_and_nothing_is_changed(lab: Lab, stack: str)
     assert said(engine, request) == made
     full = engine.full
     before = [each.clone() for each in (full.storage.keys, full.storage.values, full.queries.data)]
-    state = (full.length, list(full.queries.positions), list(engine.cached), list(engine.read))
+    state = (full.length, list(full.queries.positions), list(engine.cached), list(engine.prefix.chunks))
     found = weights(engine, request, made)
     assert found == pytest.approx(weights(plain, request, made), rel=1e-3, abs=1e-5)
     assert all(map(torch.equal, before, (full.storage.keys, full.storage.values, full.queries.data)))
-    assert state == (full.length, full.queries.positions, engine.cached, engine.read)
+    assert state == (full.length, full.queries.positions, engine.cached, engine.prefix.chunks)
     longer = Request([*request.prompt, *made, 3, 5], SAYS)
     assert said(engine, longer) == said(lab.engine("autoregressive"), longer)
 

@@ -39,7 +39,7 @@ def held(engine: Any) -> dict[str, Any]:
         "cached": len(engine.cached),
         "tokens": tokens,
         "levels": levels,
-        "read": len(engine.read),
+        "read": len(engine.prefix.chunks),
         "captured": captured(engine),
     }
 

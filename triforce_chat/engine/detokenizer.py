@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 BROKEN = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class TextCodec:
+    """What an engine needs of a tokenizer."""
+
+    decode: Callable[[Sequence[int]], str]
+    eos_ids: frozenset[int] = frozenset()  # tokens that end an answer
 
 
 class Detokenizer:

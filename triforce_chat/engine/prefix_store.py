@@ -42,7 +42,7 @@ class Chunk:
         return self.start + len(self.ids)
 
 
-def chunks(prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int) -> list[Chunk]:
+def split_prompt(prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int) -> list[Chunk]:
     """Cut a prompt into chunks of ``most`` tokens; a span ends the chunk that it ends in.
 
     What would be shorter only because the prompt is over is left out: in a longer prompt it is another chunk.

@@ -12,7 +12,7 @@ import torch
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey
@@ -341,7 +341,7 @@ def answer_of(engine: Engine, prompt: list[int], n: int = 16) -> list[int]:
 
 @pytest.mark.parametrize("stack", ["triforce", "streaming", "naive", "auto"])
 def test_closing_at_every_event(lab: Lab, stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 16)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 16)
     monkeypatch.setattr(Planner, "_choose", in_turn)
     small_streaming(monkeypatch)
     first, engine = lab.text(50), lab.engine(stack)
@@ -368,7 +368,7 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
     lab: Lab, stack: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C raises at some attention call, before or after that layer's cache was written."""
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 16)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 16)
     monkeypatch.setattr(Planner, "_choose", in_turn)
     small_streaming(monkeypatch)
     luck = random.Random(seed)

@@ -19,6 +19,7 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, s
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner as runner_module
@@ -77,7 +78,7 @@ def test_every_stack_says_the_same(stack: str, model: Any, monkeypatch: pytest.M
     for fused in (False, True):
         target, draft = (runner(each, monkeypatch, fused) for each in (model, perturbed(model, 0.02)))
         options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
-        engine = Engine(target, 256, frozenset(), spell, draft, options)
+        engine = Engine(target, 256, TextCodec(spell), draft, options)
         first = tokens_of(engine, Request(PROMPT, 40))
         said.append((first, tokens_of(engine, Request([*PROMPT, *first, 7, 8, 9], 20))))
     assert said[0] == said[1]
@@ -163,5 +164,5 @@ def test_an_eight_bit_middle_changes_no_answer(model: Any, monkeypatch: pytest.M
     for middle in ("full", "int8"):
         target, draft = (runner(each, monkeypatch, True) for each in (model, perturbed(model, 0.02)))
         options = StackOptions("triforce", gamma=5, draft_gamma=2, budget=SMALL_BUDGET, middle=middle)
-        said.append(tokens_of(Engine(target, 256, frozenset(), spell, draft, options), Request(PROMPT, 60)))
+        said.append(tokens_of(Engine(target, 256, TextCodec(spell), draft, options), Request(PROMPT, 60)))
     assert said[0] == said[1]

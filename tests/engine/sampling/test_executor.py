@@ -15,6 +15,7 @@ from support.toys import ToyCache, nothing
 from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import SIZES, USUAL
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
@@ -58,7 +59,7 @@ def pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
 def engines(pair: tuple[Runner, Runner], stack: str) -> tuple[Engine, Engine]:
     """Direct, and replayed."""
     options = StackOptions("autoregressive" if stack == "ahead" else stack, 5, 2, budget=SMALL_BUDGET)
-    both = tuple(Engine(pair[0], 400, frozenset(), spell, pair[1], options) for _ in range(2))
+    both = tuple(Engine(pair[0], 400, TextCodec(spell), pair[1], options) for _ in range(2))
     for engine, desks in zip(both, (DIRECT, Replays()), strict=True):
         engine.desks = desks
         one, emit = ("target", engine.target, engine.full), engine.pending.append
@@ -82,7 +83,7 @@ def test_answers_are_the_same(pair: tuple[Runner, Runner], stack: str, law: str)
 
 
 def test_the_engine_of_a_gpu_replays(pair: tuple[Runner, Runner]) -> None:
-    engine = Engine(pair[0], 100, frozenset(), spell)
+    engine = Engine(pair[0], 100, TextCodec(spell))
     assert isinstance(engine.desks, Replays) == (engine.target.device.type == "cuda")
 
 

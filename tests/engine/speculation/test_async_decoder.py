@@ -20,6 +20,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.storage import KVBuffer
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Verdict
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
@@ -356,7 +357,7 @@ class Two(SingleRank):
 def test_who_runs_ahead(device: str, ahead: bool) -> None:
     """Whoever has a device to wait for, and all keys and values on it."""
     target = Runner(random_model().to(device))
-    near, far = (FullCache(target.shape, 64, store=store) for store in (KVBuffer, OffloadedKV))
+    near, far = (FullCache(target.shape, 64, storage=store) for store in (KVBuffer, OffloadedKV))
 
     def plain(full: FullCache, group: Any) -> Any:
         return Builder(target, full, None, StackOptions("autoregressive"), nothing, group).build()
@@ -390,7 +391,7 @@ def test_captured_forwards_feed_each_other(device: str, warp: str, monkeypatch: 
     target, draft = captured_pair(device, monkeypatch)
     said = []
     for ahead in (False, True):
-        engine = Engine(target, 256, frozenset(), spell, draft, StackOptions("autoregressive"))
+        engine = Engine(target, 256, TextCodec(spell), draft, StackOptions("autoregressive"))
         one, emit = ("target", target, engine.full), engine.pending.append
         engine.top = Ahead(*one, emit) if ahead else Speculative(*one, Silent(target), 1, emit)
         said.append(lasting(engine.answer(Request(list(range(1, 40)), 60, WARPS[warp]))))

@@ -17,6 +17,7 @@ from support.toys import Stack, ToyModel, exact_law, fixed_law, law_of, relayed,
 from torch import Tensor
 
 from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text, Verified
@@ -193,7 +194,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
 def engine_of(pair: tuple[Runner, Runner], name: str, planned: bool = False, draft: bool = True) -> Engine:
     gammas = (None, None) if planned else (5, 2)
     options = StackOptions(name, *gammas, budget=SMALL_BUDGET)
-    engine = Engine(pair[0], 400, frozenset(), spell, pair[1] if draft else None, options)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[1] if draft else None, options)
     engine.desks = Replays()
     return engine
 
@@ -225,7 +226,7 @@ def test_levels_that_know_the_target_are_always_right(
     Six drafted tokens are judged at a desk for seven.
     """
     options = StackOptions(name, *gammas, budget=Budget(tokens=512))
-    engine = Engine(pair[0], 400, frozenset(), spell, pair[0], options)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[0], options)
     engine.desks = Replays()
     if gammas == (None, None):  # else lookup speaks, too
         engine.top.drafter.arms[0].level._least = lambda _: ORDERS + 1  # type: ignore[attr-defined]
@@ -254,7 +255,7 @@ def test_an_answer_outgrows_its_room_between_proposals(
     """What is captured in midst of one would write over what it has drafted, and again for the next."""
     monkeypatch.setattr(executor, "LEAST_ROOM", 32)
     options = StackOptions("triforce", 20, 4, budget=Budget(tokens=512))
-    engine = Engine(pair[0], 400, frozenset(), spell, pair[0], options)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[0], options)
     engine.desks = Replays()
     request = Request(TEXT, 200, Sampling(repetition_penalty=1.05))
     events = [event for event in engine.answer(request) if isinstance(event, Verified)]
@@ -320,7 +321,7 @@ def test_the_window_of_the_draft_begins_again(pair: tuple[Runner, Runner], plann
     """Behind more tokens than it holds, with the slots of all rounds inside of it."""
     gammas = (None, None) if planned else (9, 3)
     options = StackOptions("triforce", *gammas, budget=Budget(tokens=1024))
-    engine = Engine(pair[0], 900, frozenset(), spell, pair[0], options)
+    engine = Engine(pair[0], 900, TextCodec(spell), pair[0], options)
     engine.desks = Replays()
     relay: Any = engine.top.drafter
     relay = relay.arms[0].level if planned else relay
@@ -374,7 +375,7 @@ def test_a_profiler_sees_the_rounds(
 ) -> None:
     request, planned = Request(TEXT, 40), gammas[0] is None
     options = StackOptions("triforce", *gammas, budget=SMALL_BUDGET)
-    engine = Engine(pair[0], 400, frozenset(), spell, pair[1], options)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[1], options)
     engine.desks = Replays()
     with marked(engine.top) as forwards:
         said = tokens_of(engine, request)

@@ -82,10 +82,10 @@ class FullCache(Counted):
         shape: Shape,
         capacity: int,
         query_window: int = QUERY_WINDOW,
-        store: Callable[[Shape, int], KVStorage] = KVBuffer,
+        storage: Callable[[Shape, int], KVStorage] = KVBuffer,
     ) -> None:
         self.shape = shape
-        self.storage = store(shape, capacity)
+        self.storage = storage(shape, capacity)
         self.queries = QueryRing(shape, query_window)
         self.observers: WeakSet[CacheObserver] = WeakSet()  # a stack that is put aside takes its own away
 
