@@ -10,7 +10,7 @@ import pytest
 from support.labs import SMALL_BUDGET, Lab
 
 from triforce_chat.engine import prefix_cache
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Tally
 from triforce_chat.engine.speculation.planner import Choice, Planner

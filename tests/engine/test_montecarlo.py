@@ -13,7 +13,7 @@ from support.labs import Lab
 from support.toys import Branching, ToyCache, ToyModel, fixed_law, nothing, ruled
 from torch import Tensor
 
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Text, Verified
 from triforce_chat.engine.sampling import sampler as sampling_module

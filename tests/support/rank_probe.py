@@ -119,7 +119,7 @@ class Trial:
         self.prompt[60:80] = self.prompt[20:40]  # something to look up
 
     def restack(self, name: str, middle: str = "auto") -> None:
-        from triforce_chat.engine.cache.retrieval import Budget
+        from triforce_chat.engine.cache.layout import Budget
         from triforce_chat.engine.speculation.stacks import StackOptions
 
         budget = Budget(tokens=48, chunk=4, sinks=4, tail=8, stride=16, scratch=32, queries=4)

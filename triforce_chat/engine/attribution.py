@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import Counted, KVView
+from triforce_chat.engine.cache.storage import KVCache, KVView
 from triforce_chat.engine.events import Retraced
 from triforce_chat.engine.forward.attention import causal_tail
 from triforce_chat.engine.forward.runner import Runner
@@ -20,7 +20,7 @@ BLOCK = 4096  # keys whose logits exist at a time
 Watch = Callable[[Tensor, Tensor], None]  # queries [Hq, n, D], keys [Hkv, S, D]; the last n keys are theirs
 
 
-class AttributionCache(Counted):
+class AttributionCache(KVCache):
     """Shows a forward the first tokens of ``source``, and ``watch`` what each layer asks of their keys.
 
     What is fed must be the tokens that ``source`` holds from position ``at`` on.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import MeanKey
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
 from triforce_chat.engine.cache.streaming import StreamingCache
@@ -80,7 +80,7 @@ def rows(store: KVStorage, layer: int, head: int, n: int) -> Tensor:
 
 def check_retrieval(cache: RetrievalCache) -> None:
     """Every slot up to the verified end is a verbatim copy of one committed token's row."""
-    if not cache.built:
+    if cache.state is not State.READY:
         return
     source, verified_length, base = (
         cache.source,
@@ -248,7 +248,7 @@ def test_what_a_forward_leaves_in_a_cache_that_nobody_asks_for(lab: Lab) -> None
     [cache] = caches(engine, RetrievalCache)
     for end in (159, 160):
         lab.target.prefill(engine.full.pending(tokens[:end]), engine.full)
-    assert not cache.built
+    assert cache.state is not State.READY
     assert not cache.storage.keys.any()
 
 
@@ -410,7 +410,7 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
 
 def test_an_interrupt_while_the_retrieval_cache_is_built(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = lab.engine(), lab.text(100)
-    for method in ("_begin", "_best", "_build", "on_layer", "on_forward"):
+    for method in ("_begin", "_select", "_build", "on_layer", "on_forward"):
         real = getattr(RetrievalCache, method)
 
         def broken(cache: RetrievalCache, *arguments: Any, real: Any = real) -> Any:
@@ -433,9 +433,9 @@ def test_a_later_build_that_breaks_off_leaves_no_half_built_cache(
     engine, prompt = lab.engine(), lab.text(100)
     prompt += answer_of(engine, prompt, 3)
     [cache] = caches(engine, RetrievalCache)
-    assert cache.built
+    assert cache.state is State.READY
     built = cache.layout.total
-    real = RetrievalCache._best
+    real = RetrievalCache._select
 
     def broken(cache: RetrievalCache, layer: int, *arguments: Any) -> Tensor:
         if layer == 1:
@@ -443,10 +443,10 @@ def test_a_later_build_that_breaks_off_leaves_no_half_built_cache(
         return real(cache, layer, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RetrievalCache, "_best", broken)
+        patch.setattr(RetrievalCache, "_select", broken)
         with pytest.raises(KeyboardInterrupt):
             answer_of(engine, [*prompt, *lab.text(30, seed=8)])
-    assert not cache.built
+    assert cache.state is not State.READY
     engine.top.rollback(len(prompt))  # back to where the old build would still serve
     assert not cache.ready(1)
     assert answer_of(engine, prompt) == lab.greedy(prompt, 16)

@@ -19,7 +19,7 @@ from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.offload import OffloadedKV
-from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
@@ -70,8 +70,8 @@ def test_every_stack_says_and_does_the_same(
 
 
 def check_layout(one: RetrievalCache, other: RetrievalCache) -> None:
-    assert (one.layout, one.built, one.verified_length) == (other.layout, other.built, other.verified_length)
-    n = one._slot(one.verified_length) if one.built else 0
+    assert (one.layout, one.state, one.verified_length) == (other.layout, other.state, other.verified_length)
+    n = one._slot(one.verified_length) if one.state is State.READY else 0
     assert torch.equal(one.storage.keys[:, :, :n], other.storage.keys[:, :, :n])
     assert torch.equal(one.storage.values[:, :, :n], other.storage.values[:, :, :n])
 

@@ -16,7 +16,7 @@ from support.no_sync import no_waits
 from support.toys import Stack, ToyModel, exact_law, fixed_law, law_of, relayed, three_levels, variation
 from torch import Tensor
 
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request

@@ -11,7 +11,7 @@ import torch
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.selection import Recent
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.detokenizer import TextCodec

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.offload import OffloadedKV
-from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
+from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
