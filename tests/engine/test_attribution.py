@@ -11,7 +11,7 @@ from support.labs import Lab
 from torch import Tensor
 
 from triforce_chat.engine import attribution
-from triforce_chat.engine.attribution import AttributionCache, attended
+from triforce_chat.engine.attribution import AttributionCache, attribute
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Retraced, Text
 from triforce_chat.settings.settings import STACKS
@@ -34,7 +34,7 @@ def returned(steps: Generator[Retraced, None, list[float]]) -> list[float]:
 
 
 def weights(engine: Engine, request: Request, made: list[int]) -> list[float]:
-    return returned(engine.attended(request, made))
+    return returned(engine.attribute(request, made))
 
 
 @torch.no_grad()
@@ -114,7 +114,7 @@ def test_only_the_prompt_is_told(lab: Lab) -> None:
     request = Request(lab.text(PROMPT), SAYS)
     made = said(engine, request)
     tokens = torch.tensor([*request.prompt, *made[:-1]])
-    whole = returned(attended(lab.target, engine.full, tokens, PROMPT - 1, len(tokens)))
+    whole = returned(attribute(lab.target, engine.full, tokens, PROMPT - 1, len(tokens)))
     assert len(weights(engine, request, made)) == PROMPT
     assert weights(engine, request, made) == pytest.approx(whole[:PROMPT])
     assert sum(whole[PROMPT:]) > 0
@@ -125,4 +125,4 @@ def test_it_tells_how_far_it_is(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
     engine = lab.engine("autoregressive")
     request = Request(lab.text(PROMPT), SAYS)
     made = said(engine, request)
-    assert list(engine.attended(request, made)) == [Retraced(done, SAYS) for done in (5, 10, 13)]
+    assert list(engine.attribute(request, made)) == [Retraced(done, SAYS) for done in (5, 10, 13)]

@@ -138,7 +138,7 @@ def test_the_result_of_a_generator_comes_back(lab: Lab) -> None:
     team: Any = Recorder()
     conductor = Conductor(lab.engine("lookup"), team)
     made = tokens_of(conductor, Request(PROMPT, 4))
-    attended = conductor.attended(Request(PROMPT, 4), made)
+    attended = conductor.attribute(Request(PROMPT, 4), made)
 
     def returned() -> Iterator[Any]:
         weights.extend((yield from attended))

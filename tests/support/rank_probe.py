@@ -147,7 +147,7 @@ class Trial:
         self.each()
         self.restack("triforce")
         seeded = self.tokens(temperature=0.7, seed=11)
-        attended = value_of(self.answering.attended(self.request(), plain))
+        attended = value_of(self.answering.attribute(self.request(), plain))
         self.each()
         return {"plain": plain, "scores": scores, "seeded": seeded, "attended": attended}
 

@@ -35,7 +35,7 @@ from triforce_chat.settings.umask import keep_private
 if TYPE_CHECKING:
     from triforce_chat.chat.session import Session
     from triforce_chat.documents import Document
-    from triforce_chat.engine.protocol import Answering
+    from triforce_chat.engine.protocol import EngineProtocol
     from triforce_chat.ui.terminal import Screen
 
 EXIT_CODES = """Exit codes: 0 success, 1 unexpected error, 2 usage, 3 unreadable document, 4 does not fit the \
@@ -214,7 +214,7 @@ def verify(
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 
 
-def stacks_to_test(options: Options, engine: Answering) -> list[str]:
+def stacks_to_test(options: Options, engine: EngineProtocol) -> list[str]:
     if options.stack != "auto":
         return [options.stack]
     return [name for name in STACKS if engine.draft or name != "naive"]

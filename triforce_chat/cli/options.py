@@ -22,7 +22,7 @@ from triforce_chat.settings.settings import DTYPES, MIDDLES, POLICIES, STACKS, S
 if TYPE_CHECKING:
     from triforce_chat.documents import Document
     from triforce_chat.engine.engine import Engine
-    from triforce_chat.engine.protocol import Answering
+    from triforce_chat.engine.protocol import EngineProtocol
     from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
     from triforce_chat.models.load import LoadedModel
     from triforce_chat.ui.terminal import Screen
@@ -298,12 +298,12 @@ def open_answering(
     remembering: bool = False,
     cache_size: float | None = None,
     warn: Note | None = None,
-) -> tuple[Answering, LoadedModel, float]:
+) -> tuple[EngineProtocol, LoadedModel, float]:
     """As ``open_engine``, on as many ranks as the settings say; several of them keep nothing on the disk."""
     if spec.settings.tp == 1:
         return open_engine(spec, screen, remembering, cache_size, warn)
 
-    def load(hooks: LoadHooks) -> tuple[Answering, LoadedModel]:
+    def load(hooks: LoadHooks) -> tuple[EngineProtocol, LoadedModel]:
         from triforce_chat.parallel.place import place_of
         from triforce_chat.parallel.start import gathered
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.attribution import attended
+from triforce_chat.engine.attribution import attribute
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.detokenizer import AnswerText, TextCodec
@@ -145,7 +145,7 @@ class Engine:
             yield sampler.scores(logits, fed), history[first : first + n]
         self.settle(history.tolist())
 
-    def attended(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
+    def attribute(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
         """How sharply the tokens of the answer that was just made attended to each token of the prompt."""
         # The token before the answer asks for its first token; the last one has asked for nothing yet.
         tokens = [*request.prompt, *made[:-1]]
@@ -153,7 +153,7 @@ class Engine:
             pass
         prompt = len(request.prompt)
         given = self._tensor(tokens)
-        return (yield from attended(self.target, self.full, given, prompt - 1, prompt, self.group))
+        return (yield from attribute(self.target, self.full, given, prompt - 1, prompt, self.group))
 
     def settle(self, tokens: Sequence[int]) -> None:
         """Commit ``tokens``, the last of which is not in the cache yet."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Text
-from triforce_chat.engine.protocol import Answering
+from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.sampler import warp
 
 
@@ -26,7 +26,7 @@ class Judgement:
     mismatches: int
 
 
-def judge(engine: Answering, request: Request, fast: Sequence[int], plain: Sequence[int]) -> Judgement:
+def judge(engine: EngineProtocol, request: Request, fast: Sequence[int], plain: Sequence[int]) -> Judgement:
     """Compare two answers; where greedy ones differ, prove every token of the fast one a choice or a tie.
 
     Plain decoding is replayed over the fast answer, so differences behind a tie are judged like any other.
@@ -49,14 +49,16 @@ class Doubts(NamedTuple):
     widest: float  # how far the worst of all lies below the best, in logits
 
 
-def doubts(engine: Answering, request: Request, made: Sequence[int]) -> Doubts:
+def doubts(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Doubts:
     """Score an answer anew, over the full cache alone."""
     doubtful = [(gap, tolerance) for gap, tolerance, chosen in gaps(engine, request, made) if not chosen]
     ties = sum(gap <= tolerance for gap, tolerance in doubtful)
     return Doubts(ties, len(doubtful) - ties, max((gap for gap, _ in doubtful), default=0.0))
 
 
-def gaps(engine: Answering, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float, bool]]:
+def gaps(
+    engine: EngineProtocol, request: Request, made: Sequence[int]
+) -> Iterator[tuple[float, float, bool]]:
     """For each made token: how far its score lies below the best, how much of that may be rounding, and
     whether plain decoding would have chosen it."""
     relative = max(1e-5, 2 * torch.finfo(engine.target.shape.dtype).eps)
@@ -80,7 +82,7 @@ class SamplingTest:
         self.transformed: list[float] = []
         self.surprise = self.variance = 0.0
 
-    def add(self, engine: Answering, request: Request, made: Sequence[int]) -> None:
+    def add(self, engine: EngineProtocol, request: Request, made: Sequence[int]) -> None:
         """Judge one sampled answer."""
         for scores, tokens in engine.rescore(request, made):
             for row, token in zip(
@@ -120,13 +122,13 @@ def kolmogorov_p(values: Sequence[float]) -> float:
     return min(1.0, max(0.0, 2 * tail))
 
 
-def greedy_test(engine: Answering, request: Request) -> Judgement:
+def greedy_test(engine: EngineProtocol, request: Request) -> Judgement:
     """Decode hierarchically and plainly, and compare."""
     return judge(engine, request, tokens_of(engine, request), tokens_of(engine, request, plain=True))
 
 
 def sampling_test(
-    engine: Answering, request: Request, seeds: Sequence[int], enough: float = math.inf
+    engine: EngineProtocol, request: Request, seeds: Sequence[int], enough: float = math.inf
 ) -> SamplingTest:
     """Sample one answer per seed, until there are ``enough`` tokens, and test them together."""
     test = SamplingTest()
@@ -138,7 +140,7 @@ def sampling_test(
     return test
 
 
-def tokens_of(engine: Answering, request: Request, plain: bool = False) -> list[int]:
+def tokens_of(engine: EngineProtocol, request: Request, plain: bool = False) -> list[int]:
     """Only the ids of an answer."""
     events = engine.answer(request, plain)
     return [token for event in events if isinstance(event, Text) for token in event.token_ids]

@@ -25,7 +25,7 @@ SEEDS = 1 << 48
 
 
 class Conductor:
-    """Implements ``engine.answering.Answering``: every call goes to all ranks, and so does every step.
+    """Implements ``engine.protocol.EngineProtocol``: every call goes to all ranks, and so does every step.
 
     A generator that is closed here is closed on the other ranks at the same event, so all caches hold the same
     tokens. An error on any rank is the end of all: after it every call raises RankLost.
@@ -80,8 +80,8 @@ class Conductor:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         return self._together("rescore", request, made, rows)
 
-    def attended(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
-        return self._together("attended", request, made)
+    def attribute(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
+        return self._together("attribute", request, made)
 
     def _together(self, method: str, *arguments: Any) -> Generator[Any, None, Any]:
         """Run a generator of the engine on all ranks, from event to event."""

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from triforce_chat.engine.group import Recorder
+from triforce_chat.engine.group import GraphOwner
 from triforce_chat.errors import UsageError
 from triforce_chat.parallel.place import Place
 from triforce_chat.parallel.start import FOR_EVER
@@ -43,7 +43,7 @@ class Ranks:
         self.rank, self.size = place.rank, place.size
         self.device = torch.device(device)
         self.sharing = place.local_size if self.device.type == "cpu" else 1
-        self.recorders: WeakSet[Recorder] = WeakSet()
+        self.recorders: WeakSet[GraphOwner] = WeakSet()
         atexit.register(self.forget)
         os.environ["LOCAL_RANK"] = str(place.local_rank)  # where transformers looks
         if self.device.type == "cpu":
@@ -82,7 +82,7 @@ class Ranks:
         dist.all_reduce(number, dist.ReduceOp.MIN)
         return int(number)
 
-    def register_graphs(self, by: Recorder) -> None:
+    def register_graphs(self, by: GraphOwner) -> None:
         self.recorders.add(by)
 
     def forget(self) -> None:

@@ -277,7 +277,7 @@ def test_sources_are_found_in_host_memory(deep: Lab) -> None:
         engine = engine_of(deep, storage=store)
         request = Request(prompt, 20)
         made = answer_of(engine, prompt, 20)
-        steps = engine.attended(request, made)
+        steps = engine.attribute(request, made)
         while True:
             try:
                 next(steps)
