@@ -308,7 +308,7 @@ class Session:
         return self._said(turn)
 
     def _shown(self, said: Sequence[int]) -> str:
-        return AnswerText(self.engine.decode, self.format.stop).recall(said)
+        return AnswerText(self.engine.decode, self.format.stop).resume(said)
 
     def _read(self, document: Document) -> Reading:
         heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")

@@ -1,4 +1,4 @@
-"""One target, its full cache, and a stack of levels on top: token ids in, events out."""
+"""The engine: a target model, its full cache and a stack of speculative levels; token ids in, events out."""
 
 from __future__ import annotations
 
@@ -26,29 +26,33 @@ from triforce_chat.engine.speculation.planner import Expected, Planner
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 
 PLAIN = StackOptions(name="autoregressive")
-SLACK = 64  # slots behind the context for proposals that are not committed yet
+SLACK = 64  # slots after the context, for proposals that are not committed yet
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to make."""
+    """What to answer, and how."""
 
     prompt: Sequence[int]
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop: Sequence[str] = ()
-    spans: Sequence[DocumentSpan] = ()  # of the prompt
-    said: Sequence[int] = ()  # how the answer began, when it goes on where it was stopped
-    past_end: bool = False  # the model's own end is no end: for measuring at one length
+    spans: Sequence[DocumentSpan] = ()  # of the prompt's documents
+    said: Sequence[int] = ()  # the tokens so far of an answer that was interrupted and is to be continued
+    past_end: bool = False  # ignore end-of-sequence tokens, to measure answers of equal length
 
     @property
     def history(self) -> list[int]:
-        """What the next token follows."""
+        """The tokens before the next one."""
         return [*self.prompt, *self.said]
 
 
 class Engine:
-    """Answers requests one at a time; what two prompts share at their start is computed once."""
+    """Answers requests one at a time; a prefix that prompts share is computed once.
+
+    ``context`` is the largest number of tokens of prompt and answer together; ``storage`` makes the KV storage of the
+    full cache for a shape and a capacity in tokens.
+    """
 
     def __init__(
         self,
@@ -69,14 +73,13 @@ class Engine:
         self.restack(options or StackOptions())
 
     def restack(self, options: StackOptions) -> None:
-        """Put another stack on the same cache."""
-        # With its graphs, if any.
+        """Replace the stack of levels, and their CUDA graphs with it; the full cache stays."""
         self.desks: Desks = Replays() if self.target.device.type == "cuda" else DIRECT
         self.top = self._builder(options).build()
         self.options = options
 
     def check(self, options: StackOptions) -> None:
-        """Raise UsageError unless ``restack`` takes these options."""
+        """Raise UsageError if ``restack`` would refuse these options."""
         self._builder(options).check()
 
     @property
@@ -103,7 +106,8 @@ class Engine:
     def answer(self, request: Request, plain: bool = False) -> Iterator[Event]:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
 
-        May be closed at any event: the tokens of every ``Text`` event are kept, nothing else is.
+        May be closed after any event: the tokens of all ``Text`` events stay in the caches, and nothing else. Raises
+        ValueError for an empty prompt.
         """
         if not request.prompt:
             raise ValueError("a prompt needs at least one token")
@@ -129,10 +133,9 @@ class Engine:
     def rescore(
         self, request: Request, made: Sequence[int], rows: int = 64
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What plain decoding says of tokens that were made: (scores [n, V], the made tokens [n]) in blocks.
+        """Score the tokens of an answer by plain decoding: blocks of (scores [n, V], the made tokens [n]).
 
-        The scores are those of ``Sampler.scores`` at every position, from the full cache; a block is valid until
-        the next one.
+        These are ``Sampler.scores`` at each position, over the full cache; a block is valid until the next one.
         """
         for _ in self.prefill(request.prompt[:-1], request.spans):
             pass
@@ -146,8 +149,8 @@ class Engine:
         self.settle(history.tolist())
 
     def attribute(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
-        """How sharply the tokens of the answer that was just made attended to each token of the prompt."""
-        # The token before the answer asks for its first token; the last one has asked for nothing yet.
+        """The summed squared attention that the tokens of the latest answer paid to each token of the prompt."""
+        # The answer's tokens are predicted by the token before it and all of its tokens but the last.
         tokens = [*request.prompt, *made[:-1]]
         for _ in self.prefill(tokens, request.spans):
             pass
@@ -164,17 +167,17 @@ class Engine:
 
 
 class Answer:
-    """The decoding of one request whose history, but for its last token, is in the cache."""
+    """Decodes one request; all tokens of its history except the last are in the cache."""
 
     def __init__(self, engine: Engine, request: Request, top: Top) -> None:
         self.engine, self.request, self.top = engine, request, top
         said = len(request.said)
         self.sampler = Sampler(request.sampling, len(request.prompt), said, engine.desks)
         self.text = AnswerText(engine.decode, request.stop)
-        self.text.recall(request.said)
+        self.text.resume(request.said)
         self.most = min(request.max_tokens, engine.context - len(request.history))
         self.made: list[int] = []
-        self.first: float | None = None  # when the first token was there
+        self.first: float | None = None  # time of the first token
         self.reason: FinishReason | None = None if self.most > 0 else "length"
 
     def events(self) -> Iterator[Event]:
@@ -191,7 +194,7 @@ class Answer:
             self.engine.settle([*self.request.history, *self.made])
 
     def _commit(self, ids: Sequence[int]) -> Text:
-        """Take tokens up to the first stop, in whatever role it came."""
+        """Append tokens up to the first stop, whichever position of the round it is at."""
         before, shown = len(self.made), ""
         for token in ids:
             self.made.append(token)

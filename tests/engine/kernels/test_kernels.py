@@ -296,7 +296,7 @@ def test_layers_are_scored_together_as_one_by_one(
 ) -> None:
     queries, slab = noise(3, 4, m, 16), noise(3, 2, 100, 16, seed=1)
     keys = slab[:, :, 8:72].unflatten(2, (-1, 8))
-    monkeypatch.setattr(selection, "LOGITS", together * 4 * 8 * 4 * max(1, m))
+    monkeypatch.setattr(selection, "LOGITS_BYTES", together * 4 * 8 * 4 * max(1, m))
     launches: list[Tensor] = []
     monkeypatch.setattr(kernels, "chunk_scores", counted(kernels.chunk_scores, launches))
     found = selection.layer_scores(selection.MeanKey(), queries, keys)
