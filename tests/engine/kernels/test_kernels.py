@@ -319,7 +319,7 @@ def counted(call: Callable[..., Tensor], seen: list[Tensor]) -> Callable[..., Te
 @pytest.mark.parametrize("policy", [selection.MeanKey(), selection.MinMaxKey(), selection.Recent()])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_retrieval_cache_built_by_kernels_is_the_plain_one(
-    policy: selection.Policy | selection.Recent, at_once: bool, monkeypatch: pytest.MonkeyPatch
+    policy: selection.Policy, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a forward tells of all layers together, or of each while it is on the device."""
     found = built(policy, at_once)
@@ -336,7 +336,7 @@ def test_a_retrieval_cache_built_by_kernels_is_the_plain_one(
     assert not found.storage.keys[:, :, found._slot(201) :].any()
 
 
-def built(policy: selection.Policy | selection.Recent, at_once: bool) -> RetrievalCache:
+def built(policy: selection.Policy, at_once: bool) -> RetrievalCache:
     """By a token that follows 200 others through three layers."""
     full = FullCache(Shape(3, 4, 2, 16, torch.float32, torch.device(DEVICE)), 300)
     budget = Budget(tokens=64, chunk=8, sinks=8, tail=16, stride=8, scratch=8)
