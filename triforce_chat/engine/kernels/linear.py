@@ -93,8 +93,8 @@ def int8_linear(
     """Norm x [n, I] (optional), multiply by the transposed weight and add ``add`` [n, O] (optional): [n, O].
 
     ``add`` is a residual or an expanded bias. ``gated``: the weight's rows are gates [M, I] followed by as many others,
-    and the result is silu(gates) * others [n, M], for which there is no ``add``. The last dimension of each tensor must be
-    contiguous. ``shape`` overrides the tiling.
+    and the result is silu(gates) * others [n, M], for which there is no ``add``. The last dimension of each tensor must
+    be contiguous. ``shape`` overrides the tiling.
     """
     n, inputs = x.shape
     outputs = weight.data.shape[0] // (2 if gated else 1)
