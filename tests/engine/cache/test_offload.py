@@ -24,6 +24,7 @@ from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Rebuilt, Text, Verified
+from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.sampling.sampler import Sampling
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.stacks import StackOptions
@@ -39,9 +40,9 @@ def deep() -> Lab:
     return Lab.of(seed=4, num_hidden_layers=LAYERS)
 
 
-def engine_of(lab: Lab, stack: str = "triforce", store: Any = KVBuffer, **more: Any) -> Engine:
+def engine_of(lab: Lab, stack: str = "triforce", storage: Any = KVBuffer, **more: Any) -> Engine:
     options = StackOptions(name=stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
-    return Engine(lab.target, 400, TextCodec(spell), lab.draft, options, storage=store, **more)
+    return Engine(lab.target, 400, TextCodec(spell), lab.draft, options, storage=storage, **more)
 
 
 def told(engine: Engine, prompt: list[int], sampling: Sampling, n: int = 20) -> list[Any]:
@@ -241,18 +242,18 @@ def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Pat
     prompt = deep.text(300)
     expected = deep.greedy(prompt, 20)
     computed = engine_of(deep)
-    computed.__class__ = SmallChunks
+    computed.prefix.__class__ = SmallChunks
     assert answer_of(computed, prompt, 20) == expected
     for store in (OffloadedKV, KVBuffer, partial(OffloadedKV, resident=2)):
         memory = Library(Shelf(tmp_path), b"a model", "tiny")
         engine = engine_of(deep, storage=store, prefix_store=memory)
-        engine.__class__ = SmallChunks
+        engine.prefix.__class__ = SmallChunks
         answer_of(engine, deep.text(30, seed=3), 5)  # other tokens in the same slots, and in the buffers
         assert answer_of(engine, prompt, 20) == expected
         check_same_numbers(engine, computed)
         memory.writer.finish()
         fresh = engine_of(deep, storage=store, prefix_store=Library(Shelf(tmp_path), b"a model", "tiny"))
-        fresh.__class__ = SmallChunks
+        fresh.prefix.__class__ = SmallChunks
         assert next(reversed([*fresh.prefill(prompt)])).recalled == 288
         assert answer_of(fresh, prompt, 20) == expected
 
@@ -264,10 +265,10 @@ def check_same_numbers(one: Engine, other: Engine) -> None:
             assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
 
 
-class SmallChunks(Engine):
+class SmallChunks(PrefixCache):
     """Reads 32 tokens at a time, so that short prompts have whole chunks."""
 
-    _most = 32  # type: ignore[assignment]
+    chunk_size = 32  # type: ignore[assignment]
 
 
 def test_sources_are_found_in_host_memory(deep: Lab) -> None:
