@@ -168,8 +168,9 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     package = {name for name in loaded if within(name, "triforce_chat")}
     own = {name for name in package if name.startswith("triforce_chat.cli")}
     sampling = (".engine", ".engine.sampling", ".engine.sampling.options")
+    stacks = (".engine.speculation", ".engine.speculation.stack_specs")
     settings = (".settings", ".settings.settings", ".settings.sizes", ".settings.umask")
-    ends = ("", ".errors", *sampling, *settings)
+    ends = ("", ".errors", *sampling, *stacks, *settings)
     assert package - own == {f"triforce_chat{end}" for end in ends}
 
 

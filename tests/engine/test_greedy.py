@@ -14,11 +14,11 @@ from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Tally
 from triforce_chat.engine.speculation.planner import Choice, Planner
+from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 from triforce_chat.errors import UsageError
 
 LABS: dict[int, Lab] = {}
-STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive")
 LONG = 42  # more than the budget (24) and several strides (8)
 
 

@@ -19,12 +19,13 @@ from triforce_chat.engine.engine import PREFILL_CHUNK, SLACK, Engine
 from triforce_chat.engine.forward.onednn import PackedLinear
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.speculation import stacks
+from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.dimensions import Dimensions
-from triforce_chat.memory_plan.draw import CACHES, CPU, GPU, work_of
+from triforce_chat.memory_plan.draw import CPU, GPU, work_of
 from triforce_chat.memory_plan.plan import (
     CONTEXT_STEP,
     SPARE,
@@ -40,7 +41,7 @@ from triforce_chat.memory_plan.work import Work
 from triforce_chat.models import published
 from triforce_chat.models.describe import Description
 from triforce_chat.models.presets import PRESETS
-from triforce_chat.settings.settings import STACKS, Settings
+from triforce_chat.settings.settings import Settings
 
 GB = 10**9
 # Whole numbers of the blocks that oneDNN packs weights in, so that packing pads nothing.
@@ -194,7 +195,9 @@ def test_every_stack_has_the_caches_that_are_planned(
     for kind in (RetrievalCache, StreamingCache):
         monkeypatch.setattr(stacks, kind.__name__, counted(kind))
     lab.engine(name)
-    assert (made.count(RetrievalCache), made.count(StreamingCache)) == CACHES[name]
+    spec = STACKS[name]
+    assert made.count(RetrievalCache) == spec.retrieval_caches
+    assert made.count(StreamingCache) == spec.draft_caches
 
 
 class Meter:

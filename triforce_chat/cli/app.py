@@ -28,8 +28,8 @@ from triforce_chat.cli.options import (
     show_notes,
     show_warning,
 )
+from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.errors import ExactnessError, Interrupted, UsageError
-from triforce_chat.settings.settings import STACKS
 from triforce_chat.settings.umask import keep_private
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def verify(
 def stacks_to_test(options: Options, engine: Answering) -> list[str]:
     if options.stack != "auto":
         return [options.stack]
-    return [name for name in STACKS if engine.draft or name != "naive"]
+    return [name for name, spec in STACKS.items() if engine.draft or not spec.needs_draft]
 
 
 command(app)(bench.bench)

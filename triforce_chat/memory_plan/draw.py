@@ -13,6 +13,7 @@ from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
 from triforce_chat.engine.engine import GPU_PREFILL_CHUNK, PREFILL_CHUNK, SLACK
 from triforce_chat.engine.forward import onednn
 from triforce_chat.engine.group import RankGroup
+from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import MOST_DRAFT_GAMMA, MOST_GAMMA, StackOptions
 from triforce_chat.errors import ModelError, UsageError
 from triforce_chat.memory_plan.dimensions import Dimensions
@@ -26,16 +27,6 @@ Machine = tuple[torch.device, torch.dtype, Memory]  # the numbers are in that dt
 LONGEST = MOST_GAMMA + MOST_DRAFT_GAMMA  # tokens of a draft, made by whole rounds of a middle level
 UNBOUNDED = 1 << 62  # bytes; what nobody knows the end of
 SCORES = 2  # tensors of scores that oneDNN's attention writes: as they are, and after softmax
-# Caches of a stack, beside the full one: retrieval caches, streaming caches of the draft.
-CACHES = {
-    "auto": (1, 2),
-    "triforce": (1, 1),
-    "retrieval": (1, 0),
-    "streaming": (1, 1),
-    "naive": (0, 1),
-    "lookup": (0, 0),
-    "autoregressive": (0, 0),
-}
 
 
 def work_of(
@@ -88,14 +79,13 @@ def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype, gpus
 
 
 def caches_of(stack: StackOptions) -> Stack:
-    retrieval, streaming = CACHES[stack.name]
-    budget = stack.budget
+    spec, budget = STACKS[stack.name], stack.budget
     return Stack(
         budget=budget.tokens,
-        retrieval=retrieval * budget.capacity,
+        retrieval=spec.retrieval_caches * budget.capacity,
         chunk=budget.chunk,
         queries=budget.queries,
-        streaming=streaming * (SINKS + WINDOW + HOP),
+        streaming=spec.draft_caches * (SINKS + WINDOW + HOP),
     )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation import stack_specs
 from triforce_chat.errors import UsageError
 
-STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive")
+STACKS = tuple(stack_specs.STACKS)
 POLICIES = ("mean", "minmax")
 MIDDLES = ("auto", "full", "int8")
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
