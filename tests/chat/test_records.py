@@ -8,24 +8,10 @@ from typing import Any
 
 import pytest
 from support.fakes import answer_events, tally_of
+from support.sample_events import EVENTS, ORIGIN
 
-from triforce_chat.chat.records import Origin, answer_object, comparison_object, event_object
-from triforce_chat.engine.events import Comparison, Event, Finished, Prefilled, Rebuilt, Tally, Text, Verified
-
-ORIGIN = Origin("a model", "a draft", "triforce", 1.5)
-EVENTS: list[Event] = [
-    Prefilled(10, 100, 10, 0.1),
-    Prefilled(100, 100, 10, 2.0),
-    Rebuilt(101, "first", 0.01),
-    Verified("retrieval", 4, 3),
-    Verified("target", 4, 4),
-    Text((1, 2, 3, 4, 5), "Hé\x1b"),
-    Verified("retrieval", 4, 4),
-    Rebuilt(105, "acceptance", 0.02),
-    Verified("target", 5, 1),
-    Text((6, 7), " «llo»"),
-    Finished("stop", 101, 10, 7, 2.0, 2.1, 0.7),
-]
+from triforce_chat.chat.records import answer_object, comparison_object, event_object
+from triforce_chat.engine.events import Comparison, Event, Finished, Tally, Text, Verified
 
 
 def round_trip(value: dict[str, Any]) -> dict[str, Any]:

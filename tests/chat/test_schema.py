@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from chat.test_records import EVENTS, ORIGIN
 from jsonschema import Draft202012Validator
 from support.fakes import answer_events, tally_of
+from support.sample_events import EVENTS, ORIGIN
+from support.schemas import schema_errors, schema_validator
 from support.serving import save_talker
 from typer.testing import CliRunner
 
@@ -56,15 +57,6 @@ LATER: list[Event] = [
 OUTCOME = Outcome("triforce", 10, True, 0, 0, 20, 0.5)
 
 
-def checker(kind: Kind, part: str = "") -> Draft202012Validator:
-    schema = load_schema(kind)
-    return Draft202012Validator({"$defs": schema["$defs"], "$ref": f"#/$defs/{part}"} if part else schema)
-
-
-def errors(kind: Kind, value: Any) -> list[str]:
-    return [error.message for error in checker(kind).iter_errors(json.loads(json.dumps(value)))]
-
-
 def described(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every property with its path."""
     for name, found in schema.get("properties", {}).items():
@@ -104,21 +96,21 @@ def test_no_schema_without_an_event() -> None:
 @pytest.mark.parametrize("side", get_args(Side))
 @pytest.mark.parametrize("event", [*EVENTS, *LATER], ids=lambda event: type(event).__name__)
 def test_lines_are_valid(event: Event, side: Side) -> None:
-    assert errors("events", event_object(event, side)) == []
+    assert schema_errors("events", event_object(event, side)) == []
 
 
 def test_the_line_of_a_self_test_is_valid() -> None:
-    assert errors("events", outcome_object(OUTCOME)) == []
+    assert schema_errors("events", outcome_object(OUTCOME)) == []
 
 
 @pytest.mark.parametrize("event", EVENTS[:1] + EVENTS[2:4] + EVENTS[5:6] + EVENTS[-1:] + LATER, ids=repr)
 def test_lines_that_are_not(event: Event) -> None:
     line = event_object(event)
     for name in line:
-        assert errors("events", {key: value for key, value in line.items() if key != name})
-        assert errors("events", {**line, name: None})
-    assert errors("events", {**line, "news": 1})
-    assert errors("events", {**line, "schema": SCHEMA + 1})
+        assert schema_errors("events", {key: value for key, value in line.items() if key != name})
+        assert schema_errors("events", {**line, name: None})
+    assert schema_errors("events", {**line, "news": 1})
+    assert schema_errors("events", {**line, "schema": SCHEMA + 1})
 
 
 @pytest.mark.parametrize(
@@ -126,21 +118,21 @@ def test_lines_that_are_not(event: Event) -> None:
 )
 def test_objects_are_valid(events: list[Event]) -> None:
     tally = tally_of(events)
-    assert errors("answer", answer_object(tally, ORIGIN)) == []
+    assert schema_errors("answer", answer_object(tally, ORIGIN)) == []
     for ties in (None, 1):
         result = Comparison(tally, Tally(), identical=False, ties=ties)
-        assert errors("answer", comparison_object(result, ORIGIN)) == []
-    assert checker("answer", "timing").is_valid(timing(tally))
-    assert checker("answer", "speculation").is_valid(speculation(tally))
+        assert schema_errors("answer", comparison_object(result, ORIGIN)) == []
+    assert schema_validator("answer", "timing").is_valid(timing(tally))
+    assert schema_validator("answer", "speculation").is_valid(speculation(tally))
 
 
 def test_objects_that_are_not() -> None:
     told = comparison_object(Comparison(tally_of(EVENTS), Tally(), True, 0), ORIGIN)
-    assert errors("answer", told) == []
+    assert schema_errors("answer", told) == []
     for name in told:
-        assert errors("answer", {key: value for key, value in told.items() if key != name}), name
-    assert errors("answer", {**told, "news": 1})
-    assert errors("answer", {**told, "timing": {**told["timing"], "news": 1}})
+        assert schema_errors("answer", {key: value for key, value in told.items() if key != name}), name
+    assert schema_errors("answer", {**told, "news": 1})
+    assert schema_errors("answer", {**told, "timing": {**told["timing"], "news": 1}})
 
 
 # Real runs
@@ -161,16 +153,16 @@ def printed(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 def test_a_real_run(folder: Path) -> None:
     ask = ("ask", "Why? " * 100, "--max-tokens", "8", "--stack", "retrieval", "--compare-autoregressive")
     *lines, told = printed(folder, *ask, "--jsonl", "--json")
-    assert [errors("events", line) for line in lines] == [[]] * len(lines)
+    assert [schema_errors("events", line) for line in lines] == [[]] * len(lines)
     assert {line["event"] for line in lines} == {"prefilled", "verified", "rebuilt", "text", "finished"}
     assert {line["side"] for line in lines} == set(get_args(Side))
-    assert errors("answer", told) == []
+    assert schema_errors("answer", told) == []
 
 
 def test_a_real_self_test(folder: Path) -> None:
     lines = printed(folder, "verify", "--tokens", "8", "--stack", "lookup", "--jsonl")
     assert [line["event"] for line in lines] == ["outcome"]
-    assert errors("events", lines[0]) == []
+    assert schema_errors("events", lines[0]) == []
 
 
 @pytest.mark.parametrize("flags", [(), ("--device-memory", "24GB", "--host-memory", "64GB")])
@@ -179,11 +171,11 @@ def test_a_plan(model: str, flags: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["plan", "--model", model, "--draft", "none", "--json", *flags])
     assert done.exit_code in (0, 6), done.stderr
     told = json.loads(done.stdout)
-    assert errors("plan", told) == []
+    assert schema_errors("plan", told) == []
     for name in told:
-        assert errors("plan", {key: value for key, value in told.items() if key != name}), name
+        assert schema_errors("plan", {key: value for key, value in told.items() if key != name}), name
     for name in ("bytes", "available", "would_fit"):
-        assert errors("plan", {**told, name: {**told[name], "news": 1}})
+        assert schema_errors("plan", {**told, name: {**told[name], "news": 1}})
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -8,115 +8,25 @@ import io
 import random
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import torch
-from chat.test_template import CHATML, END, SPECIAL, START, VOCABULARY
 from rich.console import Console
+from support.byte_tokenizer import END, START
+from support.chat_sessions import CONTEXT, SAYS, ScriptedDecoder, Talk, book, finished, folded, pages
 from support.oom_models import starving
-from support.tiny_models import save_model, save_tokenizer
-from tokenizers import decoders
 
 from triforce_chat.chat.session import QUESTION_ROOM, Session
-from triforce_chat.documents import Document, Page, parse_pages
+from triforce_chat.documents import parse_pages
 from triforce_chat.engine.engine import PREFILL_CHUNK, Engine
-from triforce_chat.engine.events import Comparison, Event, Finished, Prefilled, Tally, Text
-from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.events import Comparison, Prefilled, Text
 from triforce_chat.engine.speculation import stacks
 from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
-from triforce_chat.loading.load_engine import load_engine
-from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.prompts import prompt
-from triforce_chat.settings.settings import CHANGEABLE, Settings
+from triforce_chat.settings.settings import CHANGEABLE
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Screen
-
-CONTEXT = 4096
-SAYS = 24  # tokens of an answer
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("model")
-    torch.manual_seed(5)
-    save_model(made, vocab_size=len(VOCABULARY), max_position_embeddings=CONTEXT, initializer_range=0.3)
-    save_tokenizer(made, VOCABULARY)
-    mute_special_tokens(made)
-    (made / "chat_template.jinja").write_text(CHATML)
-    return made
-
-
-def mute_special_tokens(folder: Path) -> None:
-    """Answers of a random model that only a test can end."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"][: len(SPECIAL)] = 0
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.fixture(scope="module")
-def loaded(folder: Path) -> tuple[Engine, LoadedModel]:
-    engine, model = load_engine(EngineSpec(Settings(model=str(folder), device="cpu")))
-    model.tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()  # type: ignore[attr-defined]
-    assert model.eos_ids == {0, END}
-    return engine, model
-
-
-class Talk(Session):
-    """A session on the shared model with an empty cache of its own."""
-
-    def __init__(
-        self, loaded: tuple[Engine, LoadedModel], context: int = CONTEXT, **settings: object
-    ) -> None:
-        first, model = loaded
-        engine = Engine(first.target, context, model.eos_ids, first.decode)
-        super().__init__(engine, model, Settings(**{"max_tokens": SAYS, **settings}), "Be brief.")  # type: ignore[arg-type]
-        self.set_option("stack", str(settings.get("stack", "triforce")))
-
-    def spelled(self, ids: list[int]) -> str:
-        text: str = self.loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        return text
-
-    @property
-    def prompt(self) -> str:
-        """What the model reads before the next question, without its prefix."""
-        return self.spelled(self._prompt([]))
-
-    def says(self, question: str) -> Tally:
-        return folded(self.ask(question))
-
-    def answers_like_a_fresh_one(self, question: str) -> None:
-        """Exactness of every cache that was reused: plain decoding from nothing gives the same tokens."""
-        request = self._request(question)
-        fresh = Engine(self.engine.target, CONTEXT, self.engine.eos_ids, self.engine.decode)
-        assert self.says(question).token_ids == folded(fresh.answer(request, plain=True)).token_ids
-
-
-def folded(events: Iterator[Event]) -> Tally:
-    tally = Tally()
-    for event in events:
-        tally.add(event)
-    return tally
-
-
-def finished(tally: Tally) -> Finished:
-    assert tally.finished is not None
-    return tally.finished
-
-
-def book(title: str, *texts: str, unit: str = "page") -> Document:
-    pages = tuple(Page(number, text) for number, text in enumerate(texts, 1))
-    return Document(title, f"{title}.pdf", pages, unit)
-
-
-def pages(count: int, size: int = 100) -> list[str]:
-    """Page texts of ``size`` bytes each, so ``size`` tokens."""
-    return [f"{number:03} {'lorem ipsum dolor sit amet ' * 40}"[: size - 1] + "\n" for number in range(count)]
-
 
 # What reaches the model
 
@@ -184,26 +94,13 @@ def test_an_end_token_is_not_said_twice(loaded: tuple[Engine, LoadedModel]) -> N
     assert END not in talk._said(talk.turns[-1])
 
 
-class Scripted:
-    """A top level that says what it is told."""
-
-    def __init__(self, engine: Engine, ids: list[int]) -> None:
-        self.engine, self.ids = engine, iter(ids)
-
-    def rounds(self, tokens: torch.Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
-        return ([token] for token in self.ids)
-
-    def rollback(self, length: int) -> None:
-        self.engine.full.truncate(length)
-
-
 def test_an_answer_is_remembered_as_it_was_shown(loaded: tuple[Engine, LoadedModel]) -> None:
     """Without a template a string ends the answer; it is no part of what was said."""
     engine, model = loaded
     bare = copy.copy(model.tokenizer)
     bare.chat_template = None  # type: ignore[attr-defined]
     talk = Talk((engine, dataclasses.replace(model, tokenizer=bare)))
-    talk.engine.top = Scripted(talk.engine, talk.format.text(" Yes.\nuser: And so on"))  # type: ignore[assignment]
+    talk.engine.top = ScriptedDecoder(talk.engine, talk.format.text(" Yes.\nuser: And so on"))  # type: ignore[assignment]
     assert talk.says("Why?").text == " Yes."
     assert talk.prompt.count("user:") == 2
 
@@ -500,7 +397,7 @@ def test_an_answer_that_was_cut_goes_on_as_often_as_one_likes(loaded: tuple[Engi
 def test_half_a_character_becomes_a_whole_one(loaded: tuple[Engine, LoadedModel]) -> None:
     talk = Talk(loaded)
     euro = talk.format.text("€")
-    talk.engine.top = Scripted(talk.engine, [*euro, END])  # type: ignore[assignment]
+    talk.engine.top = ScriptedDecoder(talk.engine, [*euro, END])  # type: ignore[assignment]
     talk.set_option("max-tokens", "1")
     assert talk.says("Why?").text == "\ufffd"
     talk.set_option("max-tokens", "9")
@@ -519,7 +416,7 @@ def test_what_cannot_go_on(loaded: tuple[Engine, LoadedModel]) -> None:
     talk = Talk(loaded)
     with pytest.raises(UsageError, match="no answer to continue"):
         next(talk.resume())
-    talk.engine.top = Scripted(talk.engine, [*talk.format.text("done"), END])  # type: ignore[assignment]
+    talk.engine.top = ScriptedDecoder(talk.engine, [*talk.format.text("done"), END])  # type: ignore[assignment]
     talk.says("Why?")
     before = talk.turns[0]
     with pytest.raises(UsageError, match="came to its end"):

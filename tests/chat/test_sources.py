@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from chat.test_session import Talk, book, folded, folder, loaded
+from support.chat_sessions import ScriptedDecoder, Talk, book, folded
 
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Finished, Retraced, Source, Sourced, Text
 from triforce_chat.models.load import LoadedModel
-
-assert folder
-assert loaded  # fixtures
 
 Made = tuple[Engine, LoadedModel]
 ONE = ("It was night.\n", "", "The é mill\nstood still. A needle lay there! No.\n")
@@ -123,14 +120,12 @@ def test_without_documents_there_are_none(loaded: Made) -> None:
 
 
 def test_pages_that_the_answer_names_are_checked(loaded: Made) -> None:
-    from chat.test_session import Scripted
-
     talk = Pointing(loaded, max_tokens=40)
     talk.add(book("One", *ONE))
     talk.points_at("mill")
     answer = 'It was "night" (p. 3), p. 9.'
     talk.settings = talk.settings.with_text("max_tokens", str(len(talk.format.text(answer))))
-    talk.engine.top = Scripted(talk.engine, talk.format.text(answer))  # type: ignore[assignment]
+    talk.engine.top = ScriptedDecoder(talk.engine, talk.format.text(answer))  # type: ignore[assignment]
     tally = talk.says("When?")
     assert tally.text == answer
     assert tally.sourced is not None

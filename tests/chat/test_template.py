@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny_models import SPECIAL, save_tokenizer
+from support.byte_tokenizer import BYTE_VOCABULARY, CHATML, END, START
+from support.tiny_models import save_tokenizer
 from tokenizers import decoders
-from tokenizers.pre_tokenizers import ByteLevel
 
 from triforce_chat.chat.template import PLAIN_STOP, ChatFormat, Message
 
-VOCABULARY = [*SPECIAL, *sorted(ByteLevel.alphabet())]  # one token per byte
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 NO_SYSTEM = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     "{% for message in messages %}[{{ message.role }}]{{ message.content | trim }}{% endfor %}[assistant]"
@@ -35,13 +30,12 @@ HOSTILE = [
     "a\x00b\u2028c\ufeff",
     " leading and trailing \n",
 ]
-START, END = SPECIAL.index("<|im_start|>"), SPECIAL.index("<|im_end|>")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(made, VOCABULARY)
+    save_tokenizer(made, BYTE_VOCABULARY)
     return made
 
 

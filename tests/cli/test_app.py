@@ -19,12 +19,11 @@ import pytest
 import torch
 from pypdf import PdfReader, PdfWriter
 from reportlab.pdfgen.canvas import Canvas
+from support.commands import Outcome, run
 from support.places import ROOT
-from support.tiny_models import SPECIAL, VOCABULARY, save_model
-from typer.testing import CliRunner
+from support.tiny_models import VOCABULARY, mute_special_tokens, save_model
 
 from triforce_chat import __version__
-from triforce_chat.cli.app import app
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Event
@@ -33,35 +32,6 @@ from triforce_chat.engine.speculation import level
 
 CONTEXT = 65_536
 EXAMPLE = ROOT / "examples" / "the-lighthouse-at-varra.pdf"
-
-
-class Outcome:
-    """What one run left behind."""
-
-    def __init__(self, result: Any) -> None:
-        self.code: int = result.exit_code
-        self.out: str = result.stdout
-        self.err: str = result.stderr
-        self.crash = None if isinstance(result.exception, SystemExit) else result.exception
-
-    @property
-    def json(self) -> dict[str, Any]:
-        assert self.crash is None
-        assert self.code == 0, self.err
-        value: dict[str, Any] = json.loads(self.out)
-        return value
-
-    def is_refusal(self, code: int, told: str) -> None:
-        """One clear line on stderr, nothing on stdout, the documented exit code."""
-        assert self.crash is None
-        assert told in self.err
-        assert (self.code, self.out) == (code, "")
-        assert self.err.startswith("error: ")
-        assert self.err.count("\n") == 1
-
-
-def run(*arguments: object, stdin: str | bytes | None = None) -> Outcome:
-    return Outcome(CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin))
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +53,6 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "three.pdf").write_bytes(pdf("page one", "page two", "page three"))
     (made / "locked.pdf").write_bytes(locked(pdf("a secret"), "open sesame"))
     return made
-
-
-def mute_special_tokens(folder: Path) -> None:
-    """Answers of a random model that only their length ends."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"][: len(SPECIAL)] = 0
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def pdf(*texts: str) -> bytes:

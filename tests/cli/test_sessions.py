@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from cli.test_app import Outcome, mute_special_tokens, run
-from support.tiny_models import SPECIAL, VOCABULARY, save_model, save_tokenizer
+from support.commands import Outcome, run
+from support.tiny_models import SPECIAL, VOCABULARY, mute_special_tokens, save_model, save_tokenizer
 
 from triforce_chat.storage.sessions.store import Store
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from storage.kv.test_memory import TOKENS
-from support.kv_store_process import CHUNK, Desk
+from support.kv_store_process import CHUNK, TOKENS, Desk
 from support.labs import Lab
 from support.tiny_models import save_adapter, save_model
 from typer.testing import CliRunner

@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file, save_file
-from support.places import SUPPORT
+from support.rank_runs import FAMILIES, SIZES, Found, once
 from support.tiny_models import save_adapter, save_model, write_gguf
 
 from triforce_chat.settings.settings import STACKS
 
-PROBE = SUPPORT / "rank_probe.py"
-SAID = "said.txt"  # what the ranks printed; stands there when all is done
-PATIENCE = 300  # seconds; other work may hold the machine
-SIZES = {"max_position_embeddings": 1024, "vocab_size": 100, "initializer_range": 0.3}
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 TWO = (*FAMILIES, "adapter", "tiny.gguf", "llama.big")
 # Heads, KV heads and vocabulary of the default model allow three ranks only; so do these.
 NINE = {**SIZES, "hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 4}
 NINE |= {"intermediate_size": 48, "vocab_size": 102, "tie_word_embeddings": True}
-
-
-class Found:
-    """What one program of ``probe`` wrote down."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.said = (folder / SAID).read_text()
-        self.models: dict[str, Any] = json.loads((folder / "found.json").read_text())
-        self.states = [(folder / f"{rank}.jsonl").read_text().splitlines() for rank in range(size)]
-
-
-def once(
-    factory: pytest.TempPathFactory,
-    name: str,
-    make: Callable[[Path], Sequence[str]],
-    size: int,
-    **environ: str,
-) -> Found:
-    """Run the program once, even where several processes share the tests; ``make`` saves the models it names."""
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    with FileLock(f"{folder}.lock"):
-        if not (folder / SAID).is_file():
-            folder.mkdir()
-            models = [str(folder / model) for model in make(folder)]
-            command = [sys.executable, str(PROBE), str(size), str(folder), *models]
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-                check=False,
-                env={**os.environ, **environ},
-            )
-            assert done.returncode == 0, done.stderr
-            (folder / SAID).write_text(done.stdout + done.stderr)
-    return Found(folder, size)
 
 
 def adapter_for(base: Path) -> None:

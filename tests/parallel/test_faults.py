@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.test_app import mute_special_tokens
 from support.places import SUPPORT
 from support.pseudo_terminal import CTRL_C, ENTER, Terminal
-from support.tiny_models import save_model
+from support.tiny_models import mute_special_tokens, save_model
 
 PATIENCE = 180  # seconds for what should succeed; other work may hold the machine
 SOON = 5.0  # seconds in which a lost rank ends all

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from parallel.test_exact import FAMILIES, SIZES, Found, once
 from safetensors.torch import load_file, save_file
+from support.rank_runs import FAMILIES, SIZES, Found, once
 from support.tiny_models import save_model, write_gguf
 
 from triforce_chat.settings.settings import STACKS

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from cli.test_app import mute_special_tokens
 from support.places import SUPPORT
-from support.tiny_models import save_model
+from support.tiny_models import mute_special_tokens, save_model
 
 from triforce_chat.settings.settings import STACKS
 

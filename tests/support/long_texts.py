@@ -7,8 +7,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-from chat.test_template import CHATML
-
+from support.byte_tokenizer import CHATML
 from support.tiny_models import SPECIAL
 from triforce_chat.chat.conversation import Turn
 from triforce_chat.chat.session import Exchange, Session

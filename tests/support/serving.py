@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import openai
 import torch
-from chat.test_template import CHATML, SPECIAL, VOCABULARY
 
-from support.tiny_models import save_model, save_tokenizer
+from support.byte_tokenizer import BYTE_VOCABULARY, CHATML
+from support.tiny_models import SPECIAL, save_model, save_tokenizer
 from triforce_chat.engine.events import Event
 from triforce_chat.serve.app import Served, build
 from triforce_chat.serve.desk import Desk, Job
@@ -34,8 +34,10 @@ def save_talker(folder: Path, context: int = CONTEXT) -> Path:
     from tokenizers import Tokenizer, decoders
 
     torch.manual_seed(5)
-    save_model(folder, vocab_size=len(VOCABULARY), max_position_embeddings=context, initializer_range=0.3)
-    save_tokenizer(folder, VOCABULARY)
+    save_model(
+        folder, vocab_size=len(BYTE_VOCABULARY), max_position_embeddings=context, initializer_range=0.3
+    )
+    save_tokenizer(folder, BYTE_VOCABULARY)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.decoder = decoders.ByteLevel()
     backend.save(str(folder / "tokenizer.json"))

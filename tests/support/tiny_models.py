@@ -247,3 +247,12 @@ def save_adapter(folder: Path, base: Path, rank: int = 4, alpha: int = 8, **chan
             )
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def mute_special_tokens(folder: Path) -> None:
+    """Zero the output rows of special tokens, so that a random model never ends an answer by itself."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][: len(SPECIAL)] = 0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import torch
-from lab.training.test_context import training
 
-from support.trained_models import builder_of, load
+from support.trained_models import builder_of, load, training
 from triforce_chat.lab.training import context
 from triforce_chat.lab.training.ranks import joined
 

@@ -7,43 +7,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.fakes import Scripted
+from support.chat_screen import Chat
 
 from triforce_chat.documents import Document, Page
-from triforce_chat.errors import DocumentError, UsageError
+from triforce_chat.errors import UsageError
 from triforce_chat.ui.clipboard import copy
 from triforce_chat.ui.prompt import is_command, message, open_block
-from triforce_chat.ui.repl import Labels, Repl
-from triforce_chat.ui.terminal import Detail, Screen
+from triforce_chat.ui.terminal import Screen
 from triforce_chat.ui.transcript import describe
-
-PAGES = (Page(1, "It was night."), Page(2, " "), Page(3, "It was \x1b[1mday."), Page(4, ""), Page(5, "End."))
-
-
-class Chat:
-    """A chat over lines; ``ask`` returns what stdout and stderr received."""
-
-    def __init__(self, *answers: str | Exception, detail: Detail = "bare") -> None:
-        self.talk = Scripted(*answers)
-        self.read: list[tuple[str, str | None]] = []
-        self.out, self.err = (Console(file=io.StringIO(), width=100) for _ in range(2))
-        labels = Labels("model", "stack")
-        self.repl = Repl(self.talk, self._document, Screen(self.out, self.err, detail), lambda: labels)
-
-    def _document(self, path: str, pages: str | None) -> Document:
-        self.read.append((path, pages))
-        if path == "missing.pdf":
-            raise DocumentError("missing.pdf cannot be read")
-        return Document(Path(path).name, path, PAGES)
-
-    def ask(self, *lines: str) -> tuple[str, str]:
-        self.code = self.repl.run_lines(lines)
-        return self._drain(self.out), self._drain(self.err)
-
-    def _drain(self, console: Console) -> str:
-        text = console.file.getvalue()  # type: ignore[attr-defined]
-        console.file = io.StringIO()
-        return str(text)
 
 
 def test_a_whole_chat() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.chat_screen import Chat
 from support.fakes import Scripted, answer_events, tally_of
-from ui.test_commands import Chat
 
 from triforce_chat.chat.records import Origin, answer_object, event_object
 from triforce_chat.documents import Document, Page

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.test_app import mute_special_tokens
 from support.pseudo_terminal import CTRL_C, ENTER, TAB, Terminal
-from support.tiny_models import save_model
+from support.tiny_models import mute_special_tokens, save_model
 
 from triforce_chat.ui.repl import HINT
 from triforce_chat.ui.stream import LINK

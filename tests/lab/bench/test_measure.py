@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chat.test_schema import checker, errors
 from support.labs import SMALL_BUDGET, Lab
+from support.schemas import schema_errors, schema_validator
 from support.tiny_models import save_model
 from typer.testing import CliRunner
 
@@ -413,12 +413,12 @@ def test_the_command(tmp_path: Path, loaded: LoadedModel) -> None:
         ("retrieval", 0.5, "300"),
     ]
     assert {row["prompts"] for row in rows} == {2}
-    assert errors("bench", json.loads(done.stdout)) == []
+    assert schema_errors("bench", json.loads(done.stdout)) == []
     assert json.loads(done.stdout)["warmup"] == rows[0]["warmup"] == 32
     short = CliRunner().invoke(app, [*command, *flags, "--plain-tokens", "2", "--past-end", "--json"])
     assert [row["tokens"] for row in json.loads(short.stdout)["rows"]] == [2, 3]
     assert json.loads(short.stdout)["plain_tokens"] == 2
-    assert errors("bench", json.loads(short.stdout)) == []
+    assert schema_errors("bench", json.loads(short.stdout)) == []
     later = CliRunner().invoke(app, [*command, *flags, "--skip-prompts", "99"])
     assert later.exit_code == 4
     both = ["--vary", "chunk=4", "--vary", "budget=300", "--one-by-one", "--json"]
@@ -453,8 +453,8 @@ def test_runs_are_lines_as_soon_as_they_are_measured(tmp_path: Path, loaded: Loa
     ]
     assert [len(line["token_ids"]) for line in lines] == [3] * 4
     assert lines[0]["token_ids"] == lines[2]["token_ids"]
-    assert [run.message for line in lines for run in checker("bench", "run").iter_errors(line)] == []
-    assert errors("bench", record) == []
+    assert [run.message for line in lines for run in schema_validator("bench", "run").iter_errors(line)] == []
+    assert schema_errors("bench", record) == []
 
 
 def test_a_smaller_card_is_for_a_gpu(tmp_path: Path, loaded: LoadedModel) -> None:

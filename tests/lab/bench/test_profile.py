@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from chat.test_schema import checker, errors
 from support.labs import SMALL_BUDGET, Lab
+from support.schemas import schema_errors, schema_validator
 from support.tiny_models import save_model
 from typer.testing import CliRunner
 
@@ -251,9 +251,9 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*command, *flags, "--json"])
     assert done.exit_code == 0, done.stderr
     record = json.loads(done.stdout)
-    assert errors("bench", record) == []
+    assert schema_errors("bench", record) == []
     assert [one["trace"] for one in record["profiles"]] == [str(tmp_path / "trace.json")]
-    assert checker("bench", "profile").is_valid(record["profiles"][0])
+    assert schema_validator("bench", "profile").is_valid(record["profiles"][0])
     shown = CliRunner().invoke(app, [*command, "--stacks", "autoregressive,lookup"])
     assert shown.exit_code == 0, shown.stderr
     assert "byte floor" in shown.stdout

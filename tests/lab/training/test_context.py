@@ -8,25 +8,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.places import SUPPORT
-from support.trained_models import builder_of, load, save_target
+from support.trained_models import LENGTHS, builder_of, chats, load, recipe, save_target, training
 from torch.nn.functional import cross_entropy, kl_div
 
 from triforce_chat.lab.training import context as module
-from triforce_chat.lab.training.context import ContextRecipe, ContextTraining, stretched
+from triforce_chat.lab.training.context import ContextTraining, stretched
 from triforce_chat.lab.training.conversations import Builder, Example
 from triforce_chat.lab.training.course import LOG
 from triforce_chat.lab.training.lowrank import WEIGHTS
 from triforce_chat.lab.training.ranks import Ranks
-from triforce_chat.lab.training.selfchat import Row
 from triforce_chat.models.load import LoadedModel
-
-LENGTHS = (1200, 1250, 1300)
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +39,6 @@ def builder(loaded: LoadedModel) -> Builder:
 def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions for documents that hold few tokens, in a vocabulary of few words."""
     monkeypatch.setattr(module, "TOKENS_PER_QUESTION", 600)
-
-
-def recipe(**changes: Any) -> ContextRecipe:
-    usual: dict[str, Any] = {"factor": 4.0, "rank": 2, "alpha": 2.0, "rate": 1e-2, "minutes": 1e6}
-    return ContextRecipe(**{**usual, "lengths": LENGTHS, "tokens": LENGTHS[0], "steps": 7, **changes})
-
-
-def chats(seed: int = 0) -> list[Row]:
-    rng = random.Random(seed)
-    return [Row([rng.randrange(3, 300) for _ in range(20 + 5 * i)], 4 + i) for i in range(6)]
-
-
-def training(loaded: LoadedModel, builder: Builder, folder: Path, **changes: Any) -> ContextTraining:
-    few = recipe(chats_per_step=3, readings_per_step=2, **changes)
-    return ContextTraining(loaded, builder, (chats(), chats(1)), few, folder)
 
 
 def logged(folder: Path) -> list[dict[str, float]]:

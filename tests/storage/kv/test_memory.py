@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.kv_store_process import CHUNK, Desk, files
+from support.kv_store_process import CHUNK, TOKENS, Desk, Tokens, files
 from support.labs import Lab, random_model
 from torch import Tensor
 
@@ -25,19 +25,6 @@ from triforce_chat.storage.kv import block
 from triforce_chat.storage.kv import memory as memory_module
 from triforce_chat.storage.kv.fingerprint import fingerprint
 from triforce_chat.ui import figures
-
-
-class Tokens:
-    """As much of a tokenizer as a fingerprint looks at."""
-
-    def __init__(self, *words: str) -> None:
-        self.words = words
-
-    def get_vocab(self) -> dict[str, int]:
-        return {word: n for n, word in enumerate(self.words)}
-
-
-TOKENS = Tokens("a", "b")
 
 
 @pytest.fixture(autouse=True)

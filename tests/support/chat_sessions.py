@@ -1,0 +1,83 @@
+"""Sessions on a shared model, and the documents and answers that their tests use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from triforce_chat.chat.session import Session
+from triforce_chat.documents import Document, Page
+from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.events import Event, Finished, Tally
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.settings import Settings
+
+CONTEXT = 4096
+SAYS = 24  # tokens of an answer
+
+
+class Talk(Session):
+    """A session on the shared model with an empty cache of its own."""
+
+    def __init__(
+        self, loaded: tuple[Engine, LoadedModel], context: int = CONTEXT, **settings: object
+    ) -> None:
+        first, model = loaded
+        engine = Engine(first.target, context, model.eos_ids, first.decode)
+        super().__init__(engine, model, Settings(**{"max_tokens": SAYS, **settings}), "Be brief.")  # type: ignore[arg-type]
+        self.set_option("stack", str(settings.get("stack", "triforce")))
+
+    def spelled(self, ids: list[int]) -> str:
+        text: str = self.loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return text
+
+    @property
+    def prompt(self) -> str:
+        """What the model reads before the next question, without its prefix."""
+        return self.spelled(self._prompt([]))
+
+    def says(self, question: str) -> Tally:
+        return folded(self.ask(question))
+
+    def answers_like_a_fresh_one(self, question: str) -> None:
+        """Exactness of every cache that was reused: plain decoding from nothing gives the same tokens."""
+        request = self._request(question)
+        fresh = Engine(self.engine.target, CONTEXT, self.engine.eos_ids, self.engine.decode)
+        assert self.says(question).token_ids == folded(fresh.answer(request, plain=True)).token_ids
+
+
+def folded(events: Iterator[Event]) -> Tally:
+    tally = Tally()
+    for event in events:
+        tally.add(event)
+    return tally
+
+
+def finished(tally: Tally) -> Finished:
+    assert tally.finished is not None
+    return tally.finished
+
+
+def book(title: str, *texts: str, unit: str = "page") -> Document:
+    pages = tuple(Page(number, text) for number, text in enumerate(texts, 1))
+    return Document(title, f"{title}.pdf", pages, unit)
+
+
+def pages(count: int, size: int = 100) -> list[str]:
+    """Page texts of ``size`` bytes each, so ``size`` tokens."""
+    return [f"{number:03} {'lorem ipsum dolor sit amet ' * 40}"[: size - 1] + "\n" for number in range(count)]
+
+
+class ScriptedDecoder:
+    """A top level that says what it is told."""
+
+    def __init__(self, engine: Engine, ids: list[int]) -> None:
+        self.engine, self.ids = engine, iter(ids)
+
+    def rounds(self, tokens: torch.Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
+        return ([token] for token in self.ids)
+
+    def rollback(self, length: int) -> None:
+        self.engine.full.truncate(length)

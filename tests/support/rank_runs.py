@@ -1,0 +1,59 @@
+"""Runs ``rank_probe`` on several processes, once per test run, and reads its results."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from support.places import SUPPORT
+
+PROBE = SUPPORT / "rank_probe.py"
+SAID = "said.txt"  # what the ranks printed; written last, so it marks a finished run
+PATIENCE = 300  # seconds; other work may hold the machine
+SIZES = {"max_position_embeddings": 1024, "vocab_size": 100, "initializer_range": 0.3}
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+
+
+class Found:
+    """The results that one run of ``rank_probe`` left in its folder."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.said = (folder / SAID).read_text()
+        self.models: dict[str, Any] = json.loads((folder / "found.json").read_text())
+        self.states = [(folder / f"{rank}.jsonl").read_text().splitlines() for rank in range(size)]
+
+
+def once(
+    factory: pytest.TempPathFactory,
+    name: str,
+    make: Callable[[Path], Sequence[str]],
+    size: int,
+    **environ: str,
+) -> Found:
+    """Run the program once, even where several processes share the tests; ``make`` saves the models it names."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    with FileLock(f"{folder}.lock"):
+        if not (folder / SAID).is_file():
+            folder.mkdir()
+            models = [str(folder / model) for model in make(folder)]
+            command = [sys.executable, str(PROBE), str(size), str(folder), *models]
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+                env={**os.environ, **environ},
+            )
+            assert done.returncode == 0, done.stderr
+            (folder / SAID).write_text(done.stdout + done.stderr)
+    return Found(folder, size)
