@@ -169,7 +169,10 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     own = {name for name in package if name.startswith("triforce_chat.cli")}
     sampling = (".engine", ".engine.sampling", ".engine.sampling.options")
     stacks = (".engine.speculation", ".engine.speculation.stack_specs")
-    settings = (".settings", ".settings.settings", ".settings.sizes", ".settings.umask")
+    settings = [
+        ".settings",
+        *(f".settings.{name}" for name in ("options", "settings", "sizes", "specification", "umask")),
+    ]
     ends = ("", ".errors", *sampling, *stacks, *settings)
     assert package - own == {f"triforce_chat{end}" for end in ends}
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
-from triforce_chat.settings.layers import keys
+from triforce_chat.settings.layers import persistent
 
 BROKEN = 'modle = "x"\nchunk = "x"\nseed = 3\n'
 
@@ -71,7 +71,7 @@ def test_show_prints_toml_that_says_the_same(file: Path, monkeypatch: pytest.Mon
     assert values["system"] == 'in "French" [bold]\n\x1b[31m'
     assert (values["chunk"], values["min-p"], values["quiet"]) == (8, 0.0, False)
     assert "# seed is not set\n" in shown
-    assert len(shown.splitlines()) == len(keys())
+    assert len(shown.splitlines()) == len(persistent())
     file.parent.mkdir(parents=True)
     file.write_text(shown)
     monkeypatch.delenv("TRIFORCE_CHAT_SYSTEM")
@@ -92,7 +92,7 @@ def test_show_tells_where_values_come_from(file: Path, monkeypatch: pytest.Monke
     assert (told["schema"], told["problems"]) == (1, [])
     assert (told["settings"]["chunk"], told["origins"]["chunk"]) == (4, str(file))
     assert (told["settings"]["gamma"], told["origins"]["gamma"]) == (None, "default")
-    assert list(told["settings"]) == list(told["origins"]) == list(keys())
+    assert list(told["settings"]) == list(told["origins"]) == list(persistent())
     assert "origins" not in json.loads(run("config", "show", "--json").stdout)
 
 

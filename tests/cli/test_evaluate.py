@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from triforce_chat import __version__
 from triforce_chat.cli.app import app
-from triforce_chat.cli.options import listed
+from triforce_chat.cli.options import parse_list
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation import answers, perplexity, runs
 from triforce_chat.lab.evaluation.questions import QUESTIONS
@@ -181,11 +181,11 @@ def test_mistakes_are_one_line(shelf: Path, arguments: tuple[str, ...], code: in
 
 
 def test_lists_of_numbers() -> None:
-    assert listed("30,4,30") == [4, 30]
-    assert listed("0.6,0", float, 0) == [0.0, 0.6]
+    assert parse_list("30,4,30") == [4, 30]
+    assert parse_list("0.6,0", float, 0) == [0.0, 0.6]
     for wrong in ("", "a", "1,", "-1"):
         with pytest.raises(UsageError, match="not a list"):
-            listed(wrong)
+            parse_list(wrong)
 
 
 def test_what_must_be_known_about_the_retrieval_cache() -> None:

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.models import presets
-from triforce_chat.models.cache import cache_folder, ensure
+from triforce_chat.models.cache import ensure
 from triforce_chat.models.presets import PRESETS, Preset
 from triforce_chat.models.progress import unheard
+from triforce_chat.settings.paths import models_folder
 from triforce_chat.settings.sizes import readable
 
 BIG = Preset("big", "o/big", 131_072, draft="small", parameters="7B", licence="MIT", aliases=("large",))
@@ -111,7 +112,7 @@ def test_an_unknown_name(command: str) -> None:
 def test_pull_fetches_target_and_draft(hub: Path) -> None:
     save_model(hub / "models--o--big" / "snapshots" / "abc")
     code, out, err = run("pull", "big")
-    assert (code, out, err.splitlines()) == (0, "", ["big is here", "small is here"])
+    assert (code, out, err.splitlines()) == (0, "", ["big is downloaded", "small is downloaded"])
     assert (hub / "models--o--small").is_dir()
     assert run("pull", "big", "--quiet") == (0, "", "")
 
@@ -140,7 +141,7 @@ def test_rm_asks_first(hub: Path) -> None:
 
 def test_rm_deletes_the_conversion_too(hub: Path) -> None:
     run("pull", "small")
-    own = cache_folder() / "models" / "o--small"
+    own = models_folder() / "o--small"
     ensure(own, "o/small", lambda made: (made / "config.json").write_text("{}") and None, unheard)
     assert run("rm", "small", "--yes") == (0, "", "")
     assert not own.exists()

@@ -166,7 +166,7 @@ def test_a_hub_id_needs_its_configuration_alone(tmp_path: Path, monkeypatch: pyt
             4,
             "was made for 32,768 tokens; --context 40,000 is more",
         ),
-        (("--device-memory", "much"), 2, "'much' is no size in memory; write for example 24GB"),
+        (("--device-memory", "much"), 2, "'much' is not a memory size; write for example 24GB"),
         (("--device-memory", "24GB", "--device", "cpu"), 2, "with --device cpu give --host-memory"),
         (("--model", "qwen2.5-7b-1m", "--tp", 3, *CARD), 2, "which 3 GPUs cannot share; --tp takes 1, 2, 4"),
         (("--model", "default", "--draft", "nothing"), 5, "no model 'nothing'"),
@@ -224,7 +224,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "24XB", "1..5GB", "24GBs", "1e999", "nan", "."])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size in memory"):
+    with pytest.raises(UsageError, match="is not a memory size"):
         parsed_size(text)
 
 

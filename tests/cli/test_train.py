@@ -13,7 +13,7 @@ from support.trained_models import load, save_target
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
-from triforce_chat.cli.options import listed
+from triforce_chat.cli.options import parse_list
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Event, Text, Verified
 from triforce_chat.lab.training import context, jobs
@@ -180,7 +180,7 @@ def test_a_place_that_cannot_be_written(shelf: Path, tmp_path: Path, train: Any)
         refused(train(shelf, out), 2, f"--out {out} cannot be written")
 
 
-NO_NUMBERS = "'{}' is not a list of numbers from 1 on; write for example 1024,8192"
+NO_NUMBERS = "'{}' is not a list of numbers of at least 1; write for example 1024,8192"
 
 
 @pytest.mark.parametrize("lengths", ["", "a,b,c", "0,1,2", "1;2;3", "-1,2,3"])
@@ -199,8 +199,8 @@ def test_lengths_in_any_order(shelf: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_any_count_of_lengths_before_an_answer() -> None:
-    assert listed("5") == [5]
-    assert listed("5, 7,6") == [5, 6, 7]
+    assert parse_list("5") == [5]
+    assert parse_list("5, 7,6") == [5, 6, 7]
 
 
 def test_lengths_that_no_document_fits_in(shelf: Path, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
 from triforce_chat.models.cache import seal
 from triforce_chat.models.fetch import DEFAULT_WHEEL
-from triforce_chat.storage.sessions.store import Store, users_file
+from triforce_chat.settings.paths import sessions_file
+from triforce_chat.storage.sessions.store import Store
 from triforce_chat.ui.terminal import Screen
 
 NAMES = [
@@ -406,11 +407,11 @@ def test_documents(cache: Path) -> None:
 def test_sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert only(stores.sessions()).told == "none kept yet"
-    Store(users_file()).close()
-    assert only(stores.sessions()).told.startswith(f"0 in {users_file()} (")
-    with users_file().open("r+b") as file:
+    Store(sessions_file()).close()
+    assert only(stores.sessions()).told.startswith(f"0 in {sessions_file()} (")
+    with sessions_file().open("r+b") as file:
         file.seek(100)
         file.write(b"\xff" * 4000)
     finding = only(stores.sessions())
     assert seen(finding) == ("problem", 1)
-    assert finding.told.startswith(f"{users_file()}: ")
+    assert finding.told.startswith(f"{sessions_file()}: ")

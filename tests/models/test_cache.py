@@ -10,8 +10,9 @@ import pytest
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models import cache
-from triforce_chat.models.cache import MANIFEST, cache_folder, ensure, is_intact
+from triforce_chat.models.cache import MANIFEST, ensure, is_intact
 from triforce_chat.models.progress import unheard
+from triforce_chat.settings.paths import cache_folder
 
 SOURCE = "abc"
 LARGE = b"\0" * 5000

@@ -14,7 +14,7 @@ from huggingface_hub import errors
 from rich.console import Console
 from support.tiny_models import VOCABULARY, save_model, save_tokenizer, save_weights
 
-from triforce_chat.cli.options import show_notes
+from triforce_chat.cli.output import show_notes
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text

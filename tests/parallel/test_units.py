@@ -15,7 +15,7 @@ from support.labs import Lab
 from support.tiny_models import save_model
 from torch import Tensor
 
-from triforce_chat.cli.options import in_one_process
+from triforce_chat.cli.engines import require_one_process
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner
@@ -360,9 +360,9 @@ def test_an_interrupt_between_the_ranks_ends_all(
 
 
 def test_commands_of_one_process_say_so() -> None:
-    in_one_process(Settings())
+    require_one_process(Settings())
     with pytest.raises(UsageError, match="runs in one process"):
-        in_one_process(Settings(tp=2))
+        require_one_process(Settings(tp=2))
 
 
 def test_the_store_is_out_of_the_networks_reach() -> None:

@@ -11,23 +11,23 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from triforce_chat.cli.options import Options, command
+from triforce_chat.cli.options import command
 from triforce_chat.errors import UsageError
 from triforce_chat.settings import layers
 from triforce_chat.settings.layers import (
     DEFAULT,
-    KINDS,
-    RESERVED,
-    UNKEPT,
-    Key,
+    OTHER_VARIABLES,
+    effective,
     from_file,
-    in_effect,
-    kept,
-    keys,
+    persistent,
+    user_values,
 )
+from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import Settings
-from triforce_chat.settings.toml import EXAMPLES, template, toml
+from triforce_chat.settings.specification import TYPES, SettingSpec
+from triforce_chat.settings.toml import template, toml
 
+NOT_PERSISTENT = {"pages", "password", "json", "jsonl", "debug"}  # of one document, or of one run
 # What file, environment and flag say of a key; by kind unless only some values make sense.
 SAID: dict[str, tuple[Any, Any, Any]] = {
     "stack": ("lookup", "triforce", "naive"),
@@ -43,7 +43,7 @@ BY_KIND: dict[type, tuple[Any, Any, Any]] = {
     float: (0.25, 0.5, 0.75),
     bool: (True, False, True),
 }
-EVERY_KEY = pytest.mark.parametrize("key", keys().values(), ids=lambda key: key.name)
+EVERY_KEY = pytest.mark.parametrize("spec", persistent().values(), ids=lambda spec: spec.key)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def effective(*flags: str) -> Options:
+def received(*flags: str) -> Options:
     """The options that a command receives."""
     app, seen = typer.Typer(), list[Options]()
 
@@ -83,49 +83,51 @@ def refused() -> str:
 
 
 @EVERY_KEY
-def test_precedence(key: Key, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_file, in_environment, as_flag = SAID.get(key.field, BY_KIND[key.kind])
-    flag = [f"--{key.name}", *([] if key.kind is bool else [str(as_flag)])]
+def test_precedence(spec: SettingSpec, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_file, in_environment, as_flag = SAID.get(spec.name, BY_KIND[spec.type])
+    flag = [f"--{spec.key}", *([] if spec.type is bool else [str(as_flag)])]
 
     def now(*flags: str) -> Any:
-        options = effective(*flags)
-        others = dataclasses.replace(options, **{key.field: key.default})
+        options = received(*flags)
+        others = dataclasses.replace(options, **{spec.name: spec.default})
         assert others == Options()  # nothing else moved
-        return getattr(options, key.field)
+        return getattr(options, spec.name)
 
     def origin() -> str:
-        return in_effect().origins[key.field]
+        return effective().origins[spec.name]
 
-    assert (now(), origin()) == (key.default, DEFAULT)
+    assert (now(), origin()) == (spec.default, DEFAULT)
     assert now(*flag) == as_flag
-    file.write_text(f"{key.name} = {toml(in_file)}\n")
+    file.write_text(f"{spec.key} = {toml(in_file)}\n")
     assert (now(), origin()) == (in_file, str(file))
-    assert type(now()) is key.kind
+    assert type(now()) is spec.type
     assert now(*flag) == as_flag
-    monkeypatch.setenv(key.variable, str(in_environment))
-    assert (now(), origin()) == (in_environment, key.variable)
-    assert type(now()) is key.kind
+    monkeypatch.setenv(spec.variable, str(in_environment))
+    assert (now(), origin()) == (in_environment, spec.variable)
+    assert type(now()) is spec.type
     assert now(*flag) == as_flag
-    monkeypatch.setenv(key.variable, "")
+    monkeypatch.setenv(spec.variable, "")
     assert now() == in_file
 
 
 def test_a_flag_that_says_the_default_wins_as_well(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text('stack = "lookup"')
     monkeypatch.setenv("TRIFORCE_CHAT_MAX_TOKENS", "7")
-    options = effective("--stack", "auto", "--max-tokens", "512")
+    options = received("--stack", "auto", "--max-tokens", "512")
     assert (options.stack, options.max_tokens) == ("auto", 512)
 
 
 def test_every_flag_is_a_key_or_is_left_out_on_purpose() -> None:
-    assert {key.field for key in keys().values()} | UNKEPT == {f.name for f in dataclasses.fields(Options)}
-    assert {f.name for f in dataclasses.fields(Settings)} <= {key.field for key in keys().values()}
-    assert {key.kind for key in keys().values()} <= set(KINDS)
+    assert {spec.name for spec in persistent().values()} | NOT_PERSISTENT == {
+        f.name for f in dataclasses.fields(Options)
+    }
+    assert {f.name for f in dataclasses.fields(Settings)} <= {spec.name for spec in persistent().values()}
+    assert {spec.type for spec in persistent().values()} <= set(TYPES)
 
 
 def test_variables_do_not_collide() -> None:
-    variables = [key.variable for key in keys().values()]
-    assert len({*variables, *RESERVED}) == len(variables) + len(RESERVED)
+    variables = [spec.variable for spec in persistent().values()]
+    assert len({*variables, *OTHER_VARIABLES}) == len(variables) + len(OTHER_VARIABLES)
 
 
 def test_secrets_are_not_kept(file: Path) -> None:
@@ -190,26 +192,26 @@ def test_switches_in_the_environment(
 ) -> None:
     file.write_text(f"plain = {toml(not value)}")
     monkeypatch.setenv("TRIFORCE_CHAT_PLAIN", text)
-    assert kept() == {"plain": value}
+    assert user_values() == {"plain": value}
 
 
 def test_file_and_environment_are_checked_together(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("chunk = 1")
     monkeypatch.setenv("TRIFORCE_CHAT_BUDGET", "100")
-    assert kept() == {"chunk": 1, "budget": 100}
+    assert user_values() == {"chunk": 1, "budget": 100}
     file.write_text("")
     with pytest.raises(UsageError, match="TRIFORCE_CHAT_BUDGET: budget must be at least 104"):
-        kept()
+        user_values()
 
 
 def test_whole_numbers_are_numbers(file: Path) -> None:
     file.write_text("temperature = 1")
-    assert type(kept()["temperature"]) is float
+    assert type(user_values()["temperature"]) is float
 
 
 def test_a_file_with_a_byte_order_mark(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbfchunk = 4\r\n")
-    assert kept() == {"chunk": 4}
+    assert user_values() == {"chunk": 4}
 
 
 def test_files_that_cannot_be_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,17 +226,17 @@ def test_files_that_cannot_be_read(file: Path, tmp_path: Path, monkeypatch: pyte
 def test_without_a_file_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIFORCE_CHAT_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert kept() == {}
+    assert user_values() == {}
     (tmp_path / "triforce-chat").mkdir()
     (tmp_path / "triforce-chat" / "config.toml").write_text("chunk = 4")
-    assert kept() == {"chunk": 4}
+    assert user_values() == {"chunk": 4}
     monkeypatch.setenv("TRIFORCE_CHAT_CONFIG", "")
-    assert kept() == {"chunk": 4}
+    assert user_values() == {"chunk": 4}
 
 
 def test_a_mistake_hides_only_itself(file: Path) -> None:
     file.write_text('modle = "x"\nchunk = "x"\nseed = 3\n')
-    found = in_effect()
+    found = effective()
     assert [problem.removeprefix(f"{file}: ") for problem in found.problems] == [
         "no key 'modle'; did you mean 'model'?",
         "chunk takes a whole number, not 'x'",
@@ -244,7 +246,7 @@ def test_a_mistake_hides_only_itself(file: Path) -> None:
 
 def test_strange_variables() -> None:
     environment = {"TRIFORCE_CHAT_TEMPRATURE": "1", "TRIFORCE_CHAT_CACHE": "/", "TRIFORCE_CHAT_SEED": "1"}
-    assert layers.strangers(environment) == [
+    assert layers.unknown_variables(environment) == [
         "no variable 'TRIFORCE_CHAT_TEMPRATURE'; did you mean 'TRIFORCE_CHAT_TEMPERATURE'?"
     ]
 
@@ -256,10 +258,10 @@ def test_the_template_is_right_in_every_line(file: Path) -> None:
     file.write_text("\n".join(settings))
     layer = from_file(file)
     assert layer.problems == []
-    assert set(layer.values) == {key.field for key in keys().values()}
-    for key in keys().values():
-        assert layer.values[key.field] == EXAMPLES.get(key.field, key.default)
-        assert f"# {key.about}\n# {key.name} = " in template()
+    assert set(layer.values) == {spec.name for spec in persistent().values()}
+    for spec in persistent().values():
+        assert layer.values[spec.name] == spec.example
+        assert f"# {spec.details.help}\n# {spec.key} = " in template()
 
 
 @pytest.mark.parametrize(

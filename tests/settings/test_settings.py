@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from triforce_chat.cli.options import Options
 from triforce_chat.errors import UsageError
+from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import CHANGEABLE, DTYPES, POLICIES, STACKS, Settings
 
 
@@ -44,9 +44,9 @@ def test_accepted(name: str, value: Any) -> None:
         ({"context": 0}, "context must be at least 1, not 0"),
         ({"budget": 103}, "budget must be at least 104 tokens for chunks of 8"),
         ({"budget": 111, "chunk": 16}, "budget must be at least 112 tokens for chunks of 16"),
-        ({"chunk": 1025}, "chunk must be at most 1024 tokens"),
-        ({"gamma": 33}, "gamma must be at most 32"),
-        ({"draft_gamma": 33}, "draft-gamma must be at most 32"),
+        ({"chunk": 1025}, "chunk must be at most 1024, not 1025"),
+        ({"gamma": 33}, "gamma must be at most 32, not 33"),
+        ({"draft_gamma": 33}, "draft-gamma must be at most 32, not 33"),
     ],
 )
 def test_refused(values: dict[str, Any], complaint: str) -> None:
@@ -100,7 +100,7 @@ def test_defaults_come_back(name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("model", "other", "no setting 'model'; there are stack, policy"),
+        ("model", "other", "no setting 'model'; there are stack, budget"),
         ("", "1", "no setting ''"),
         ("temperature", "warm", "temperature takes a number, not 'warm'"),
         ("temperature", "nan", "temperature must be 0 or more"),

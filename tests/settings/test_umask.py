@@ -53,7 +53,7 @@ def test_everything_written_is_private_but_what_the_user_names(tmp_path: Path) -
 def test_saving_again_keeps_the_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from triforce_chat.settings import umask
 
-    monkeypatch.setattr(umask, "_before", [0o022])
+    monkeypatch.setattr(umask, "_users_umask", [0o022])
     file = tmp_path / "talk.md"
     umask.write_named(file, "one")
     assert mode(file) == 0o644

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.fakes import Scripted, answer_events
 
-from triforce_chat.cli import cache, models, options
-from triforce_chat.cli.options import Options
+from triforce_chat.cli import cache, failures, models, reading
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Text
 from triforce_chat.errors import UsageError
+from triforce_chat.settings.options import Options
 from triforce_chat.storage.kv.shelf import Stored
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, escaped, one_line
@@ -187,7 +187,7 @@ def test_saved_conversations(text: str) -> None:
 def test_errors_are_one_line(text: str) -> None:
     before, sys.stderr = sys.stderr, io.StringIO()
     try:
-        options._complain(text)
+        failures.print_error(text)
         line = sys.stderr.getvalue()
     finally:
         sys.stderr = before
@@ -201,11 +201,11 @@ def test_errors_are_one_line(text: str) -> None:
 @given(HOSTILE)
 def test_warnings_of_documents(text: str) -> None:
     on, path = screen("live"), Document(text, "x", (Page(1, "a"),), notices=(text,))
-    before, options.read_one = options.read_one, lambda *_a, **_b: path
+    before, reading.read_one = reading.read_one, lambda *_a, **_b: path
     try:
-        options.read_all(["x"], Options(), on)
+        reading.read_all(["x"], Options(), on)
     finally:
-        options.read_one = before
+        reading.read_one = before
     harmless(written(on))
 
 

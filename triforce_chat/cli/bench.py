@@ -11,170 +11,214 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.options import (
-    Documents,
-    Options,
-    listed,
-    open_answering,
-    print_json,
-    print_record,
-    read_all,
-    screen_of,
-)
+from triforce_chat.cli.engines import open_answering
+from triforce_chat.cli.options import Documents, parse_list
+from triforce_chat.cli.output import TABLE_WIDTH, print_json, print_record, screen_of
+from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
+from triforce_chat.settings.options import Options
+from triforce_chat.settings.settings import Settings
 from triforce_chat.settings.sizes import parsed_size
 
 if TYPE_CHECKING:
+    from triforce_chat.documents import Document
     from triforce_chat.lab.bench.cases import Case
     from triforce_chat.lab.bench.measure import Bench
     from triforce_chat.lab.bench.profile import Profile
     from triforce_chat.lab.bench.row import Row, Run
     from triforce_chat.models.load import LoadedModel
+    from triforce_chat.models.shapes import BigShape
     from triforce_chat.ui.terminal import Screen
 
-WIDE = 170  # characters that the tables need
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to measure, and how."""
 
-def bench(
-    documents: Documents,
-    options: Options,
-    contexts: Annotated[str, typer.Option(help="Context lengths in tokens.")] = "1024,4096",
-    stacks: Annotated[str, typer.Option(help="Stacks to compare.")] = "autoregressive,auto,triforce,lookup",
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs; the median counts.")] = 3,
+    contexts: Annotated[str, typer.Option(help="Context lengths in tokens.")] = "1024,4096"
+    stacks: Annotated[str, typer.Option(help="Stacks to compare.")] = "autoregressive,auto,triforce,lookup"
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 64
+    repeats: Annotated[int, typer.Option(min=1, help="Runs; the median counts.")] = 3
     warmup: Annotated[
         int, typer.Option(min=0, help="Tokens decoded before the first run of each, not counted.")
-    ] = 32,
+    ] = 32
     plain_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=2, help="Tokens of plain decoding at most, where each takes long.", show_default=False
-        ),
-    ] = None,
+        typer.Option(min=2, help="Most tokens of plain decoding, where each takes long.", show_default=False),
+    ] = None
     prompts: Annotated[
         int, typer.Option(min=1, help="Prompts, each from another place of the documents.")
-    ] = 1,
+    ] = 1
     skip_prompts: Annotated[
-        int, typer.Option(min=0, help="Leave out so many of the first: a bench in several parts.")
-    ] = 0,
-    temperatures: Annotated[str | None, typer.Option(help="Several, as in 0,0.6,1.")] = None,
+        int, typer.Option(min=0, help="Leave out this many of the first prompts: a bench in several parts.")
+    ] = 0
+    temperatures: Annotated[str | None, typer.Option(help="Several, as in 0,0.6,1.")] = None
     vary: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUES",
-            help="Every value in turn, as in budget=512,1024 or tokens=256,512; may be given again.",
+            help="Try each value, as in budget=512,1024 or tokens=256,512; may be repeated.",
         ),
-    ] = None,
+    ] = None
     one_by_one: Annotated[
         bool,
         typer.Option("--one-by-one", help="Vary one setting at a time, not every combination of several."),
-    ] = False,
+    ] = False
     past_end: Annotated[
-        bool, typer.Option("--past-end", help="Decode on where the model would end its answer.")
-    ] = False,
-    stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False,
+        bool, typer.Option("--past-end", help="Keep decoding where the model would end its answer.")
+    ] = False
+    stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False
     inflate: Annotated[
         str | None,
         typer.Option(metavar="SHAPE", help="Same model, in the dimensions of llama-2-7b and others."),
-    ] = None,
+    ] = None
     device_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Use so much of each GPU at most, as in 24GB: a smaller card."),
-    ] = None,
+        typer.Option(
+            metavar="SIZE", help="Use at most this much of each GPU, as in 24GB: simulates a smaller card."
+        ),
+    ] = None
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time of a round goes, instead.")
-    ] = False,
+    ] = False
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the timeline of --profile, for Perfetto.")
-    ] = None,
-) -> None:
+        Path | None, typer.Option(metavar="FILE", help="Write the timeline of --profile, for Perfetto.")
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recipe:
+    """A bench as it was checked and parsed, before a model is loaded."""
+
+    chosen: BenchOptions
+    settings: Settings
+    lengths: list[int]  # contexts, in tokens
+    cases: Sequence[Case]
+    shape: BigShape | None  # dimensions to inflate the model to
+    device_memory: int | None  # bytes of each GPU
+
+    @property
+    def room(self) -> int:
+        """Tokens that the longest prompt and the longest answer need."""
+        if self.chosen.profile:
+            from triforce_chat.lab.bench.profile import ROOM
+
+            return max(self.lengths) + ROOM
+        return max(self.lengths) + max(case.settings.max_tokens for case in self.cases)
+
+    def record(self) -> dict[str, Any]:
+        """What is needed to measure again, as plain values."""
+        from triforce_chat.lab.bench.machine import machine
+
+        return {
+            "machine": machine(),
+            "command": " ".join(["triforce-chat", *sys.argv[1:]]),
+            "settings": dataclasses.asdict(self.settings),
+            "inflated": dataclasses.asdict(self.shape) if self.shape else None,
+            "device_memory": self.device_memory,
+        }
+
+
+def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     """Measure ms/token, prefill and memory at several context lengths."""
-    if trace and not profile:
-        raise UsageError("--trace keeps what --profile sees; add --profile")
+    if chosen.trace and not chosen.profile:
+        raise UsageError("--trace writes what --profile measures; add --profile")
+    screen = screen_of(options)
+    shape, cap = shape_and_cap(chosen)
+    texts = read_all(documents, options, screen)
+    recipe = plan_bench(chosen, options, shape, cap)
+    run, seconds = open_bench(recipe, options, screen)
+    prompts = prompts_per_length(run.loaded, texts, recipe)
+    record: dict[str, Any] = {
+        **recipe.record(),
+        "offloaded": run.loaded.offloaded,
+        "load_s": seconds,
+        "warmup": chosen.warmup,
+        "repeats": chosen.repeats,
+        "plain_tokens": chosen.plain_tokens,
+        "past_end": chosen.past_end,
+    }
+    if chosen.profile:
+        show_profiles(run, prompts, recipe, record, options, screen)
+        return
+    show_rows(measure(run, prompts, recipe), record, options, screen)
+    if run.interrupted:
+        raise Interrupted("interrupted: the figures cover what had been measured by then")
+
+
+def shape_and_cap(chosen: BenchOptions) -> tuple[BigShape | None, int | None]:
+    """(dimensions to inflate the model to, bytes of each GPU to use). Raises UsageError."""
     from triforce_chat.models.shapes import find_shape
 
-    shape = find_shape(inflate) if inflate else None
-    cap = parsed_size(device_memory) if device_memory else None
-    screen = screen_of(options)
-    texts = read_all(documents, options, screen)
-    lengths = listed(contexts)
-    from triforce_chat.lab.bench.cases import cases, prompts_of, texts_of
+    shape = find_shape(chosen.inflate) if chosen.inflate else None
+    return shape, parsed_size(chosen.device_memory) if chosen.device_memory else None
 
-    settings = dataclasses.replace(options.settings, max_tokens=tokens)
-    heats = listed(temperatures, float, least=0) if temperatures else []
-    every = cases(settings, stacks.split(","), heats, vary or [], one_by_one)
-    if trace and len(every) * len(lengths) > 1:
+
+def plan_bench(chosen: BenchOptions, options: Options, shape: BigShape | None, cap: int | None) -> Recipe:
+    """The cases to measure. Raises UsageError."""
+    lengths = parse_list(chosen.contexts)
+    from triforce_chat.lab.bench.cases import cases
+
+    settings = dataclasses.replace(options.settings, max_tokens=chosen.tokens)
+    temperatures = parse_list(chosen.temperatures, float, minimum=0) if chosen.temperatures else []
+    every = cases(settings, chosen.stacks.split(","), temperatures, chosen.vary or [], chosen.one_by_one)
+    if chosen.trace and len(every) * len(lengths) > 1:
         raise UsageError(
-            "--trace keeps one timeline; choose one context, one of --stacks and one temperature"
+            "--trace writes one timeline; choose one context, one of --stacks and one temperature"
         )
     if cap:
         from triforce_chat.loading.device import require_gpu
 
         require_gpu(settings)
+    return Recipe(chosen, settings, lengths, every, shape, cap)
+
+
+def open_bench(recipe: Recipe, options: Options, screen: Screen) -> tuple[Bench, float]:
+    """Load the model: (its measurements, seconds of loading)."""
     from triforce_chat.loading.spec import EngineSpec
 
-    spec = EngineSpec(settings, max(lengths) + longest(every, profile), shape, cap)
+    spec = EngineSpec(recipe.settings, recipe.room, recipe.shape, recipe.device_memory)
     engine, target, seconds = open_answering(spec, screen)
-    from triforce_chat.lab.bench.machine import machine
     from triforce_chat.lab.bench.measure import Bench
-    from triforce_chat.lab.bench.stock import Stock
 
-    heard = partial(told, options, screen, target)
-    run = Bench(engine, target, repeats, warmup, past_end, heard, plain_tokens)
-    ids = texts_of(target, texts)
-    asked = [prompts_of(target, ids, length, skip_prompts + prompts)[skip_prompts:] for length in lengths]
-    record: dict[str, Any] = {
-        "machine": machine(),
-        "command": " ".join(["triforce-chat", *sys.argv[1:]]),
-        "settings": dataclasses.asdict(settings),
-        "inflated": dataclasses.asdict(shape) if shape else None,
-        "device_memory": cap,
-        "offloaded": target.offloaded,
-        "load_s": seconds,
-        "warmup": warmup,
-        "repeats": repeats,
-        "plain_tokens": plain_tokens,
-        "past_end": past_end,
-    }
-    if profile:
-        profiled(run, asked, every, trace, record, options, screen)
-        return
-    rows = list(measured(run, asked, every))
-    if stock and not run.interrupted:
-        untouched = Stock(settings, shape)
-        rows += [run.stock(untouched, same_length[0], tokens) for same_length in asked]
-    show(rows, record, options, screen)
-    if run.interrupted:
-        raise Interrupted("interrupted: the figures are of what had been measured by then")
+    chosen, show = recipe.chosen, partial(show_run, options, screen, target)
+    run = Bench(engine, target, chosen.repeats, chosen.warmup, chosen.past_end, show, chosen.plain_tokens)
+    return run, seconds
 
 
-def longest(every: Sequence[Case], profile: bool) -> int:
-    """Tokens of the longest answer."""
-    if profile:
-        from triforce_chat.lab.bench.profile import ROOM
+def prompts_per_length(
+    target: LoadedModel, texts: list[Document], recipe: Recipe
+) -> list[Sequence[Sequence[int]]]:
+    """Token ids of the prompts for each context length."""
+    from triforce_chat.lab.bench.cases import prompts_of, texts_of
 
-        return ROOM
-    return max(case.settings.max_tokens for case in every)
+    ids, skip = texts_of(target, texts), recipe.chosen.skip_prompts
+    return [prompts_of(target, ids, length, skip + recipe.chosen.prompts)[skip:] for length in recipe.lengths]
 
 
-def measured(run: Bench, asked: Sequence[Sequence[Sequence[int]]], every: Sequence[Case]) -> list[Row]:
+def measure(run: Bench, prompts: Sequence[Sequence[Sequence[int]]], recipe: Recipe) -> list[Row]:
     """Rows of all lengths, up to an interrupt."""
     rows: list[Row] = []
-    for same_length in asked:
-        rows += run.rows(same_length, every)
+    for same_length in prompts:
+        rows += run.rows(same_length, recipe.cases)
         if run.interrupted:
-            break
+            return rows
+    if recipe.chosen.stock:
+        from triforce_chat.lab.bench.stock import Stock
+
+        baseline = Stock(recipe.settings, recipe.shape)
+        rows += [run.stock(baseline, same_length[0], recipe.chosen.tokens) for same_length in prompts]
     return rows
 
 
-def told(
+def show_run(
     options: Options, screen: Screen, target: LoadedModel, context: int, n: int, case: Case, run: Run
 ) -> None:
-    """One run as soon as it is measured: a long bench may be cut off."""
+    """Print one run as soon as it is measured: a long bench may be interrupted."""
     from triforce_chat.chat.records import SCHEMA
     from triforce_chat.loading.stack_options import sampling_of
 
-    heat = sampling_of(case.settings, target).temperature
+    temperature = sampling_of(case.settings, target).temperature
     if options.jsonl:
         print_json(
             {
@@ -183,7 +227,7 @@ def told(
                 "context": context,
                 "prompt": n,
                 "contender": case.settings.stack,
-                "temperature": heat,
+                "temperature": temperature,
                 "varied": dict(case.varied),
                 "tokens": len(run.tally.token_ids),
                 "token_ids": run.tally.token_ids,
@@ -192,41 +236,43 @@ def told(
             }
         )
     elif screen.detail != "bare":
-        line = f"{context:,} tokens, prompt {n + 1}: {case.name} T={heat:g}: {run.ms_per_token:.1f} ms/token"
+        line = (
+            f"{context:,} tokens, prompt {n + 1}: {case.name} T={temperature:g}: "
+            f"{run.ms_per_token:.1f} ms/token"
+        )
         screen.err.print(line, markup=False, style="dim", highlight=False)
 
 
-def show(rows: Sequence[Row], record: dict[str, Any], options: Options, screen: Screen) -> None:
+def show_rows(rows: Sequence[Row], record: dict[str, Any], options: Options, screen: Screen) -> None:
+    """Print the rows as a table or as one JSON record."""
     from triforce_chat.lab.bench.table import table
 
     if options.json:
         print_record({**record, "rows": [dataclasses.asdict(row) for row in rows], "profiles": []})
     elif not options.jsonl:
-        screen.out.width = max(screen.out.width, WIDE)
+        screen.out.width = max(screen.out.width, TABLE_WIDTH)
         screen.out.print(table(sorted(rows, key=lambda row: row.context)))
 
 
-def profiled(
+def show_profiles(
     run: Bench,
-    asked: Sequence[Sequence[Sequence[int]]],
-    every: Sequence[Case],
-    trace: Path | None,
+    prompts: Sequence[Sequence[Sequence[int]]],
+    recipe: Recipe,
     record: dict[str, Any],
     options: Options,
     screen: Screen,
 ) -> None:
-    """A profile of every case on the first prompt of every length."""
+    """Profile every case on the first prompt of every length."""
     from triforce_chat.lab.bench.profile import profiles
     from triforce_chat.lab.bench.table import profile_lines
 
     found: list[Profile] = []
-    for prompt, *_ in asked:
-        for one in profiles(run, prompt, every, trace):
-            found.append(one)
+    for prompt, *_ in prompts:
+        for profile in profiles(run, prompt, recipe.cases, recipe.chosen.trace):
+            found.append(profile)
             if not options.json:
-                screen.out.width = max(screen.out.width, WIDE)
-                for part in profile_lines(one):
+                screen.out.width = max(screen.out.width, TABLE_WIDTH)
+                for part in profile_lines(profile):
                     screen.out.print(part, markup=False, highlight=False)
     if options.json:
-        record["profiles"] = [dataclasses.asdict(one) for one in found]
-        print_record({**record, "rows": [], "profiles": record["profiles"]})
+        print_record({**record, "rows": [], "profiles": [dataclasses.asdict(each) for each in found]})

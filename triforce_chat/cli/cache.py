@@ -1,4 +1,4 @@
-"""``triforce-chat cache``: what was read of documents and kept on the disk, and being rid of it."""
+"""``triforce-chat cache``: the document cache: keys and values of documents already read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.models import Debug, Json, interruptible
-from triforce_chat.cli.options import GIGABYTE, Options, failures, print_record, screen_of
+from triforce_chat.cli.failures import failures
+from triforce_chat.cli.options import Debug, Json, Yes
+from triforce_chat.cli.output import confirm_deletion, print_record, screen_of
 from triforce_chat.errors import UsageError
-from triforce_chat.settings.sizes import readable
+from triforce_chat.settings.options import Options
+from triforce_chat.settings.sizes import GIGABYTE, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,14 +20,14 @@ if TYPE_CHECKING:
 
     from triforce_chat.storage.kv.shelf import Shelf, Stored
 
-app = typer.Typer(help="What was read of documents and is kept on the disk.", no_args_is_help=True)
+app = typer.Typer(help="The cache of documents already read.", no_args_is_help=True)
 
 
 @app.command("ls")
 def list_texts(json: Json = False, debug: Debug = False) -> None:
-    """List the texts that need not be read again, the latest first."""
+    """List the cached texts, the latest first."""
     with failures(debug):
-        shelf = users_shelf()
+        shelf = open_shelf()
         texts, used = shelf.texts(), shelf.used()
         limit = shelf.limit(used)
         if json:
@@ -36,26 +38,27 @@ def list_texts(json: Json = False, debug: Debug = False) -> None:
         screen = screen_of(Options())
         if texts:
             screen.out.print(table_of(texts))
-        told = f"{readable(used)} of at most {readable(limit)} in {shelf.folder}"
-        screen.err.print(told, markup=False, style="dim", soft_wrap=True)
+        usage = f"{readable(used)} of at most {readable(limit)} in {shelf.folder}"
+        screen.err.print(usage, markup=False, style="dim", soft_wrap=True)
 
 
 @app.command("rm")
 def remove(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="As 'cache ls' shows.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Delete all texts.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID...]", help="As 'cache ls' shows them.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Delete all cached texts.")] = False,
+    yes: Yes = False,
     debug: Debug = False,
 ) -> None:
-    """Delete texts; what another text begins with as well stays with that one."""
+    """Delete cached texts (shared beginnings are kept)."""
     with failures(debug):
-        shelf = users_shelf()
+        shelf = open_shelf()
         if bool(ids) == everything:
-            raise UsageError("name the texts to delete as 'triforce-chat cache ls' shows them, or pass --all")
+            raise UsageError("name the texts to delete as 'triforce-chat cache ls' shows them, or use --all")
         texts = shelf.texts() if everything else chosen(shelf, ids or [])
-        with interruptible():
-            if not yes and texts and not typer.confirm(f"Delete {named(texts)}?", err=True):
-                raise UsageError("nothing deleted")
+        if texts and not yes:
+            confirm_deletion(f"Delete {named(texts)}?")
         freed = shelf.remove(texts)
         if everything:
             freed += shelf.collect()
@@ -66,27 +69,27 @@ def remove(
 def collect(
     size: Annotated[
         float | None,
-        typer.Option(min=0, help="Leave at most so many GB (default: a quarter of the free disk)."),
+        typer.Option(min=0, help="Keep at most this many GB (default: a quarter of the free disk)."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Delete what is damaged or unfinished, then the texts that were used longest ago until the rest fits."""
+    """Delete damaged and unfinished files, then the least recently used texts until the rest fits."""
     with failures(debug):
-        shelf = users_shelf(None if size is None else size * GIGABYTE)
+        shelf = open_shelf(None if size is None else size * GIGABYTE)
         typer.echo(f"{readable(shelf.collect())} freed", err=True)
 
 
-def users_shelf(limit: float | None = None) -> Shelf:
-    """What is kept, up to ``limit`` bytes; None: up to the ``cache-size`` of the user's settings."""
-    from triforce_chat.settings.layers import in_effect
-    from triforce_chat.storage.kv.shelf import Shelf, users_folder
+def open_shelf(limit: float | None = None) -> Shelf:
+    """The document cache, limited to ``limit`` bytes; None: to the ``cache-size`` of the user's settings."""
+    from triforce_chat.settings.layers import cache_limit
+    from triforce_chat.settings.paths import kv_folder
+    from triforce_chat.storage.kv.shelf import Shelf
 
-    size = in_effect().values["cache_size"]
-    return Shelf(users_folder(), size * GIGABYTE if limit is None and size is not None else limit)
+    return Shelf(kv_folder(), cache_limit() if limit is None else limit)
 
 
 def chosen(shelf: Shelf, ids: Sequence[str]) -> list[Stored]:
-    """The texts of these ids, which may be cut short. Raises UsageError for one that names none or several."""
+    """The texts with these ids, which may be abbreviated. Raises UsageError unless each matches exactly one."""
     texts, found = shelf.texts(), []
     for wanted in ids:
         matching = [text for text in texts if wanted and text.id.startswith(wanted)]
@@ -102,7 +105,7 @@ def named(texts: Sequence[Stored]) -> str:
 
 
 def title_of(text: Stored) -> str:
-    """The documents' titles; what comes behind the last of them is a conversation, or not read to its end."""
+    """The titles of the documents; more follows where a conversation or a partly read document was cached, too."""
     from triforce_chat.ui.clean import one_line
 
     titles = " + ".join(map(one_line, text.titles))

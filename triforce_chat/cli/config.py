@@ -1,4 +1,4 @@
-"""``triforce-chat config`` and ``paths``: a user's own defaults, and where everything lies."""
+"""``triforce-chat config`` and ``paths``: the user's own defaults, and where the program keeps its files."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from triforce_chat.cli.models import Debug, Json
-from triforce_chat.cli.options import Options, failures, print_record, screen_of
+from triforce_chat.cli.failures import failures
+from triforce_chat.cli.options import Debug, Json
+from triforce_chat.cli.output import print_line, print_record, screen_of
 from triforce_chat.errors import UsageError
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from triforce_chat.settings.options import Options
 
 app = typer.Typer(
-    help="Settings: what is in effect and from where, and changing it.",
+    help="Show and edit your settings.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -29,31 +28,31 @@ EDITORS = ("sensible-editor", "nano", "vim", "vi", "notepad")
 
 @app.command("show")
 def show(
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value was set.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print the settings in effect as TOML; flags come on top of them."""
+    """Print the settings in effect as TOML; flags override them."""
     with failures(debug):
-        from triforce_chat.settings.layers import in_effect, keys
+        from triforce_chat.settings.layers import effective, persistent
         from triforce_chat.settings.toml import lines
 
-        layer, screen = in_effect(), screen_of(Options())
+        layer, screen = effective(), screen_of(Options())
         if json:
-            values = {name: layer.values[key.field] for name, key in keys().items()}
+            values = {key: layer.values[spec.name] for key, spec in persistent().items()}
             record = {"settings": values, "problems": layer.problems}
-            origins = {name: layer.origins[key.field] for name, key in keys().items()}
+            origins = {key: layer.origins[spec.name] for key, spec in persistent().items()}
             print_record({**record, "origins": origins} if origin else record)
             return
         for problem in layer.problems:
-            tell(screen.err, f"warning: {problem}")
+            print_line(screen.err, f"warning: {problem}")
         for line in lines(layer, origin):
-            tell(screen.out, line)
+            print_line(screen.out, line)
 
 
 @app.command("edit")
 def edit(debug: Debug = False) -> None:
-    """Open the file in $VISUAL or $EDITOR and check it afterwards."""
+    """Open the configuration file in $VISUAL or $EDITOR and check it afterwards."""
     with failures(debug):
         from triforce_chat.settings.layers import from_file
         from triforce_chat.settings.paths import config_file
@@ -69,7 +68,7 @@ def edit(debug: Debug = False) -> None:
 
 
 def paths(json: Json = False, debug: Debug = False) -> None:
-    """Print where settings, caches, models and histories lie."""
+    """Print where settings, caches, models and histories are kept."""
     with failures(debug):
         from triforce_chat.settings.paths import all_paths
 
@@ -79,11 +78,11 @@ def paths(json: Json = False, debug: Debug = False) -> None:
             return
         screen = screen_of(Options())
         for name, path in found.items():
-            tell(screen.out, f"{name}: {path}")
+            print_line(screen.out, f"{name}: {path}")
 
 
 def create(path: Path, text: str) -> None:
-    """Write a new file that only its owner reads. Raises UsageError where that is refused."""
+    """Write a new file that only its owner can read. Raises UsageError if the system refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -92,14 +91,14 @@ def create(path: Path, text: str) -> None:
     except OSError as error:
         from triforce_chat.settings.paths import CONFIG_VARIABLE
 
-        told = error.strerror or str(error)
+        reason = error.strerror or str(error)
         raise UsageError(
-            f"{path}: cannot be written ({told}); {CONFIG_VARIABLE} names another file"
+            f"{path}: cannot be written ({reason}); {CONFIG_VARIABLE} names another file"
         ) from None
 
 
 def open_editor(path: Path) -> None:
-    """Wait until the user has closed the file. Raises UsageError where there is no editor, or it fails."""
+    """Open the file in the user's editor and wait for it. Raises UsageError if there is none, or if it fails."""
     named = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
     try:
         words = shlex.split(named) or [next(filter(shutil.which, EDITORS), "")]
@@ -108,10 +107,3 @@ def open_editor(path: Path) -> None:
         raise UsageError(f"no editor {named!r}; set EDITOR, or edit {path} yourself") from None
     if code:
         raise UsageError(f"the editor failed with code {code}; EDITOR names another one")
-
-
-def tell(console: Console, line: str) -> None:
-    """A line as it is; the terminal may break it, and a pipe gets it whole."""
-    from triforce_chat.ui.clean import clean
-
-    console.print(clean(line), markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``triforce-chat doctor``: what could keep this installation from working, and what to do."""
+"""``triforce-chat doctor``: checks for everything that can keep this installation from working."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from triforce_chat.cli.config import tell
-from triforce_chat.cli.models import Debug, Json
-from triforce_chat.cli.options import Options, failures, print_record, screen_of
+from triforce_chat.cli.failures import failures
+from triforce_chat.cli.options import Debug, Json
+from triforce_chat.cli.output import print_line, print_record, screen_of
+from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +21,8 @@ STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 def doctor(json: Json = False, debug: Debug = False) -> None:
-    """Check versions, GPU, models, caches, settings and terminal; leaves with the code of the first problem:
-    2 for settings, 5 for what keeps models from running."""
+    """Check versions, GPU, models, caches, settings and terminal; exits with the code of the first problem:
+    2 for settings, 5 for anything that keeps models from running."""
     with failures(debug):
         from triforce_chat.doctor.run_checks import examine
 
@@ -40,8 +41,8 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
 
 
 def show(finding: Finding, console: Console) -> None:
-    """One line, as wide as it is: it may be pasted somewhere."""
+    """Print a finding on one line, however long: it may be pasted into a report."""
     style = STYLES[finding.status]
     console.print(f"[{style}]{finding.status:8}[/] ", end="", highlight=False)
     advice = f" -> {finding.advice}" if finding.advice else ""
-    tell(console, f"{finding.name:14} {finding.told}{advice}")
+    print_line(console, f"{finding.name:14} {finding.told}{advice}")

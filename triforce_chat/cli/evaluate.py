@@ -1,4 +1,4 @@
-"""``triforce-chat evaluate``: how good a model is at its length, and how well its drafts are accepted."""
+"""``triforce-chat evaluate``: a model's quality by context length, and how often its drafts are accepted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.options import (
-    Documents,
-    Options,
-    command,
-    in_one_process,
-    listed,
-    open_engine,
-    print_record,
-    read_all,
-    screen_of,
-)
+from triforce_chat.cli.engines import open_engine, require_one_process
+from triforce_chat.cli.options import Documents, command, parse_list
+from triforce_chat.cli.output import TABLE_WIDTH, print_record, screen_of
+from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import UsageError
+from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
     from triforce_chat.lab.evaluation.runs import Findings
@@ -35,15 +29,14 @@ app = typer.Typer(
 )
 
 LENGTHS = "8192,32768,124928"
-WINDOW = 8192  # tokens of the short memory that perplexity compares with
-SLACK = 256  # tokens behind a document for a question and its answer
-WIDER = 2048  # the same where the last page may be longer than it should be
-SHORT = 1024  # tokens for a question without a document, and its answer
-WIDE = 170  # characters that the tables need
+WINDOW = 8192  # tokens of the sliding window that perplexity compares with
+QUESTION_ROOM = 256  # tokens after a document, for a question and its answer
+PAGED_ROOM = 2048  # likewise, where the document's last page may be longer than requested
+SHORT_CONTEXT = 1024  # tokens for a question without a document, and its answer
 Contexts = Annotated[str, typer.Option(help="Context lengths in tokens.")]
 Reference = Annotated[
     str | None,
-    typer.Option(help="Model to compare with, none for none; an adapter's is its base.", show_default=False),
+    typer.Option(help="Model to compare with, or none; by default an adapter's base.", show_default=False),
 ]
 
 
@@ -51,14 +44,16 @@ Reference = Annotated[
 def perplexity(
     documents: Documents,
     options: Options,
-    contexts: Annotated[str, typer.Option(help="Tokens to read; of several the largest.")] = "124928",
+    contexts: Annotated[
+        str, typer.Option(help="Tokens to read; the largest counts if there are several.")
+    ] = "124928",
     reference: Reference = None,
     strides: Annotated[
         str, typer.Option(help="Steps of 8,192-token windows over the farthest positions.")
     ] = "1024,4096",
 ) -> None:
-    """Perplexity by position in one long text: the documents one after the other."""
-    most, steps = max(listed(contexts)), listed(strides)
+    """Perplexity by position in one long text: the documents in sequence."""
+    most, steps = max(parse_list(contexts)), parse_list(strides)
     if most < 2 or not all(0 < step < WINDOW for step in steps):
         raise UsageError(f"--contexts must be 2 or more, --strides from 1 to {WINDOW - 1}")
     screen = screen_of(options)
@@ -66,9 +61,9 @@ def perplexity(
     loaded = open_model(options, options.model, screen)
     from triforce_chat.lab.evaluation import runs
 
-    base = compared(reference, loaded.source.adapter)
+    base = reference_model(reference, loaded.source.adapter)
     other = open_model(options, base, screen) if base else None
-    tell(options, screen, runs.perplexity(loaded, texts, most, steps, other))
+    show(options, screen, runs.perplexity(loaded, texts, most, steps, other))
 
 
 @command(app)
@@ -77,20 +72,20 @@ def facts(
     options: Options,
     contexts: Contexts = LENGTHS,
     count: Annotated[int, typer.Option("--documents", min=1, help="Documents per length.")] = 10,
-    page_tokens: Annotated[int | None, typer.Option(help="Mark pages of so many tokens.")] = None,
+    page_tokens: Annotated[int | None, typer.Option(help="Mark pages of this many tokens.")] = None,
 ) -> None:
-    """Facts planted into the documents, asked for one by one and answered greedily."""
-    lengths, options = listed(contexts), quick(options)
+    """Recall of facts planted into the documents: asked for one by one, answered greedily."""
+    lengths, options = parse_list(contexts), greedy(options)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     from triforce_chat.loading.spec import EngineSpec
 
-    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + SLACK), screen)
+    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + QUESTION_ROOM), screen)
     from triforce_chat.lab.evaluation import runs
 
-    watch = watched(screen)
+    watch = progress(screen)
     found = runs.planted(engine, loaded, options.settings, texts, lengths, count, page_tokens, watch)
-    tell(options, screen, found)
+    show(options, screen, found)
 
 
 @command(app)
@@ -102,35 +97,35 @@ def sources(
     facts: Annotated[int, typer.Option(min=1, help="Facts planted into each.")] = 10,
     page_tokens: Annotated[int, typer.Option(min=64, help="Tokens of a page.")] = 400,
 ) -> None:
-    """Whether the pages named below an answer hold it: facts planted on random pages."""
-    lengths, options = listed(contexts), quick(options)
+    """How often the source pages of an answer contain it: facts planted on random pages."""
+    lengths, options = parse_list(contexts), greedy(options)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     from triforce_chat.loading.spec import EngineSpec
 
-    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + WIDER), screen)
+    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + PAGED_ROOM), screen)
     from triforce_chat.lab.evaluation import sources
 
     plan = sources.Plan(lengths, count, facts, page_tokens, options.seed or 0)
-    tell(options, screen, sources.findings(engine, loaded, options.settings, texts, plan, watched(screen)))
+    show(options, screen, sources.findings(engine, loaded, options.settings, texts, plan, progress(screen)))
 
 
 @command(app)
 def questions(options: Options, reference: Reference = None) -> None:
-    """Short everyday questions, put to the model and to the one it was made from."""
-    options = quick(options)
+    """Short everyday questions, put to the model and to the one it was trained from."""
+    options = greedy(options)
     screen = screen_of(options)
     from triforce_chat.models.registry import resolve
 
-    base = compared(reference, resolve(options.model).adapter)
+    base = reference_model(reference, resolve(options.model).adapter)
     names = dict.fromkeys([options.model, *([base] if base else [])])
     each = (dataclasses.replace(options, model=name).settings for name in names)
     from triforce_chat.loading.spec import EngineSpec
 
-    engines = (open_engine(EngineSpec(settings, SHORT), screen)[:2] for settings in each)
+    engines = (open_engine(EngineSpec(settings, SHORT_CONTEXT), screen)[:2] for settings in each)
     from triforce_chat.lab.evaluation import runs
 
-    tell(options, screen, runs.short_questions(engines, options.settings, watched(screen)))
+    show(options, screen, runs.short_questions(engines, options.settings, progress(screen)))
 
 
 @command(app)
@@ -145,9 +140,9 @@ def acceptance(
     places: Annotated[int, typer.Option(min=1, help="Places in the documents.")] = 2,
 ) -> None:
     """Expected acceptance of every level on text that the target writes."""
-    lengths, degrees, names = listed(contexts), listed(temperatures, float, 0), policies.split(",")
+    lengths, degrees, names = parse_list(contexts), parse_list(temperatures, float, 0), policies.split(",")
     for name in names:
-        dataclasses.replace(options.settings, policy=name)  # complains about an unknown one
+        dataclasses.replace(options.settings, policy=name)  # raises UsageError for an unknown one
     for degree in degrees:
         dataclasses.replace(options.settings, temperature=degree)
     screen = screen_of(options)
@@ -162,25 +157,25 @@ def acceptance(
 
     budget = Budget(tokens=options.budget or LARGEST_BUDGET, chunk=options.chunk)
     plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0)
-    watch = watched(screen)
+    watch = progress(screen)
     found = runs.acceptance(engine, loaded, options.settings, texts, lengths, places, plan, watch)
-    tell(options, screen, found)
+    show(options, screen, found)
 
 
-def compared(reference: str | None, adapter: Adapter | None) -> str | None:
-    """The model to compare with: the one that was named, else the one below an adapter, if there is one."""
+def reference_model(reference: str | None, adapter: Adapter | None) -> str | None:
+    """The model to compare with: the one named, or else the base of an adapter, if there is one."""
     if reference is None:
         return adapter.base if adapter else None
     return None if reference == "none" else reference
 
 
-def quick(options: Options) -> Options:
-    """For greedy answers alone: every stack gives the same ones, and lookup needs no draft model."""
+def greedy(options: Options) -> Options:
+    """Options for greedy answers only: all stacks give the same ones, and lookup needs no draft model."""
     return dataclasses.replace(options, stack="lookup", draft="none", temperature=0.0)
 
 
 def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
-    """One model alone, without an engine around it."""
+    """Load a model without an engine."""
     from triforce_chat.ui.loading import loading
 
     with loading(screen, name) as report:
@@ -188,14 +183,14 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
         from triforce_chat.loading.device import device_and_dtype
         from triforce_chat.models.load import load_model
 
-        in_one_process(options.settings)
+        require_one_process(options.settings)
         device, dtype = device_and_dtype(options.settings)
         attention.register()
         return load_model(name, device=device, dtype=dtype, attention=attention.NAME, report=report)
 
 
-def watched(screen: Screen) -> Callable[[Iterable[Any], str], Iterator[Any]]:
-    """Counts what goes by, on a screen that is not bare."""
+def progress(screen: Screen) -> Callable[[Iterable[Any], str], Iterator[Any]]:
+    """A function that passes items through and counts them on the screen, unless that is bare."""
 
     def watch(items: Iterable[Any], what: str) -> Iterator[Any]:
         if screen.detail == "bare":
@@ -209,10 +204,10 @@ def watched(screen: Screen) -> Callable[[Iterable[Any], str], Iterator[Any]]:
     return watch
 
 
-def tell(options: Options, screen: Screen, found: Findings) -> None:
-    """Tables, or one JSON object with everything needed to measure again."""
+def show(options: Options, screen: Screen, found: Findings) -> None:
+    """Print tables, or one JSON object with everything needed to measure again."""
     if not options.json:
-        screen.out.width = max(screen.out.width, WIDE)
+        screen.out.width = max(screen.out.width, TABLE_WIDTH)
         for each in found.shown:
             screen.out.print(each, markup=False, highlight=False)
             screen.out.print()

@@ -1,16 +1,17 @@
-"""``triforce-chat models``: which models there are, what each is, fetching them and being rid of them."""
+"""``triforce-chat models``: list, describe, download and delete models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from triforce_chat.cli.complete import models
-from triforce_chat.cli.options import Options, failures, print_record, screen_of
-from triforce_chat.errors import ModelError, UsageError
+from triforce_chat.cli.failures import failures
+from triforce_chat.cli.options import Debug, Json, Yes
+from triforce_chat.cli.output import confirm_deletion, print_record, screen_of
+from triforce_chat.errors import ModelError
+from triforce_chat.settings.options import Options
 from triforce_chat.settings.sizes import readable
 
 if TYPE_CHECKING:
@@ -19,14 +20,14 @@ if TYPE_CHECKING:
     from triforce_chat.models.presets import Preset
     from triforce_chat.ui.terminal import Screen
 
-app = typer.Typer(help="List, fetch and delete the models that have a name.", no_args_is_help=True)
+app = typer.Typer(help="List, download and delete the models that have a name.", no_args_is_help=True)
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="A name of 'models ls', or its hub id.", autocompletion=models),
+    typer.Argument(
+        metavar="NAME", help="A name that 'models ls' shows, or its hub id.", autocompletion=models
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 @app.command("ls")
@@ -44,7 +45,7 @@ def list_models(json: Json = False, debug: Debug = False) -> None:
 
 @app.command("show")
 def show(name: Name, json: Json = False, debug: Debug = False) -> None:
-    """Show everything that is known of one model."""
+    """Show everything known about one model."""
     with failures(debug):
         record = record_of(named(name))
         if json:
@@ -56,7 +57,7 @@ def show(name: Name, json: Json = False, debug: Debug = False) -> None:
 @app.command("pull")
 def pull(
     name: Name,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
     debug: Debug = False,
 ) -> None:
     """Download a model and its draft."""
@@ -68,13 +69,13 @@ def pull(
         for each in (preset.name, *([preset.draft] if preset.draft and find_preset(preset.draft) else [])):
             fetch(each, screen)
             if not quiet:
-                screen.err.print(f"{each} is here", markup=False)
+                screen.err.print(f"{each} is downloaded", markup=False)
 
 
 @app.command("rm")
 def remove(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     debug: Debug = False,
 ) -> None:
     """Delete a model from this machine; its draft stays."""
@@ -86,18 +87,15 @@ def remove(
         if not folders:
             raise ModelError(f"{preset.name} is not on this machine")
         size = readable(sum(inventory.size_of(folder) for folder in folders))
-        with interruptible():
-            others = ", ".join(inventory.sharing(preset, folders))
-            asked = (
-                f"Delete {', '.join(map(str, folders))} ({size}{', used by ' + others if others else ''})?"
-            )
-            if not yes and not typer.confirm(asked, err=True):
-                raise UsageError("nothing deleted")
+        others = ", ".join(inventory.sharing(preset, folders))
+        used_by = f", used by {others}" if others else ""
+        if not yes:
+            confirm_deletion(f"Delete {', '.join(map(str, folders))} ({size}{used_by})?")
         inventory.remove(folders)
 
 
 def named(name: str) -> Preset:
-    """The preset of that name. Raises ModelError with the names that there are."""
+    """The preset of that name. Raises ModelError, which lists the names."""
     from triforce_chat.models.presets import PRESETS, find_preset
 
     preset = find_preset(name)
@@ -108,7 +106,7 @@ def named(name: str) -> Preset:
 
 
 def fetch(name: str, screen: Screen) -> None:
-    """Bring a model to this machine, with progress on the screen; pickles are converted."""
+    """Download a model, with progress on the screen; pickled weights are converted."""
     from triforce_chat.models import pickles
     from triforce_chat.models.registry import resolve
     from triforce_chat.ui.loading import loading
@@ -121,7 +119,7 @@ def fetch(name: str, screen: Screen) -> None:
 
 
 def record_of(preset: Preset) -> dict[str, Any]:
-    """What is known of a model, as plain values; ``bytes`` and ``folder`` are None if it is not here."""
+    """A model as plain values; ``bytes`` and ``folder`` are None if it is not downloaded."""
     from triforce_chat.models import inventory
     from triforce_chat.models.presets import short_name
 
@@ -176,8 +174,8 @@ def details_of(record: dict[str, Any]) -> Table:
         "aliases": ", ".join(record["aliases"]),
         "context": f"{record['context']:,} tokens",
         "draft": record["draft"] or "none: lookup drafts",
-        "rope": settings(record["rope"]) or "as published",
-        "sampling": settings(record["sampling"]),
+        "rope": joined(record["rope"]) or "as published",
+        "sampling": joined(record["sampling"]),
         "downloaded": "yes" if record["downloaded"] else "no",
         "bytes": readable(record["bytes"]) if record["downloaded"] else None,
     }
@@ -190,14 +188,5 @@ def details_of(record: dict[str, Any]) -> Table:
     return table
 
 
-def settings(values: dict[str, Any]) -> str:
+def joined(values: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """A question that is left with Ctrl-C or Ctrl-D is answered with no."""
-    try:
-        yield
-    except typer.Abort:
-        raise UsageError("nothing deleted") from None

@@ -1,4 +1,4 @@
-"""``triforce-chat plan``: how much memory a model takes at a context, before anything is loaded."""
+"""``triforce-chat plan``: the memory that a model takes at a context length, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.options import Options, print_record, screen_of, show_warning
+from triforce_chat.cli.output import print_record, screen_of, show_warning
 from triforce_chat.errors import OutOfMemory, UsageError
+from triforce_chat.settings.options import Options
 from triforce_chat.settings.sizes import parsed_size
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from triforce_chat.settings.settings import Settings
 
 DeviceMemory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Plan for a GPU with so much: 24GB, 24GiB, 80G.")
+    str | None, typer.Option(metavar="SIZE", help="Plan for a GPU with this much memory: 24GB, 24GiB, 80G.")
 ]
 HostMemory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Main memory to plan with (default: what is free here).")
+    str | None, typer.Option(metavar="SIZE", help="Host memory to plan with (default: what is free now).")
 ]
 
 
@@ -33,14 +34,14 @@ def plan(
     device_memory: DeviceMemory = None,
     host_memory: HostMemory = None,
 ) -> None:
-    """Say what a model takes in memory and whether it fits (if not: exit code 6); nothing is loaded."""
+    """Show how much memory a model takes and whether it fits (if not: exit code 6); nothing is loaded."""
     from triforce_chat.models.describe import describe
 
     settings, screen = options.settings, screen_of(options)
     there = machine(settings, device_memory, host_memory)
     dtype = str(there[1]).removeprefix("torch.")
     target = describe(settings.model)
-    made, draft = drawn(settings, target, there)
+    made, draft = make_plan(settings, target, there)
     if warning := target.warning(made.work.context):
         show_warning(options, screen, warning)
     if options.json:
@@ -52,25 +53,25 @@ def plan(
 
 
 def machine(settings: Settings, device_memory: str | None, host_memory: str | None) -> Machine:
-    """The one that is planned for: this one, or one with a GPU of that much memory. Raises UsageError."""
+    """The machine to plan for: this one, or one with a GPU of that size: (device, dtype, memory). Raises UsageError."""
     import torch
 
     from triforce_chat.loading.device import device_and_dtype, dtype_on
     from triforce_chat.memory_plan.draw import memory_of
 
     if device_memory and settings.device == "cpu":
-        raise UsageError("--device-memory is that of a GPU; with --device cpu give --host-memory")
+        raise UsageError("--device-memory is the memory of a GPU; with --device cpu use --host-memory")
     device = torch.device("cuda" if device_memory else device_and_dtype(settings)[0])
     own, host = (parsed_size(text) if text else None for text in (device_memory, host_memory))
     return device, dtype_on(device.type, settings), memory_of(device, settings.tp, own, host)
 
 
-def drawn(
+def make_plan(
     settings: Settings,
     target: Description,
     machine: Machine,
 ) -> tuple[MemoryPlan, str | None]:
-    """The plan, and the draft's name. Raises DoesNotFit, ModelError and UsageError."""
+    """(plan, name of the draft). Raises DoesNotFit, ModelError and UsageError."""
     from triforce_chat.loading.load_engine import draft_name
     from triforce_chat.loading.planning import plan_for
     from triforce_chat.models.describe import describe
@@ -106,7 +107,7 @@ def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: s
 
 
 def show(made: MemoryPlan, target: Description, draft: str | None, dtype: str, console: Console) -> None:
-    """A table, the verdict, and what would help."""
+    """Print a table, the verdict, and what would make the model fit."""
     from rich.table import Table
     from rich.text import Text
 

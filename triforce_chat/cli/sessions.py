@@ -1,4 +1,4 @@
-"""``triforce-chat sessions``: what was said in chats, kept until it is deleted."""
+"""``triforce-chat sessions``: recorded conversations, kept until they are deleted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.models import Debug, Json, interruptible
-from triforce_chat.cli.options import Options, failures, print_record, screen_of
-from triforce_chat.errors import UsageError
+from triforce_chat.cli.failures import failures
+from triforce_chat.cli.options import Debug, Json, Yes
+from triforce_chat.cli.output import confirm_deletion, print_record, screen_of
+from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
     from triforce_chat.storage.sessions.catalog import Catalog
     from triforce_chat.storage.sessions.values import Heading, Past, Record
 
-app = typer.Typer(
-    help="What was said in chats: find, read, continue in a copy, delete.", no_args_is_help=True
-)
-
+app = typer.Typer(help="Past chats: list, read, search, copy, export, delete.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As 'sessions ls' shows it.")]
 OrLast = Annotated[
@@ -31,7 +29,7 @@ OrLast = Annotated[
 
 
 class Format(StrEnum):
-    """Forms of an export."""
+    """File formats of an export."""
 
     MD = "md"
     JSON = "json"
@@ -39,7 +37,7 @@ class Format(StrEnum):
 
 @app.command("ls")
 def list_sessions(json: Json = False, debug: Debug = False) -> None:
-    """List the sessions, the last used first."""
+    """List the sessions, the most recently used first."""
     with failures(debug), opened() as catalog:
         headings = catalog.headings()
         if json:
@@ -50,7 +48,7 @@ def list_sessions(json: Json = False, debug: Debug = False) -> None:
 
 @app.command("show")
 def show(name: OrLast = None, json: Json = False, debug: Debug = False) -> None:
-    """Show what was said in a session."""
+    """Show a session's questions and answers."""
     with failures(debug), opened() as catalog:
         record = catalog.load(chosen(catalog, name))
         if json:
@@ -78,7 +76,7 @@ def fork(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Copy a session, to go on in the copy; prints the copy's name."""
+    """Copy a session, to continue in the copy; prints the copy's name."""
     from triforce_chat.ui.clean import clean
 
     with failures(debug), opened() as catalog:
@@ -88,17 +86,15 @@ def fork(
 @app.command("rm")
 def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As 'sessions ls' shows them.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
     debug: Debug = False,
 ) -> None:
-    """Delete sessions, with the documents that no other session has."""
+    """Delete sessions, and the documents that no other session has."""
     with failures(debug), opened() as catalog:
         headings = [catalog.find(name) for name in dict.fromkeys(names)]
         turns = sum(heading.turns for heading in headings)
-        with interruptible():
-            asked = f"Delete {', '.join(names)} ({turns} turn{'s' * (turns != 1)})?"
-            if not yes and not typer.confirm(asked, err=True):
-                raise UsageError("nothing deleted")
+        if not yes:
+            confirm_deletion(f"Delete {', '.join(names)} ({turns} turn{'s' * (turns != 1)})?")
         catalog.remove(headings)
 
 
@@ -116,14 +112,14 @@ def export(
             return
         from triforce_chat.ui.transcript import transcript
 
-        screen_of(Options())  # what the output's encoding lacks becomes a question mark
+        screen_of(Options())  # characters that the output's encoding lacks become question marks
         typer.echo(transcript(record, record.heading.name), nl=False)
 
 
 @app.command("search")
 def search(
     words: Annotated[
-        list[str], typer.Argument(metavar="WORD...", help='All of them; word* and "a phrase" work.')
+        list[str], typer.Argument(metavar="WORD...", help='All must occur; word* and "a phrase" work.')
     ],
     json: Json = False,
     debug: Debug = False,
@@ -150,11 +146,12 @@ def search(
 
 @contextmanager
 def opened() -> Iterator[Catalog]:
-    """The user's sessions. Raises StateError."""
+    """The user's sessions, closed afterwards. Raises StateError."""
+    from triforce_chat.settings.paths import sessions_file
     from triforce_chat.storage.sessions.catalog import Catalog
-    from triforce_chat.storage.sessions.store import Store, users_file
+    from triforce_chat.storage.sessions.store import Store
 
-    store = Store(users_file())
+    store = Store(sessions_file())
     try:
         yield Catalog(store)
     finally:
@@ -177,7 +174,7 @@ def record_of(heading: Heading) -> dict[str, Any]:
 
 
 def export_of(record: Record) -> dict[str, Any]:
-    """Everything but the texts of the documents, which are told by their hashes."""
+    """The whole session; its documents by their hashes, without their texts."""
     return {
         **record_of(record.heading),
         "system": record.system,
@@ -243,6 +240,6 @@ def details_of(heading: Heading) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("model", Text(clean(heading.model)))
-    table.add_row("begun", moment(heading.created))
+    table.add_row("started", moment(heading.created))
     table.add_row("used", moment(heading.used))
     return table

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from triforce_chat.doctor.check_result import Finding, ok, warning
+from triforce_chat.settings.paths import CACHE_VARIABLE, cache_folder
 from triforce_chat.settings.sizes import readable
 
 if TYPE_CHECKING:
@@ -83,14 +84,12 @@ def memory() -> Iterator[Finding]:
 
 
 def disk() -> Iterator[Finding]:
-    from triforce_chat.models.cache import cache_folder
-
     folder = cache_folder()
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
     free = shutil.disk_usage(there).free
     told = f"{readable(free)} free for {folder}"
     if not os.access(there, os.W_OK):
-        yield warning("disk", f"{folder} cannot be written", "TRIFORCE_CHAT_CACHE names another folder")
+        yield warning("disk", f"{folder} cannot be written", f"{CACHE_VARIABLE} names another folder")
     elif free < FEW_BYTES:
         yield warning("disk", told, "make room: 'triforce-chat cache gc --size 0', 'triforce-chat models rm'")
     else:

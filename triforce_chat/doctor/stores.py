@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from triforce_chat.cli.cache import users_shelf
 from triforce_chat.doctor.check_result import Finding, ok, problem, warning
 from triforce_chat.doctor.software import INSTALL, first_line
 from triforce_chat.errors import ModelError, TriforceError, UsageError
+from triforce_chat.settings.paths import config_file, kv_folder, sessions_file
 from triforce_chat.settings.sizes import readable
 
 DEFAULT_MODEL = "default"
 
 
 def settings() -> Iterator[Finding]:
-    from triforce_chat.settings.layers import from_environment, from_file, strangers
-    from triforce_chat.settings.paths import config_file
+    from triforce_chat.settings.layers import from_environment, from_file, unknown_variables
 
     path = config_file()
     file = from_file(path)
@@ -28,7 +27,7 @@ def settings() -> Iterator[Finding]:
     environment = from_environment(os.environ, file.values)
     for told in environment.problems:
         yield problem("settings", told, "correct or unset the variable", UsageError)
-    for told in strangers(os.environ):
+    for told in unknown_variables(os.environ):
         yield warning("settings", told, "correct or unset it")
     if not file.problems and not environment.problems:
         place = str(path) if path.exists() else "no file"
@@ -60,9 +59,9 @@ def chosen_model() -> Iterator[Finding]:
     """The model that the settings name, if it is another one: whether it is on this machine."""
     from triforce_chat.models.inventory import folder_of
     from triforce_chat.models.presets import find_preset
-    from triforce_chat.settings.layers import in_effect
+    from triforce_chat.settings.layers import effective
 
-    name = in_effect().values["model"]
+    name = effective().values["model"]
     preset = find_preset(name)
     if name == DEFAULT_MODEL:
         return
@@ -134,7 +133,10 @@ def _tensors(path: Path) -> int:
 
 def kept_documents() -> Iterator[Finding]:
     """What was read of documents: size, and files that are damaged or cannot be reached."""
-    shelf = users_shelf()
+    from triforce_chat.settings.layers import cache_limit
+    from triforce_chat.storage.kv.shelf import Shelf
+
+    shelf = Shelf(kv_folder(), cache_limit())
     texts, files = shelf.texts(), shelf.files()
     used = shelf.used()
     told = f"{len(texts)} texts, {readable(used)} of at most {readable(shelf.limit(used))} in {shelf.folder}"
@@ -150,9 +152,7 @@ def kept_documents() -> Iterator[Finding]:
 
 def sessions() -> Iterator[Finding]:
     """The conversations that were kept; the file is read whole and not written to."""
-    from triforce_chat.storage.sessions.store import users_file
-
-    path = users_file()
+    path = sessions_file()
     if not path.exists():
         yield ok("sessions", "none kept yet")
         return

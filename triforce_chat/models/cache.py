@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import filelock
-import platformdirs
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models.progress import Progress, Report
+from triforce_chat.settings.paths import CACHE_VARIABLE
 
 FORMAT = 1  # of the manifest and of what lies beside it; a new number makes every folder anew
 MANIFEST = "manifest.json"
@@ -36,14 +36,6 @@ class Record:
     head: str  # sha256 of the first HEAD_BYTES
 
 
-def cache_folder() -> Path:
-    """The folder for everything that can be made again; TRIFORCE_CHAT_CACHE overrides the system's."""
-    override = os.environ.get("TRIFORCE_CHAT_CACHE")
-    if override:
-        return Path(override).expanduser().absolute()
-    return platformdirs.user_cache_path("triforce-chat", appauthor=False)
-
-
 def ensure(folder: Path, source: str, build: Build, report: Report) -> Path:
     """Return ``folder``, made by ``build`` unless an intact copy made from ``source`` is there.
 
@@ -59,7 +51,7 @@ def ensure(folder: Path, source: str, build: Build, report: Report) -> Path:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ModelError(
-            f"cannot write the cache {folder.parent}: {reason}; TRIFORCE_CHAT_CACHE names another folder"
+            f"cannot write the cache {folder.parent}: {reason}; {CACHE_VARIABLE} names another folder"
         ) from error
     return folder
 

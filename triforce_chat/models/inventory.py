@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.cache import MANIFEST, cache_folder
+from triforce_chat.models.cache import MANIFEST
 from triforce_chat.models.fetch import DEFAULT_WHEEL
 from triforce_chat.models.pickles import conversion_folder
 from triforce_chat.models.presets import PRESETS, Preset
+from triforce_chat.settings.paths import models_folder
 
 
 def folder_of(preset: Preset) -> Path | None:
@@ -27,7 +28,7 @@ def folder_of(preset: Preset) -> Path | None:
 def own_folder(preset: Preset) -> Path:
     """Where in this program's cache its weights would lie, converted."""
     if preset.repository is None:
-        return cache_folder() / "models" / DEFAULT_WHEEL.model
+        return models_folder() / DEFAULT_WHEEL.model
     return conversion_folder(preset.repository)
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.cache import cache_folder, ensure, is_intact
+from triforce_chat.models.cache import ensure, is_intact
 from triforce_chat.models.complete import NoSafetensors, check_indexed
 from triforce_chat.models.progress import Progress, Report
+from triforce_chat.settings.paths import models_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ def pull(repository: str, report: Report) -> Path:
 
 def conversion_folder(repository: str) -> Path:
     """Where the converted weights of ``owner/name`` lie, if there are any."""
-    return cache_folder() / "models" / repository.replace("/", "--")
+    return models_folder() / repository.replace("/", "--")
 
 
 def convert_pickles(name: str, source: Path, made: Path, report: Report) -> None:

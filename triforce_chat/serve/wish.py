@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triforce_chat.serve.refusal import Refusal, wrong
+from triforce_chat.settings.settings import request_parameters
 
 MOST_STOPS = 16
 MOST_STOP_LENGTH = 1000  # characters
@@ -53,7 +54,7 @@ class Wish:
     turns: tuple[tuple[str, str], ...]  # questions that were answered, and the answers
     question: str
     system: str | None = None
-    settings: tuple[tuple[str, float], ...] = ()  # names of ``config.Settings`` and their values
+    settings: tuple[tuple[str, float], ...] = ()  # names of ``Settings`` and their values
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
@@ -142,12 +143,7 @@ def _number(name: str, value: Any) -> float:
 
 
 NUMBERS: Mapping[str, Callable[[str, Any], float]] = {
-    "temperature": _number,
-    "top_p": _number,
-    "seed": _integer,
-    "top_k": _integer,
-    "min_p": _number,
-    "repetition_penalty": _number,
+    name: _integer if kind is int else _number for name, kind in request_parameters().items()
 }
 
 

@@ -1,4 +1,7 @@
-"""Where this program keeps things of the user; nothing is created here."""
+"""Where this program keeps the user's files; nothing is created here.
+
+The folders follow the system's conventions (XDG on Linux).
+"""
 
 from __future__ import annotations
 
@@ -9,45 +12,67 @@ import platformdirs
 
 APP = "triforce-chat"
 CONFIG_VARIABLE = "TRIFORCE_CHAT_CONFIG"
+CACHE_VARIABLE = "TRIFORCE_CHAT_CACHE"
 
 
 def config_file() -> Path:
-    """The file with the user's own defaults; TRIFORCE_CHAT_CONFIG names another than the system's."""
-    named = os.environ.get(CONFIG_VARIABLE)
-    if named:
-        return Path(named).expanduser().absolute()
-    return platformdirs.user_config_path(APP, appauthor=False) / "config.toml"
+    """The file with the user's settings; TRIFORCE_CHAT_CONFIG overrides the system's place."""
+    return _override(CONFIG_VARIABLE) or platformdirs.user_config_path(APP, appauthor=False) / "config.toml"
 
 
 def data_folder() -> Path:
+    """The folder for data that other programs of the user may read."""
     return platformdirs.user_data_path(APP, appauthor=False)
 
 
 def state_folder() -> Path:
+    """The folder for what must outlive a run and cannot be made again: sessions and typed questions."""
     return platformdirs.user_state_path(APP, appauthor=False)
 
 
-def history() -> Path:
-    """The file with the questions that were typed."""
+def cache_folder() -> Path:
+    """The folder for everything that can be made again; TRIFORCE_CHAT_CACHE overrides the system's place."""
+    return _override(CACHE_VARIABLE) or platformdirs.user_cache_path(APP, appauthor=False)
+
+
+def history_file() -> Path:
+    """The questions that were typed."""
     return state_folder() / "history"
 
 
-def all_paths() -> dict[str, Path]:
-    """Every place by the name that people know it under."""
-    from huggingface_hub.constants import HF_HUB_CACHE
+def sessions_file() -> Path:
+    """The SQLite database of the sessions."""
+    return state_folder() / "sessions.db"
 
-    from triforce_chat.models.cache import cache_folder
-    from triforce_chat.storage.kv.shelf import users_folder
-    from triforce_chat.storage.sessions.store import users_file
+
+def models_folder() -> Path:
+    """Models that were converted or unpacked; others stay in the hub's own cache."""
+    return cache_folder() / "models"
+
+
+def kv_folder() -> Path:
+    """Keys and values of documents that were read: the document cache."""
+    return cache_folder() / "kv"
+
+
+def all_paths() -> dict[str, Path]:
+    """Every place by its name in ``triforce-chat paths``."""
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     return {
         "config": config_file(),
         "data": data_folder(),
         "state": state_folder(),
-        "history": history(),
-        "sessions": users_file(),
+        "history": history_file(),
+        "sessions": sessions_file(),
         "cache": cache_folder(),
-        "models": cache_folder() / "models",
+        "models": models_folder(),
         "hub": Path(HF_HUB_CACHE),
-        "kv": users_folder(),
+        "kv": kv_folder(),
     }
+
+
+def _override(variable: str) -> Path | None:
+    """The path that a variable names, if it is set."""
+    named = os.environ.get(variable)
+    return Path(named).expanduser().absolute() if named else None

@@ -1,105 +1,155 @@
-"""Everything a user can set, in one frozen value."""
+"""The settings of a model and its answers: declared once, checked once, in one frozen value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation import stack_specs
 from triforce_chat.errors import UsageError
+from triforce_chat.settings.specification import SettingSpec, setting, specifications
 
 STACKS = tuple(stack_specs.STACKS)
 POLICIES = ("mean", "minmax")
 MIDDLES = ("auto", "full", "int8")
-SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+MAX_GAMMA = 32  # tokens
+MAX_CHUNK = 1024  # tokens
+KEPT_TOKENS = 96  # of a budget: the smallest one holds them and one chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Defaults of a run. None means: what the model's preset recommends, or what the context suggests."""
+class Parameters:
+    """The declarations that ``Settings`` and the command line's ``Options`` share; unchecked.
 
-    model: str = "default"
-    draft: str = "auto"  # or "none", or the name of a model
-    stack: str = "auto"
-    policy: str = "mean"
-    middle: str = "auto"  # weights of the middle level
-    budget: int | None = None  # tokens
-    chunk: int = 8  # tokens
-    gamma: int | None = None  # tokens asked of the level below the target; None: planned
-    draft_gamma: int | None = None  # tokens asked of the middle level's drafter; None: planned
-    temperature: float | None = None
-    top_k: int = 0
-    top_p: float | None = None
-    min_p: float = 0.0
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int = 512
-    context: int | None = None  # tokens
-    offload: bool = False  # all keys and values lie in host memory
-    tp: int = 1  # processes that share the target
-    device: str = "auto"
-    dtype: str = "auto"
+    None leaves the choice to the model's preset, or to the program.
+    """
+
+    model: str = setting("default", "Preset name, folder (safetensors or GGUF), .gguf file, or hub id.")
+    draft: str = setting(
+        "auto", "Draft model with the same vocabulary; auto takes a known one, none leaves it to lookup."
+    )
+    stack: str = setting("auto", f"Speculation stack: {', '.join(STACKS)}.", choices=STACKS, changeable=True)
+    budget: int | None = setting(
+        None, "Size of the retrieval cache, in tokens.", minimum=1, changeable=True, example=4096
+    )
+    chunk: int = setting(
+        8, "Tokens that are selected together.", minimum=1, maximum=MAX_CHUNK, changeable=True
+    )
+    policy: str = setting(
+        "mean", f"How chunks are scored: {', '.join(POLICIES)}.", choices=POLICIES, changeable=True
+    )
+    middle: str = setting(
+        "auto",
+        f"Weights of the middle level on a GPU: {', '.join(MIDDLES)}.",
+        choices=MIDDLES,
+        changeable=True,
+    )
+    gamma: int | None = setting(
+        None,
+        "Tokens drafted per verification (auto: at most); planned if not given.",
+        minimum=1,
+        maximum=MAX_GAMMA,
+        changeable=True,
+        example=8,
+    )
+    draft_gamma: int | None = setting(
+        None,
+        "Tokens drafted per step of the middle level; planned if not given.",
+        minimum=1,
+        maximum=MAX_GAMMA,
+        changeable=True,
+        example=2,
+    )
+    context: int | None = setting(None, "Context to allocate, in tokens.", minimum=1, example=32768)
+    offload: bool = setting(
+        False,
+        "Keep all keys and values in host memory (by itself: those of the layers a GPU has no room for).",
+        flags=("--offload",),
+    )
+    device: str = setting("auto", "auto, cpu or cuda.", suggestions=("auto", "cpu", "cuda"))
+    tp: int = setting(
+        1,
+        "Number of processes to split the model over (tensor parallelism), one GPU each.",
+        minimum=1,
+        flag_minimum=1,
+    )
+    dtype: str = setting("auto", "auto, float32, float16 or bfloat16.", choices=DTYPES)
+    temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
+    top_p: float | None = setting(
+        None,
+        "Keep the likeliest tokens up to this total probability (nucleus sampling).",
+        changeable=True,
+        sampling=True,
+        example=0.9,
+    )
+    top_k: int = setting(0, "Keep this many tokens; 0 keeps all.", changeable=True, sampling=True)
+    min_p: float = setting(
+        0.0, "Drop tokens below this share of the best one.", changeable=True, sampling=True
+    )
+    repetition_penalty: float | None = setting(
+        None, "Penalty on the answer's own tokens; 1 is off.", changeable=True, sampling=True, example=1.1
+    )
+    seed: int | None = setting(
+        None,
+        "Makes sampling repeatable; auto then drafts by lookup alone.",
+        changeable=True,
+        sampling=True,
+        example=1,
+    )
+    max_tokens: int = setting(512, "Longest answer, in tokens.", minimum=1, changeable=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(Parameters):
+    """Checked settings of a run. Raises UsageError for values that make no sense."""
 
     def __post_init__(self) -> None:
-        _one_of("stack", self.stack, STACKS)
-        _one_of("policy", self.policy, POLICIES)
-        _one_of("middle", self.middle, MIDDLES)
-        _one_of("dtype", self.dtype, DTYPES)
-        for name in ("budget", "chunk", "gamma", "draft_gamma", "max_tokens", "context", "tp"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', '-')} must be at least 1, not {value}")
-        self._check_budget()
+        for spec in SPECIFICATIONS:
+            _check_value(spec, getattr(self, spec.name))
+        smallest = KEPT_TOKENS + self.chunk
+        if self.budget is not None and self.budget < smallest:
+            raise UsageError(f"budget must be at least {smallest} tokens for chunks of {self.chunk}")
         Sampling(**{name: getattr(self, name) for name in SAMPLED if getattr(self, name) is not None})
 
-    def _check_budget(self) -> None:
-        if self.chunk > 1024:
-            raise UsageError(f"chunk must be at most 1024 tokens, not {self.chunk}")
-        if self.budget is not None and self.budget < 96 + self.chunk:
-            raise UsageError(f"budget must be at least {96 + self.chunk} tokens for chunks of {self.chunk}")
-        for name in ("gamma", "draft_gamma"):
-            if (getattr(self, name) or 0) > 32:
-                raise UsageError(f"{name.replace('_', '-')} must be at most 32")
-
     def with_text(self, name: str, text: str) -> Settings:
-        """Change one setting as a user typed it; "auto" or "default" restores the default."""
-        key = name.replace("-", "_")
-        if key not in CHANGEABLE:
-            known = ", ".join(name.replace("_", "-") for name in CHANGEABLE)
+        """Change one setting as a user typed it; "auto" or "default" restores the default. Raises UsageError."""
+        spec = CHANGEABLE.get(name.replace("-", "_"))
+        if spec is None:
+            known = ", ".join(spec.key for spec in CHANGEABLE.values())
             raise UsageError(f"no setting '{name}'; there are {known}")
-        default: Any = next(field.default for field in fields(Settings) if field.name == key)
-        restore = text == "default" or (text == "auto" and key != "stack")
-        return replace(self, **{key: default if restore else _parse(name, text, CHANGEABLE[key])})
+        restore = text == "default" or (text == "auto" and spec.name != "stack")
+        return replace(self, **{spec.name: spec.default if restore else _parse(spec, name, text)})
 
 
-CHANGEABLE: dict[str, Callable[[str], Any]] = {
-    "stack": str,
-    "policy": str,
-    "middle": str,
-    "budget": int,
-    "chunk": int,
-    "gamma": int,
-    "draft_gamma": int,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "seed": int,
-    "max_tokens": int,
+SPECIFICATIONS = specifications(Parameters)
+CHANGEABLE: Mapping[str, SettingSpec] = {
+    spec.name: spec for spec in SPECIFICATIONS if spec.details.changeable
 }
+SAMPLED = tuple(spec.name for spec in SPECIFICATIONS if spec.details.sampling)
 
 
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"no {name} '{value}'; choose one of {', '.join(choices)}")
+def request_parameters() -> dict[str, type]:
+    """The settings that a client of the server may send with a request: name -> int or float."""
+    return {spec.name: spec.type for spec in SPECIFICATIONS if spec.details.sampling}
 
 
-def _parse(name: str, text: str, kind: Callable[[str], Any]) -> Any:
+def _check_value(spec: SettingSpec, value: Any) -> None:
+    rules = spec.details
+    if rules.choices and value not in rules.choices:
+        raise UsageError(f"no {spec.key} '{value}'; choose one of {', '.join(rules.choices)}")
+    if value is None:
+        return
+    if rules.minimum is not None and value < rules.minimum:
+        raise UsageError(f"{spec.key} must be at least {rules.minimum}, not {value}")
+    if rules.maximum is not None and value > rules.maximum:
+        raise UsageError(f"{spec.key} must be at most {rules.maximum}, not {value}")
+
+
+def _parse(spec: SettingSpec, name: str, text: str) -> Any:
     try:
-        return kind(text)
+        return spec.type(text)
     except ValueError:
         raise UsageError(f"{name} takes a number, not '{text}'") from None

@@ -1,4 +1,4 @@
-"""Bytes as people write and read them: 1 GB is 10^9 bytes, 1 GiB is 2^30."""
+"""Sizes in bytes as people write and read them: 1 GB is 10^9 bytes, 1 GiB is 2^30."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import re
 
 from triforce_chat.errors import UsageError
 
+GIGABYTE = 10**9  # bytes
 SIZE = re.compile(r"([0-9.]+(?:e[+]?[0-9]+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def readable(size: float) -> str:
-    """Bytes in a unit that suits them."""
+    """A number of bytes with a decimal unit that suits it, as in "1.5 GB"."""
     for unit in ("B", "KB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"
@@ -21,12 +22,12 @@ def readable(size: float) -> str:
 
 
 def parsed_size(text: str) -> int:
-    """Bytes out of "24GB", "24GiB", "80G" or "16e9". Raises UsageError for anything else."""
+    """The bytes that "24GB", "24GiB", "80G" or "16e9" mean. Raises UsageError for anything else."""
     found = SIZE.fullmatch(text.strip())
     try:
         number = float(found[1]) if found else 0.0
-    except ValueError:  # two dots
+    except ValueError:  # two decimal points
         number = 0.0
     if not found or not 0 < number < math.inf:
-        raise UsageError(f"'{text}' is no size in memory; write for example 24GB, 24GiB or 16e9")
+        raise UsageError(f"'{text}' is not a memory size; write for example 24GB, 24GiB or 16e9")
     return int(number * (1024 if found[3] else 1000) ** POWERS.get((found[2] or "").lower(), 0))

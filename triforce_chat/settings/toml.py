@@ -1,47 +1,34 @@
-"""Settings as lines of TOML: a new file that explains itself, and what is in effect."""
+"""Settings as lines of TOML: a new configuration file that explains itself, and the settings in effect."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
-from triforce_chat.settings.layers import Key, Layer, keys
+from triforce_chat.settings.layers import Layer, persistent
+from triforce_chat.settings.specification import SettingSpec
 
-# Values to begin with, for keys that are not set unless the user does it.
-EXAMPLES: dict[str, Any] = {
-    "budget": 4096,
-    "gamma": 8,
-    "draft_gamma": 2,
-    "context": 32768,
-    "temperature": 0.7,
-    "top_p": 0.9,
-    "repetition_penalty": 1.1,
-    "seed": 1,
-    "system": "Answer in one sentence.",
-    "cache_size": 20.0,
-}
-ANY: dict[type, Any] = {str: "", int: 1, float: 1.0, bool: False}
-
-HEAD = """\
-# Settings of triforce-chat. A line counts once the '#' before its name is removed.
-# Flags win over the environment (TRIFORCE_CHAT_MODEL and so on), the environment over this file.
-# 'triforce-chat config show --origin' says what is in effect, and why.
+HEADER = """\
+# Settings of triforce-chat. Remove the '#' before a name to set it.
+# Flags override the environment (TRIFORCE_CHAT_MODEL and so on), and the environment overrides this file.
+# 'triforce-chat config show --origin' shows the settings in effect and where each was set.
 """
 
 
 def template() -> str:
     """A file in which every key is explained and commented out."""
-    return HEAD + "".join(f"\n# {key.about}\n# {key.name} = {_example(key)}\n" for key in keys().values())
+    return HEADER + "".join(
+        f"\n# {spec.details.help}\n# {spec.key} = {toml(spec.example)}\n" for spec in persistent().values()
+    )
 
 
 def lines(layer: Layer, origins: bool) -> list[str]:
-    """One line of TOML per key, with its origin behind it; a key without a value is a comment."""
-    return [_line(key, layer, origins) for key in keys().values()]
+    """One line of TOML per setting, followed by its origin on request; a setting without a value is a comment."""
+    return [_line(spec, layer, origins) for spec in persistent().values()]
 
 
 def toml(value: str | float | bool) -> str:
-    """A value as TOML writes it, in one line."""
+    """A value in TOML, on one line."""
     if not isinstance(value, str):
         return json.dumps(value) if isinstance(value, bool) else repr(value)
     return re.sub(r"[\x7f-\x9f]", _escaped, json.dumps(value, ensure_ascii=False))
@@ -51,12 +38,7 @@ def _escaped(control: re.Match[str]) -> str:
     return f"\\u{ord(control[0]):04x}"
 
 
-def _line(key: Key, layer: Layer, origins: bool) -> str:
-    value = layer.values[key.field]
-    told = f"# {key.name} is not set" if value is None else f"{key.name} = {toml(value)}"
-    return f"{told}  # {layer.origins[key.field]}" if origins else told
-
-
-def _example(key: Key) -> str:
-    value = EXAMPLES.get(key.field, ANY[key.kind]) if key.default is None else key.default
-    return toml(value)
+def _line(spec: SettingSpec, layer: Layer, origins: bool) -> str:
+    value = layer.values[spec.name]
+    line = f"# {spec.key} is not set" if value is None else f"{spec.key} = {toml(value)}"
+    return f"{line}  # {layer.origins[spec.name]}" if origins else line

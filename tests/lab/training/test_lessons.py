@@ -102,7 +102,7 @@ def held(text: list[int], sinks: int = FEW_SINKS, recent: int = FEW_RECENT) -> l
 
 def test_a_window_is_as_large_as_the_streaming_cache_becomes(lab: Lab) -> None:
     cache = StreamingCache(lab.target.shape)
-    assert cache.slab.capacity == SINKS + RECENT
+    assert cache.storage.capacity == SINKS + RECENT
     assert cache.sinks == SINKS
 
 

@@ -19,10 +19,11 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.storage import Shape
 from triforce_chat.engine.prefix_store import ROOT, Chunk
 from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.paths import kv_folder
 from triforce_chat.storage.kv import block
 from triforce_chat.storage.kv.block import Damaged, Label
 from triforce_chat.storage.kv.fingerprint import fingerprint
-from triforce_chat.storage.kv.shelf import Shelf, users_folder
+from triforce_chat.storage.kv.shelf import Shelf
 
 PATIENCE = 10.0  # seconds that a program which ends waits for what is not written yet
 SILENT = 1.0  # seconds of them without a word
@@ -55,7 +56,7 @@ class Library:
     ) -> Library:
         """The user's own library for a model that was just loaded; ``limit`` is in bytes."""
         model = fingerprint(loaded.model, loaded.tokenizer)
-        return Library(Shelf(users_folder(), limit), model, loaded.name, tell=tell)
+        return Library(Shelf(kv_folder(), limit), model, loaded.name, tell=tell)
 
     def known(self, plan: Sequence[Chunk]) -> int:
         keys = [self._key(chunk.prefix_hash) for chunk in plan]

@@ -10,16 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from triforce_chat.models.cache import cache_folder
 from triforce_chat.storage.kv.block import Damaged, Label, read_label
 
 SUFFIX = ".safetensors"
 SHARE = 0.25  # of the room that the disk has without this folder
 STALE = 3600.0  # seconds after which an unfinished file is one that nobody will finish
-
-
-def users_folder() -> Path:
-    return cache_folder() / "kv"
 
 
 @dataclass(frozen=True, slots=True)

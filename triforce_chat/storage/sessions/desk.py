@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Self
 from triforce_chat.chat.conversation import Conversation
 from triforce_chat.documents import Document
 from triforce_chat.errors import UsageError
+from triforce_chat.settings.paths import sessions_file
 from triforce_chat.settings.settings import CHANGEABLE
 from triforce_chat.storage.sessions.catalog import Catalog
 from triforce_chat.storage.sessions.database import Unwritable
 from triforce_chat.storage.sessions.lease import Lease
 from triforce_chat.storage.sessions.names import checked
 from triforce_chat.storage.sessions.recorded import Recorded
-from triforce_chat.storage.sessions.store import Store, users_file
+from triforce_chat.storage.sessions.store import Store
 from triforce_chat.storage.sessions.values import Answerer, Record
 from triforce_chat.ui import figures
 from triforce_chat.ui.commands import Known
 
 if TYPE_CHECKING:
     from triforce_chat.chat.session import Session
-    from triforce_chat.cli.options import Options
+    from triforce_chat.settings.options import Options
 
 LASTING = (*CHANGEABLE, "context", "dtype")  # with another dtype the documents would be read again
 Say = Callable[[str], None]  # shows one line to the user
@@ -46,7 +47,7 @@ class Desk:
         self._name = checked(name) if name else None
         self._open = ExitStack()
         try:
-            self.store: Store | None = Store(users_file())
+            self.store: Store | None = Store(sessions_file())
         except Unwritable as error:
             if name or last:
                 raise

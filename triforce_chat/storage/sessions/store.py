@@ -26,13 +26,6 @@ from triforce_chat.storage.sessions.values import (
 INTERRUPTED = "interrupted"  # why an answer ended that its process did not live to end
 
 
-def users_file() -> Path:
-    """Where the user's sessions are kept."""
-    from triforce_chat.settings.paths import state_folder
-
-    return state_folder() / "sessions.db"
-
-
 class Store:
     """The user's sessions. Every method that changes something has committed it when it returns."""
 

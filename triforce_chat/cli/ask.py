@@ -1,0 +1,106 @@
+"""``triforce-chat ask`` and ``summarize``: one question, answered once or with and without speculation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from triforce_chat.cli.engines import open_session
+from triforce_chat.cli.options import Documents
+from triforce_chat.cli.output import print_json, screen_of
+from triforce_chat.cli.reading import read_all
+from triforce_chat.errors import ExactnessError, Interrupted, UsageError
+from triforce_chat.settings.options import Options
+
+if TYPE_CHECKING:
+    from triforce_chat.chat.session import Session
+    from triforce_chat.ui.terminal import Screen
+
+Compare = Annotated[
+    bool,
+    typer.Option("--compare-autoregressive", help="Answer with and without speculation, side by side."),
+]
+
+
+def summarize(documents: Documents, options: Options, compare_autoregressive: Compare = False) -> None:
+    """Summarize documents."""
+    from triforce_chat.prompts import prompt
+
+    answer(documents, prompt("summarize"), options, compare_autoregressive)
+
+
+def ask(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar='[DOC...] "QUESTION"', help="Documents, question.")
+    ],
+    options: Options,
+    compare_autoregressive: Compare = False,
+) -> None:
+    """Ask one question about documents."""
+    *documents, question = arguments
+    if not documents and is_document(question):
+        raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
+    if not question.strip():
+        raise UsageError("the question is empty")
+    answer(documents, question, options, compare_autoregressive)
+
+
+def is_document(text: str) -> bool:
+    """True for standard input and for a file that exists."""
+    try:
+        return text == "-" or Path(text).is_file()
+    except (OSError, ValueError):  # too long or too odd for a path
+        return False
+
+
+def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
+    """Answer one question in the form that the options ask for."""
+    from triforce_chat.chat.records import Origin
+
+    screen = screen_of(options)
+    session, load_s = open_session(read_all(documents, options, screen), options, screen)
+    origin = Origin(options.model, session.loaded.draft, options.stack, load_s)
+    show = compare_once if compare else answer_once
+    reason = show(session, question, options, screen, origin)
+    if reason == "interrupted":
+        raise typer.Exit(Interrupted.exit_code)
+
+
+def answer_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:
+    """Show the answer, print its events or its record; returns why it ended."""
+    from triforce_chat.chat.records import answer_object, event_object
+    from triforce_chat.ui.answer import fold_answer, show_answer
+
+    as_json = options.json or options.jsonl
+    events = session.ask(question, sources=as_json or screen.detail != "bare")  # only if they are shown
+    print_event = print_json if options.jsonl else ignore
+    if as_json:
+        tally = fold_answer(events, lambda event: print_event(event_object(event)))
+        if options.json:
+            print_json(answer_object(tally, origin))
+    else:
+        tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
+    return tally.finished.reason if tally.finished else "interrupted"
+
+
+def compare_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:
+    """Answer with and without speculation; returns "stop" or "interrupted". Raises ExactnessError."""
+    from triforce_chat.chat.records import comparison_object, event_object
+    from triforce_chat.ui.compare import fold_comparison, show_comparison
+
+    items, print_event = session.compare(question), print_json if options.jsonl else ignore
+    if options.json or options.jsonl:
+        result = fold_comparison(items, lambda side, event: print_event(event_object(event, side)))
+        if result is not None and options.json:
+            print_json(comparison_object(result, origin))
+    else:
+        result = show_comparison(items, screen, limit=session.context_limit)
+    if result is not None and result.mismatches:
+        raise ExactnessError(f"{result.mismatches} tokens differ from plain decoding beyond rounding")
+    return "stop" if result else "interrupted"
+
+
+def ignore(_event: dict[str, Any]) -> None:
+    """Receives the events that nobody asked to print."""

@@ -1,0 +1,69 @@
+"""``triforce-chat chat``: a conversation in the terminal, recorded as a session."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from triforce_chat.cli.engines import open_session
+from triforce_chat.cli.options import given_flags
+from triforce_chat.cli.output import screen_of, show_notes, show_warning
+from triforce_chat.cli.reading import read_all, read_one
+from triforce_chat.errors import UsageError
+from triforce_chat.settings.options import Options
+
+
+def chat(
+    command_line: typer.Context,
+    options: Options,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[DOC...]", help="Documents to start with.")
+    ] = None,
+    last: Annotated[bool, typer.Option("--continue", "-c", help="Continue the last session.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Option("--session", metavar="NAME", help="Continue this session, or start it."),
+    ] = None,
+) -> None:
+    """Talk about documents, turn by turn; /help lists the commands."""
+    from triforce_chat.storage.sessions.desk import Desk
+    from triforce_chat.ui.repl import Labels, Repl
+
+    if options.json or options.jsonl:
+        raise UsageError("--json and --jsonl go with ask and summarize")
+    if last and name is not None:
+        raise UsageError("--continue takes the last session; omit it to name one with --session")
+    interactive = sys.stdin is not None and sys.stdin.isatty()
+    if "-" in (documents or []):
+        raise UsageError("chat reads your questions from standard input; give it the document as a file")
+    screen = screen_of(options)
+    texts = read_all(documents or [], options, screen)
+    with Desk(name, last, partial(show_warning, options, screen)) as desk:
+        options = desk.options(options, given_flags(command_line))
+        session, _ = open_session([], options, screen)
+        repl = Repl(
+            desk.conversation(session, texts, lambda line: show_notes([line], screen)),
+            lambda path, pages: read_one(path, options, pages),
+            screen,
+            lambda: Labels(options.model, session.settings.stack),
+            writable_history(),
+            desk.known,
+        )
+        code = repl.run() if interactive else repl.run_lines(sys.stdin or ())
+    if code:
+        raise typer.Exit(code)
+
+
+def writable_history() -> Path | None:
+    """The file that remembers typed questions; None where its folder cannot be made."""
+    from triforce_chat.settings.paths import history_file
+
+    try:
+        history_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return None
+    return history_file()

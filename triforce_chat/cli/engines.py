@@ -1,0 +1,143 @@
+"""Loading a model with progress on the screen, in this process or split over several GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from triforce_chat.cli.output import show_notes, show_warning
+from triforce_chat.errors import UsageError
+from triforce_chat.settings.options import Options
+from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.sizes import GIGABYTE
+
+if TYPE_CHECKING:
+    from triforce_chat.chat.session import Session
+    from triforce_chat.documents import Document
+    from triforce_chat.engine.engine import Engine
+    from triforce_chat.engine.protocol import Answering
+    from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
+    from triforce_chat.models.load import LoadedModel
+    from triforce_chat.ui.terminal import Screen
+
+Made = TypeVar("Made")
+
+
+def open_engine(
+    spec: EngineSpec,
+    screen: Screen,
+    remembering: bool = False,
+    cache_size: float | None = None,
+    warn: Note | None = None,
+) -> tuple[Engine, LoadedModel, float]:
+    """Load a model in this process: (engine, model, seconds of loading).
+
+    ``remembering`` connects the engine to the document cache on the disk, of at most ``cache_size`` GB. ``warn``
+    receives what makes the answers doubtful; what the program chose by itself is shown as notes. Raises
+    ModelError, OutOfMemory and UsageError.
+    """
+    require_one_process(spec.settings)
+
+    def load(hooks: LoadHooks) -> tuple[Engine, LoadedModel]:
+        from triforce_chat.loading.load_engine import load_engine  # imports torch, which takes seconds
+
+        if remembering:
+            from triforce_chat.storage.kv.memory import Library
+
+            limit = None if cache_size is None else cache_size * GIGABYTE
+            store = partial(Library.of, limit=limit, tell=hooks.note)
+            hooks = dataclasses.replace(hooks, prefix_store=store)
+        return load_engine(spec, hooks)
+
+    return _timed(load, spec, screen, warn)
+
+
+def open_answering(
+    spec: EngineSpec,
+    screen: Screen,
+    remembering: bool = False,
+    cache_size: float | None = None,
+    warn: Note | None = None,
+) -> tuple[Answering, LoadedModel, float]:
+    """Load a model split over ``spec.settings.tp`` processes; parameters and result as of ``open_engine``.
+
+    Several processes use no document cache.
+    """
+    if spec.settings.tp == 1:
+        return open_engine(spec, screen, remembering, cache_size, warn)
+
+    def load(hooks: LoadHooks) -> tuple[Answering, LoadedModel]:
+        from triforce_chat.parallel.place import place_of
+        from triforce_chat.parallel.start import gathered
+
+        place = place_of(spec.settings.tp, os.environ)
+        team, store = gathered(place)
+        from triforce_chat.parallel.lead import Lead
+
+        if remembering:
+            hooks.note("with --tp the document cache is not used")
+        return Lead(place, team, store).load(spec, hooks)
+
+    return _timed(load, spec, screen, warn)
+
+
+def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
+    """Load the model and add the documents to a conversation: (session, seconds of loading)."""
+    from triforce_chat.loading.spec import EngineSpec
+
+    engine, target, seconds = open_answering(
+        EngineSpec(options.settings),
+        screen,
+        remembering=not options.no_cache,
+        cache_size=options.cache_size,
+        warn=partial(show_warning, options, screen),
+    )
+    from triforce_chat.chat.session import Session
+
+    session = Session(engine, target, options.settings, options.system)
+    for document in documents:
+        session.add(document)
+    return session, seconds
+
+
+def require_one_process(settings: Settings) -> None:
+    """Raises UsageError if --tp asks for several processes, which this command cannot use."""
+    if settings.tp > 1:
+        raise UsageError(f"this command runs in one process; use --tp 1 instead of {settings.tp}")
+
+
+def follows_rank_zero(tp: int) -> bool:
+    """Where torchrun started this process as a rank other than 0: serve rank 0 to its end, then return True."""
+    if tp == 1:
+        return False
+    from triforce_chat.parallel.place import place_of
+
+    place = place_of(tp, os.environ)
+    if place.rank == 0:
+        return False
+    from triforce_chat.parallel.worker import launched
+
+    launched(place)
+    return True
+
+
+def _timed(
+    load: Callable[[LoadHooks], tuple[Made, LoadedModel]],
+    spec: EngineSpec,
+    screen: Screen,
+    warn: Note | None,
+) -> tuple[Made, LoadedModel, float]:
+    from triforce_chat.loading.spec import LoadHooks
+    from triforce_chat.ui.loading import loading
+
+    def note(line: str) -> None:
+        show_notes([line], screen)
+
+    started = time.perf_counter()
+    with loading(screen, spec.settings.model) as report:
+        made, target = load(LoadHooks(report, note, warn or note))
+    return made, target, time.perf_counter() - started

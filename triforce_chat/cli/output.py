@@ -1,0 +1,83 @@
+"""What commands print: JSON records, lines, notes and warnings; and the question before something is deleted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from triforce_chat.errors import UsageError
+from triforce_chat.settings.options import Options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from triforce_chat.ui.terminal import Screen
+
+TABLE_WIDTH = 170  # characters that wide tables need
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object on one line; without escapes for letters if the output is UTF-8."""
+    from triforce_chat.ui.clean import escaped
+
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(escaped(json.dumps(value, ensure_ascii=not is_unicode)), flush=True)
+
+
+def print_record(record: dict[str, Any]) -> None:
+    """Print one JSON object that starts with the version of its schema."""
+    from triforce_chat.chat.records import SCHEMA
+
+    print_json({"schema": SCHEMA, **record})
+
+
+def screen_of(options: Options) -> Screen:
+    """Standard output and standard error, as detailed as the options and the terminal allow."""
+    from rich.console import Console
+
+    from triforce_chat.ui.terminal import Screen
+    from triforce_chat.ui.theme import THEME
+
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    quiet = options.quiet or options.json or options.jsonl
+    colours: Any = {"color_system": None} if options.plain else {"theme": THEME}
+    out, err = (Console(stderr=stderr, **colours) for stderr in (False, True))
+    return Screen.of(out, err, plain=options.plain, quiet=quiet)
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print one line without markup; a terminal may wrap it, a pipe gets it whole."""
+    from triforce_chat.ui.clean import clean
+
+    console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_notes(notes: list[str], screen: Screen) -> None:
+    """Show what the program chose for the user, unless only the answer is wanted."""
+    from triforce_chat.ui.clean import clean
+
+    for line in notes if screen.detail != "bare" else ():
+        screen.err.print(clean(line), markup=False, style="dim")
+
+
+def show_warning(options: Options, screen: Screen, line: str) -> None:
+    """Show what makes the answers doubtful, unless --quiet."""
+    if not options.quiet:
+        from triforce_chat.ui.clean import one_line
+
+        screen.err.print(one_line(line), markup=False, style="bold", soft_wrap=True)
+
+
+def confirm_deletion(question: str) -> None:
+    """Ask before something is deleted. Raises UsageError for no, Ctrl-C and Ctrl-D."""
+    try:
+        if typer.confirm(question, err=True):
+            return
+    except typer.Abort:
+        pass
+    raise UsageError("nothing deleted")

@@ -1,0 +1,46 @@
+"""Reading the documents that a command names."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from triforce_chat.cli.output import show_warning
+from triforce_chat.errors import UsageError
+from triforce_chat.settings.options import Options
+
+if TYPE_CHECKING:
+    from triforce_chat.documents import Document
+    from triforce_chat.ui.terminal import Screen
+
+
+def read_all(paths: list[str], options: Options, screen: Screen) -> list[Document]:
+    """Read documents before anything slow is loaded, and show their warnings.
+
+    Raises DocumentError and UsageError.
+    """
+    if paths.count("-") > 1:
+        raise UsageError("standard input can be read only once")
+    busy = screen.err.status("reading images") if options.ocr and screen.detail == "live" else nullcontext()
+    with busy:
+        documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
+    for document in documents:
+        if document.warning:
+            show_warning(options, screen, f"{document.title}: {document.warning}")
+    return documents
+
+
+def read_one(path: str, options: Options, pages: str | None, several: bool = False) -> Document:
+    """Read one document and keep the pages wanted.
+
+    With ``several`` documents, a page range is cut to the pages that this one has.
+    """
+    from triforce_chat.documents import parse_pages, read
+
+    ranges = parse_pages(pages) if pages else None
+    stdin = sys.stdin.buffer if path == "-" else None
+    document = read(path, password=options.password, stdin=stdin, ocr=options.ocr)
+    if ranges is None:
+        return document
+    return document.select([r.within(document.pages[-1].number) for r in ranges] if several else ranges)

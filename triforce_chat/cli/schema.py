@@ -1,0 +1,20 @@
+"""``triforce-chat schema``: the JSON Schemas of the machine-readable output."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import typer
+
+
+def schema(
+    kind: Annotated[
+        Literal["events", "answer", "plan", "bench"],
+        typer.Argument(help="Lines of --jsonl, the object of --json, or that of plan or bench."),
+    ] = "events",
+) -> None:
+    """Print the JSON Schema of what --jsonl or --json prints."""
+    from triforce_chat.chat.schema import load_schema
+
+    print(json.dumps(load_schema(kind), indent=2))

@@ -1,0 +1,55 @@
+"""``triforce-chat serve``: an HTTP server with OpenAI's chat completions interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triforce_chat.cli.engines import open_session
+from triforce_chat.cli.output import screen_of
+from triforce_chat.cli.reading import read_all
+from triforce_chat.errors import Interrupted, UsageError
+from triforce_chat.settings.options import Options
+
+if TYPE_CHECKING:
+    from triforce_chat.chat.session import Session
+    from triforce_chat.ui.terminal import Screen
+
+
+def serve(
+    options: Options,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[DOC...]", help="Documents to talk about.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 picks a free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="TRIFORCE_CHAT_TOKEN", help="API key that clients must send.")
+    ] = None,
+) -> None:
+    """Answer programs over HTTP, with OpenAI's chat completions interface."""
+    from triforce_chat.serve.place import Place, require_extra, url
+
+    if options.json or options.jsonl:
+        raise UsageError("--json and --jsonl go with ask and summarize")
+    require_extra()
+    place, screen = Place(host, port, token), screen_of(options)
+    with place.bound() as listener:
+        session, _ = open_session(read_all(documents or [], options, screen), options, screen)
+        prefill(session, screen, options.stack)
+        from triforce_chat.serve.run import serve as run
+
+        listener.listen()
+        print(f"listening on {url(listener)}", flush=True)
+        run(session, listener, token, None if options.quiet else screen.err)
+
+
+def prefill(session: Session, screen: Screen, title: str) -> None:
+    """Read the documents into the KV cache before the first request. Raises Interrupted."""
+    from triforce_chat.ui.answer import show_answer
+
+    if session.documents:
+        tally = show_answer(session.prefill(), screen, title=title, limit=session.context_limit)
+        if tally.finished:  # a prefill finishes only when Ctrl-C stops it
+            raise Interrupted("interrupted")

@@ -1,0 +1,71 @@
+"""``triforce-chat verify``: tests on this machine that speculative decoding is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triforce_chat.cli.engines import open_answering
+from triforce_chat.cli.output import print_json, print_record, screen_of, show_warning
+from triforce_chat.cli.reading import read_all
+from triforce_chat.engine.speculation.stack_specs import STACKS
+from triforce_chat.errors import ExactnessError
+from triforce_chat.settings.options import Options
+
+if TYPE_CHECKING:
+    from triforce_chat.engine.protocol import Answering
+
+BUDGET = 128  # tokens, far below the text's length: a retrieval cache that holds everything proves nothing
+
+
+def verify(
+    options: Options,
+    documents: Annotated[
+        list[str] | None, typer.Argument(metavar="[DOC...]", help="Text to test on.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per stack and test.")] = 256,
+) -> None:
+    """Test that speculative decoding is exact here; --stack auto tests every stack."""
+    from triforce_chat.chat.records import outcome_object
+    from triforce_chat.prompts import prompt
+    from triforce_chat.ui.verdicts import show_outcome
+
+    screen = screen_of(options)
+    texts = [document.text for document in read_all(documents or [], options, screen)]
+    settings = dataclasses.replace(
+        options.settings,
+        dtype="float32" if options.dtype == "auto" else options.dtype,
+        budget=options.budget or BUDGET,
+    )
+    from triforce_chat.loading.spec import EngineSpec
+
+    warn = partial(show_warning, options, screen)
+    engine, target, _ = open_answering(EngineSpec(settings), screen, warn=warn)
+    from triforce_chat.lab.evaluation.exactness_suite import verify_stacks
+    from triforce_chat.loading.stack_options import stack_for
+
+    names = stacks_to_test(options, engine)
+    stack = stack_for(settings, target)
+    text = "\n\n".join(texts) or prompt("verify")
+    outcomes = []
+    for outcome in verify_stacks(engine, target, text, stack, names, tokens):
+        outcomes.append(outcome.record())
+        if options.jsonl:
+            print_json(outcome_object(outcome))
+        elif not options.json:
+            show_outcome(outcome, screen)
+    failed = [outcome["stack"] for outcome in outcomes if not outcome["passed"]]
+    if options.json:
+        print_record({"model": options.model, "passed": not failed, "stacks": outcomes})
+    if failed:
+        raise ExactnessError(f"not exact: {', '.join(failed)}")
+
+
+def stacks_to_test(options: Options, engine: Answering) -> list[str]:
+    """The stack that the user named, or all that this engine can run."""
+    if options.stack != "auto":
+        return [options.stack]
+    return [name for name, spec in STACKS.items() if engine.draft or not spec.needs_draft]

@@ -1,0 +1,42 @@
+"""Everything a command can be told: the settings, and what concerns one run, its documents and its output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triforce_chat.settings.settings import SPECIFICATIONS, Parameters, Settings
+from triforce_chat.settings.specification import setting, specifications
+
+
+@dataclass(frozen=True, slots=True)
+class Options(Parameters):
+    """Options that every command with a model shares, as flags, file and environment gave them."""
+
+    system: str | None = setting(None, "System prompt.", example="Answer in one sentence.")
+    no_cache: bool = setting(
+        False, "Neither read nor write the document cache on the disk.", flags=("--no-cache",)
+    )
+    cache_size: float | None = setting(
+        None,
+        "Limit the document cache to this many GB (default: a quarter of the free disk).",
+        flag_minimum=0,
+        example=20.0,
+    )
+    pages: str | None = setting(None, "Only these pages, as in 1-80,90.", persistent=False)
+    password: str | None = setting(None, "For encrypted documents.", persistent=False)
+    ocr: bool = setting(False, "Read the images on PDF pages without text with tesseract.", flags=("--ocr",))
+    json: bool = setting(False, "Print one JSON object.", flags=("--json",), persistent=False)
+    jsonl: bool = setting(False, "Print every event as a JSON line.", flags=("--jsonl",), persistent=False)
+    quiet: bool = setting(False, "Print only the answer.", flags=("--quiet", "-q"))
+    plain: bool = setting(
+        False, "Whole lines only, for screen readers: no panel, colour or redrawing.", flags=("--plain",)
+    )
+    debug: bool = setting(False, "Show tracebacks.", flags=("--debug",), persistent=False)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings among the options, checked. Raises UsageError."""
+        return Settings(**{spec.name: getattr(self, spec.name) for spec in SPECIFICATIONS})
+
+
+OPTIONS = specifications(Options)
