@@ -14,8 +14,8 @@ from triforce_chat.chat.session import Exchange, Session
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Tally, Text
-from triforce_chat.lab.training.conversations import Builder
-from triforce_chat.lab.training.documents import Book
+from triforce_chat.lab.tasks.books import Book
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
 
 WORDS = "The harbour of a small town opens to north which is wrong way for any boat, and every winter swell comes in"
 LONGEST = 60  # words of a paragraph
@@ -53,10 +53,10 @@ def trained_tokenizer() -> Any:
     return made
 
 
-def three_books() -> Builder:
+def three_books() -> ExampleBuilder:
     tokenizer = trained_tokenizer()
     form = ChatFormat(tokenizer)
-    return Builder(tokenizer, [Book.of(f"Book {i}", prose(i, 60), form.text) for i in range(3)])
+    return ExampleBuilder(tokenizer, [Book.of(f"Book {i}", prose(i, 60), form.text) for i in range(3)])
 
 
 def spelled(form: ChatFormat, ids: list[int]) -> str:

@@ -11,9 +11,9 @@ import torch
 from support.long_texts import prose, trained_tokenizer
 from support.tiny_models import save_weights
 from triforce_chat.chat.template import ChatFormat
+from triforce_chat.lab.tasks.books import Book
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.training.context import ContextRecipe, ContextTraining
-from triforce_chat.lab.training.conversations import Builder
-from triforce_chat.lab.training.documents import Book
 from triforce_chat.lab.training.selfchat import Row
 from triforce_chat.models.load import LoadedModel, load_model
 
@@ -33,9 +33,9 @@ def load(folder: Path) -> LoadedModel:
     return load_model(str(folder), attention="sdpa")
 
 
-def builder_of(loaded: LoadedModel, books: int = 2) -> Builder:
+def builder_of(loaded: LoadedModel, books: int = 2) -> ExampleBuilder:
     text = ChatFormat(loaded.tokenizer).text
-    return Builder(loaded.tokenizer, [Book.of(f"Book {i}", prose(i, 60), text) for i in range(books)])
+    return ExampleBuilder(loaded.tokenizer, [Book.of(f"Book {i}", prose(i, 60), text) for i in range(books)])
 
 
 LENGTHS = (1200, 1250, 1300)
@@ -51,6 +51,6 @@ def chats(seed: int = 0) -> list[Row]:
     return [Row([rng.randrange(3, 300) for _ in range(20 + 5 * i)], 4 + i) for i in range(6)]
 
 
-def training(loaded: LoadedModel, builder: Builder, folder: Path, **changes: Any) -> ContextTraining:
+def training(loaded: LoadedModel, builder: ExampleBuilder, folder: Path, **changes: Any) -> ContextTraining:
     few = recipe(chats_per_step=3, readings_per_step=2, **changes)
     return ContextTraining(loaded, builder, (chats(), chats(1)), few, folder)

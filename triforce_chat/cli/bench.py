@@ -108,7 +108,7 @@ class Recipe:
 
     def record(self) -> dict[str, Any]:
         """What is needed to measure again, as plain values."""
-        from triforce_chat.lab.bench.machine import machine
+        from triforce_chat.lab.machine import machine
 
         return {
             "machine": machine(),

@@ -212,7 +212,7 @@ def show(options: Options, screen: Screen, found: Findings) -> None:
             screen.out.print(each, markup=False, highlight=False)
             screen.out.print()
         return
-    from triforce_chat.lab.bench.machine import machine
+    from triforce_chat.lab.machine import machine
 
     origin = {
         "machine": machine(),

@@ -10,21 +10,21 @@ from support.long_texts import messages, sent, spelled, three_books
 
 from triforce_chat.lab.evaluation.questions import QUESTIONS, Question, items, sentences
 from triforce_chat.lab.evaluation.tasks import ABSENT_QUESTIONS, KINDS, Case, grade, planted_set
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.tasks.facts import make_facts
-from triforce_chat.lab.tasks.pools import CITIES, in_split
-from triforce_chat.lab.training.conversations import Builder
+from triforce_chat.lab.tasks.fillers import WORDS, in_split
 from triforce_chat.prompts import prompt
 
 LENGTH = 3000
 
 
 @pytest.fixture(scope="module")
-def builder() -> Builder:
+def builder() -> ExampleBuilder:
     return three_books()
 
 
 @pytest.fixture(scope="module")
-def cases(builder: Builder) -> list[Case]:
+def cases(builder: ExampleBuilder) -> list[Case]:
     return planted_set(builder, LENGTH)
 
 
@@ -43,7 +43,7 @@ def test_every_depth_has_all_kinds(cases: list[Case]) -> None:
     assert all(1 <= count <= 2 for (depth, _), count in seen.items() if depth is not None)
 
 
-def test_a_question_is_what_a_session_sends(builder: Builder, cases: list[Case]) -> None:
+def test_a_question_is_what_a_session_sends(builder: ExampleBuilder, cases: list[Case]) -> None:
     form = builder.format
     for asked in cases[0].questions:
         ids = cases[0].prefix + asked.suffix
@@ -60,7 +60,7 @@ def test_a_question_is_what_a_session_sends(builder: Builder, cases: list[Case])
         assert theirs[-len(asked.suffix) :] == asked.suffix
 
 
-def test_answers_stand_at_their_depths(builder: Builder, cases: list[Case]) -> None:
+def test_answers_stand_at_their_depths(builder: ExampleBuilder, cases: list[Case]) -> None:
     places = []
     for case in cases:
         document = spelled(builder.format, case.prefix)
@@ -76,7 +76,7 @@ def test_answers_stand_at_their_depths(builder: Builder, cases: list[Case]) -> N
     assert sum(places) / len(places) < 0.08
 
 
-def test_pages_can_be_asked_for(builder: Builder) -> None:
+def test_pages_can_be_asked_for(builder: ExampleBuilder) -> None:
     case = planted_set(builder, LENGTH, documents=1, page_tokens=150)[0]
     pages = [asked for asked in case.questions if asked.kind == "page"]
     document = spelled(builder.format, case.prefix)
@@ -84,16 +84,16 @@ def test_pages_can_be_asked_for(builder: Builder) -> None:
     assert all(asked.answer.isdigit() and f"[page {asked.answer}]\n" in document for asked in pages)
 
 
-def test_cases_follow_from_the_seed(builder: Builder, cases: list[Case]) -> None:
+def test_cases_follow_from_the_seed(builder: ExampleBuilder, cases: list[Case]) -> None:
     assert planted_set(builder, LENGTH)[3] == cases[3]
     assert planted_set(builder, LENGTH, documents=1, seed=1)[0] != cases[0]
 
 
 def test_questions_use_words_that_training_never_had(cases: list[Case]) -> None:
-    learnt = [city for i, city in enumerate(CITIES) if in_split(i, "train")]
+    learnt = [city for i, city in enumerate(WORDS["cities"]) if in_split(i, "train")]
     asked = " ".join(asked.question for case in cases for asked in case.questions)
     assert not [city for city in learnt if city in asked]
-    assert [city for city in CITIES if city in asked]
+    assert [city for city in WORDS["cities"] if city in asked]
 
 
 # Grading

@@ -1,4 +1,4 @@
-"""Planted facts: whole frames, one answer to each question, and splits that share nothing."""
+"""Planted facts: whole templates, one answer to each question, and splits that share nothing."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ from collections.abc import Iterator
 
 import pytest
 
+from triforce_chat.lab.tasks.composed import COMPOSED
 from triforce_chat.lab.tasks.facts import (
     ABSENT_ANSWER,
     ALL,
-    PLANTED,
+    PRESENT,
     SINGLE,
     Writer,
     facts_of,
-    frames_of,
     make_facts,
     slots,
+    templates_of,
 )
-from triforce_chat.lab.tasks.frames import COMPOSED, FRAMES, VARIED, Frame
-from triforce_chat.lab.tasks.pools import ORDINARY, POOLS, Figures
+from triforce_chat.lab.tasks.fillers import FILLERS, SHARED, RandomFigures
+from triforce_chat.lab.tasks.template import VARIED, WRITTEN, Template
 
 # Recorded results rest on these draws: whoever changes them cannot compare any longer.
 EVALUATED = "8b420fa748409f4a77c7dd4a1e3de81af1d1921e00d707c9511dd13432d6da81"
 LEAST_VARIED = {"number": 81, "name": 69, "place": 88, "date": 44, "object": 78, "two-step": 206}
 
 
-@pytest.mark.parametrize("kind", FRAMES)
-def test_frames_are_whole(kind: str) -> None:
-    assert len(FRAMES[kind]) >= 16
-    for frame in (*FRAMES[kind], *COMPOSED[kind], *VARIED[kind]):
-        told = {name for sentence in frame.sentences for name in slots(sentence)}
-        subjects = [set(slots(question)) for question in frame.questions]
-        assert len(set(frame.questions)) >= (2 if frame in COMPOSED[kind] else 3)
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_templates_are_whole(kind: str) -> None:
+    assert len(WRITTEN[kind]) >= 16
+    for template in (*WRITTEN[kind], *COMPOSED[kind], *VARIED[kind]):
+        told = {name for sentence in template.sentences for name in slots(sentence)}
+        subjects = [set(slots(question)) for question in template.questions]
+        assert len(set(template.questions)) >= (2 if template in COMPOSED[kind] else 3)
         assert all(subject == subjects[0] and subject for subject in subjects)
-        assert frame.answer in told - subjects[0] - set(slots(frame.about))
-        used = {name for text in (*frame.questions, frame.about) for name in slots(text)}
+        assert template.answer in told - subjects[0] - set(slots(template.about))
+        used = {name for text in (*template.questions, template.about) for name in slots(text)}
         assert used <= told
-        assert len(frame.sentences) == (2 if kind == "two-step" else 1)
-        assert bool(frame.about) == (kind != "two-step")
-        assert {name.rstrip("23") for name in told} <= POOLS.keys()
+        assert len(template.sentences) == (2 if kind == "two-step" else 1)
+        assert bool(template.about) == (kind != "two-step")
+        assert {name.rstrip("23") for name in told} <= FILLERS.keys()
 
 
-@pytest.mark.parametrize("kind", FRAMES)
+@pytest.mark.parametrize("kind", WRITTEN)
 def test_a_second_step_cannot_be_skipped(kind: str) -> None:
-    for frame in (*FRAMES[kind], *COMPOSED[kind], *VARIED[kind]):
-        subject = set(slots(frame.questions[0]))
-        assert frame.answer in slots(frame.sentences[-1])
+    for template in (*WRITTEN[kind], *COMPOSED[kind], *VARIED[kind]):
+        subject = set(slots(template.questions[0]))
+        assert template.answer in slots(template.sentences[-1])
         if kind == "two-step":
-            assert frame.answer not in slots(frame.sentences[0])
-            assert not subject <= set(slots(frame.sentences[1]))
+            assert template.answer not in slots(template.sentences[0])
+            assert not subject <= set(slots(template.sentences[1]))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -82,25 +83,27 @@ def test_only_pages_are_filled_in() -> None:
 def test_a_subject_is_spoken_of_once(seed: int) -> None:
     writer = Writer(random.Random(seed), "train")
     for turn in range(60):
-        writer.fact(PLANTED[turn % len(PLANTED)])
-    values = [value for _, named in writer.planted for name, value in named.items() if name not in ORDINARY]
+        writer.fact(PRESENT[turn % len(PRESENT)])
+    values = [value for _, named in writer.written for name, value in named.items() if name not in SHARED]
     assert len(values) > 120
     assert len(values) == len(set(values))
 
 
-def asked_about(question: str) -> Iterator[tuple[Frame, dict[str, str]]]:
-    """Every statement that would answer a question: its frame and its subject."""
+def asked_about(question: str) -> Iterator[tuple[Template, dict[str, str]]]:
+    """Every statement that would answer a question: its template and its subject."""
     for asked in {question, question.split(": ", 1)[-1]}:
         yield from _meant(asked[0].upper() + asked[1:])
 
 
-def _meant(question: str) -> Iterator[tuple[Frame, dict[str, str]]]:
-    for frame in (frame for kind in SINGLE for frame in (*FRAMES[kind], *COMPOSED[kind], *VARIED[kind])):
-        for wording in frame.questions:
+def _meant(question: str) -> Iterator[tuple[Template, dict[str, str]]]:
+    for template in (
+        template for kind in SINGLE for template in (*WRITTEN[kind], *COMPOSED[kind], *VARIED[kind])
+    ):
+        for wording in template.questions:
             pattern = re.sub(r"\\\{(a\\ )?(\w+)\\\}", r"(?:an? )?(?P<\2>.+)", re.escape(wording))
             match = re.fullmatch(pattern, question)
             if match:
-                yield frame, match.groupdict()
+                yield template, match.groupdict()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -114,9 +117,9 @@ def test_what_is_absent_is_not_planted(seed: int) -> None:
         assert not fact.sentences
         meant = list(asked_about(fact.question))
         assert meant or ": " in fact.question
-        for frame, subject in meant:
-            for told, values in writer.planted:
-                assert told.about != frame.about or not subject.items() <= dict(values).items()
+        for template, subject in meant:
+            for told, values in writer.written:
+                assert told.about != template.about or not subject.items() <= dict(values).items()
 
 
 def test_some_absent_subjects_are_planted_with_something_else() -> None:
@@ -129,10 +132,12 @@ def test_some_absent_subjects_are_planted_with_something_else() -> None:
     assert near >= 5
 
 
-@pytest.mark.parametrize("name", [name for name, pool in POOLS.items() if not isinstance(pool, Figures)])
+@pytest.mark.parametrize(
+    "name", [name for name, filler in FILLERS.items() if not isinstance(filler, RandomFigures)]
+)
 def test_splits_share_no_words(name: str) -> None:
     rng = random.Random(0)
-    train, test = ({POOLS[name].draw(rng, split) for _ in range(4000)} for split in ("train", "test"))
+    train, test = ({FILLERS[name].draw(rng, split) for _ in range(4000)} for split in ("train", "test"))
     assert not train & test
     assert len(test) >= (len(train) + len(test)) // 5 >= 4
 
@@ -140,47 +145,49 @@ def test_splits_share_no_words(name: str) -> None:
 @pytest.mark.parametrize("name", ["digits", "code", "big"])
 def test_figures_do_not_repeat(name: str) -> None:
     rng = random.Random(0)
-    assert len({POOLS[name].draw(rng, "train") for _ in range(1000)}) > 950
+    assert len({FILLERS[name].draw(rng, "train") for _ in range(1000)}) > 950
 
 
-@pytest.mark.parametrize("kind", FRAMES)
-def test_a_quarter_of_the_frames_is_kept(kind: str) -> None:
-    train, test = frames_of(kind, "train"), frames_of(kind, "test")
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_a_quarter_of_the_templates_is_kept(kind: str) -> None:
+    train, test = templates_of(kind, "train"), templates_of(kind, "test")
     assert len(train) >= 12
-    assert len(test) >= len(FRAMES[kind]) // 4
-    assert not any(frame in train for frame in test)
+    assert len(test) >= len(WRITTEN[kind]) // 4
+    assert not any(template in train for template in test)
 
 
-def test_evaluation_uses_kept_frames_and_known_ones() -> None:
+def test_evaluation_uses_kept_templates_and_known_ones() -> None:
     writers = {split: Writer(random.Random(1), split) for split in ("train", "test")}
     seen: dict[str, set[bool]] = {split: set() for split in writers}
-    kept = [frame for kind in FRAMES for frame in frames_of(kind, "test")]
+    kept = [template for kind in WRITTEN for template in templates_of(kind, "test")]
     for split, writer in writers.items():
         for kind in (*SINGLE, "two-step") * 5:
             writer.fact(kind)
-        seen[split] = {frame in kept for frame, _ in writer.planted}
+        seen[split] = {template in kept for template, _ in writer.written}
     assert seen == {"train": {False}, "test": {False, True}}
 
 
-@pytest.mark.parametrize("kind", FRAMES)
-def test_composed_frames_are_many_and_ask_what_no_kept_frame_asks(kind: str) -> None:
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_composed_templates_are_many_and_ask_what_no_kept_templates_asks(kind: str) -> None:
     assert (
-        len({frame.sentences for frame in COMPOSED[kind]})
+        len({template.sentences for template in COMPOSED[kind]})
         == len(COMPOSED[kind])
-        >= 3 * len(FRAMES[kind]) // 2
+        >= 3 * len(WRITTEN[kind]) // 2
     )
-    kept = {question for frame in frames_of(kind, "test") for question in frame.questions}
-    assert kept.isdisjoint(question for frame in COMPOSED[kind] for question in frame.questions)
+    kept = {question for template in templates_of(kind, "test") for question in template.questions}
+    assert kept.isdisjoint(question for template in COMPOSED[kind] for question in template.questions)
 
 
 @pytest.mark.parametrize("kind", VARIED)
-def test_varied_frames_are_many_and_tell_nothing_that_a_kept_frame_tells(kind: str) -> None:
-    frames, kept = VARIED[kind], [frame for kind in FRAMES for frame in frames_of(kind, "test")]
-    assert len({frame.sentences for frame in frames}) == len(frames) >= LEAST_VARIED[kind]
-    assert {frame.about for frame in frames if frame.about}.isdisjoint(frame.about for frame in kept)
+def test_varied_templates_are_many_and_tell_nothing_that_a_kept_templates_tells(kind: str) -> None:
+    templates, kept = VARIED[kind], [template for kind in WRITTEN for template in templates_of(kind, "test")]
+    assert len({template.sentences for template in templates}) == len(templates) >= LEAST_VARIED[kind]
+    assert {template.about for template in templates if template.about}.isdisjoint(
+        template.about for template in kept
+    )
     for told in ("sentences", "questions"):
-        known = {_bare(text) for frame in kept for text in getattr(frame, told)}
-        assert known.isdisjoint(_bare(text) for frame in frames for text in getattr(frame, told))
+        known = {_bare(text) for template in kept for text in getattr(template, told)}
+        assert known.isdisjoint(_bare(text) for template in templates for text in getattr(template, told))
 
 
 def _bare(text: str) -> str:
@@ -190,7 +197,7 @@ def _bare(text: str) -> str:
 
 @pytest.mark.parametrize("kind", VARIED)
 def test_varied_questions_take_many_forms(kind: str) -> None:
-    questions = [question for frame in VARIED[kind] for question in frame.questions]
+    questions = [question for template in VARIED[kind] for question in template.questions]
     assert len({question.split()[0] for question in questions}) >= 6
     assert sum(": " in question for question in questions) >= len(VARIED[kind]) // 3
 
@@ -210,9 +217,9 @@ def test_evaluation_draws_nothing_composed_or_varied(kind: str) -> None:
 def _source(kind: str, seed: int, split: str) -> str:
     writer = Writer(random.Random(seed), split)
     writer.fact(kind)
-    frame = writer.planted[0][0]
-    known = {"written": FRAMES[kind], "composed": COMPOSED[kind], "varied": VARIED[kind]}
-    return next(source for source, frames in known.items() if frame in frames)
+    template = writer.written[0][0]
+    known = {"written": WRITTEN[kind], "composed": COMPOSED[kind], "varied": VARIED[kind]}
+    return next(source for source, templates in known.items() if template in templates)
 
 
 def test_evaluation_asks_what_it_asked_for_the_recorded_results() -> None:
@@ -234,7 +241,7 @@ def test_an_answer_and_none_begin_alike() -> None:
 
 
 def test_thousands_of_different_facts() -> None:
-    facts = [fact for seed in range(60) for fact in make_facts(random.Random(seed), 40, PLANTED)]
+    facts = [fact for seed in range(60) for fact in make_facts(random.Random(seed), 40, PRESENT)]
     assert len({fact.sentences for fact in facts}) > 0.99 * len(facts)
 
 

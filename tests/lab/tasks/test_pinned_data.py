@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from triforce_chat.lab.tasks import reports as report_data
+from triforce_chat.lab.tasks import wordings
+from triforce_chat.lab.tasks.composed import COMPOSED
 from triforce_chat.lab.tasks.facts import make_facts
-from triforce_chat.lab.tasks.frames import COMPOSED, FRAMES, VARIED, wordings
-from triforce_chat.lab.tasks.frames import reports as report_data
-from triforce_chat.lab.tasks.pools import POOLS
+from triforce_chat.lab.tasks.fillers import FILLERS
+from triforce_chat.lab.tasks.reports import reports
+from triforce_chat.lab.tasks.template import VARIED, WRITTEN
 from triforce_chat.lab.training.everyday import everyday
-from triforce_chat.lab.training.reports import reports
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 
 KINDS = ("number", "name", "place", "date", "object", "two-step")
@@ -79,13 +81,13 @@ def fact_fields(fact: Any) -> list[Any]:
 
 
 def report_fields(report: Any) -> list[Any]:
-    return [report.paragraphs, [fact_fields(fact) for fact in (*report.told, *report.absent)]]
+    return [report.paragraphs, [fact_fields(fact) for fact in (*report.stated, *report.absent)]]
 
 
 def collect() -> dict[str, Any]:
     """Every pinned value, by name."""
     found: dict[str, Any] = {}
-    for name, table in (("written", FRAMES), ("varied", VARIED), ("composed", COMPOSED)):
+    for name, table in (("written", WRITTEN), ("varied", VARIED), ("composed", COMPOSED)):
         assert tuple(table) == KINDS
         for kind in KINDS:
             found[f"{name} {kind}"] = plain(table[kind])
@@ -99,7 +101,7 @@ def collect() -> dict[str, Any]:
     for split in ("train", "test"):
         rng = random.Random(split)
         found[f"fillers {split}"] = [
-            [name, [filler.draw(rng, split) for _ in range(2_000)]] for name, filler in POOLS.items()
+            [name, [filler.draw(rng, split) for _ in range(2_000)]] for name, filler in FILLERS.items()
         ]
         for seed in range(5):
             facts = make_facts(random.Random(seed), 100, split=split)

@@ -16,9 +16,10 @@ from support.places import SUPPORT
 from support.trained_models import LENGTHS, builder_of, chats, load, recipe, save_target, training
 from torch.nn.functional import cross_entropy, kl_div
 
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
+from triforce_chat.lab.tasks.dialogue import Example
 from triforce_chat.lab.training import context as module
 from triforce_chat.lab.training.context import ContextTraining, stretched
-from triforce_chat.lab.training.conversations import Builder, Example
 from triforce_chat.lab.training.course import LOG
 from triforce_chat.lab.training.lowrank import WEIGHTS
 from triforce_chat.lab.training.ranks import Ranks
@@ -31,7 +32,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def builder(loaded: LoadedModel) -> Builder:
+def builder(loaded: LoadedModel) -> ExampleBuilder:
     return builder_of(loaded)
 
 
@@ -56,7 +57,7 @@ def stopping(step: int) -> Callable[[dict[str, float]], None]:
 @pytest.mark.usefixtures("seldom")
 @pytest.mark.parametrize("stop", [1, 3, 5, 6])
 def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(
-    loaded: LoadedModel, builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+    loaded: LoadedModel, builder: ExampleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
     monkeypatch.setattr(module, "SAVE_EVERY", 1)
     training(loaded, builder, tmp_path / "whole").run(lambda _: None)
@@ -75,7 +76,9 @@ def test_an_interrupted_training_ends_where_an_uninterrupted_one_does(
 
 
 @pytest.mark.usefixtures("seldom")
-def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, builder: Builder, tmp_path: Path) -> None:
+def test_what_has_ended_is_not_trained_again(
+    loaded: LoadedModel, builder: ExampleBuilder, tmp_path: Path
+) -> None:
     training(loaded, builder, tmp_path, steps=1).run(lambda _: None)
     before = (tmp_path / WEIGHTS).read_bytes()
     told: list[dict[str, float]] = []
@@ -85,7 +88,9 @@ def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, builder: Build
 
 
 @pytest.mark.usefixtures("seldom")
-def test_a_training_can_begin_with_another(loaded: LoadedModel, builder: Builder, tmp_path: Path) -> None:
+def test_a_training_can_begin_with_another(
+    loaded: LoadedModel, builder: ExampleBuilder, tmp_path: Path
+) -> None:
     first = training(loaded, builder, tmp_path / "first", steps=1)
     first.run(lambda _: None)
     second = ContextTraining(loaded, builder, ([], []), recipe(), tmp_path / "second", tmp_path / "first")
@@ -97,7 +102,7 @@ def test_a_training_can_begin_with_another(loaded: LoadedModel, builder: Builder
 
 @pytest.mark.usefixtures("seldom")
 def test_two_processes_train_as_one_that_reads_for_both(
-    loaded: LoadedModel, builder: Builder, tmp_path: Path
+    loaded: LoadedModel, builder: ExampleBuilder, tmp_path: Path
 ) -> None:
     made = training(loaded, builder, tmp_path / "one", steps=3)
     for rank in range(2):
@@ -118,7 +123,7 @@ def test_two_processes_train_as_one_that_reads_for_both(
 
 
 def test_the_losses_are_those_of_plain_formulas(
-    loaded: LoadedModel, builder: Builder, tmp_path: Path
+    loaded: LoadedModel, builder: ExampleBuilder, tmp_path: Path
 ) -> None:
     made = training(loaded, builder, tmp_path)
     generator = torch.Generator().manual_seed(0)
@@ -157,7 +162,7 @@ def test_the_losses_are_those_of_plain_formulas(
 
 @pytest.mark.usefixtures("seldom")
 def test_a_step_reads_as_many_tokens_as_the_recipe_says(
-    loaded: LoadedModel, builder: Builder, tmp_path: Path
+    loaded: LoadedModel, builder: ExampleBuilder, tmp_path: Path
 ) -> None:
     made = training(loaded, builder, tmp_path, tokens=4000)
     read = [made._examples(step) for step in range(8)]
@@ -187,7 +192,7 @@ def test_any_count_of_lengths(count: int) -> None:
     assert max(map(lengths.index, some[:2])) < 2
 
 
-def test_the_untouched_model_stays_so(loaded: LoadedModel, builder: Builder, tmp_path: Path) -> None:
+def test_the_untouched_model_stays_so(loaded: LoadedModel, builder: ExampleBuilder, tmp_path: Path) -> None:
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
     made = training(loaded, builder, tmp_path)
     assert made.model.config.max_position_embeddings == 2048

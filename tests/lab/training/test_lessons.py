@@ -15,9 +15,10 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.storage import Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.lab.generation import Sampled
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
+from triforce_chat.lab.tasks.dialogue import Example
 from triforce_chat.lab.training import lessons as module
-from triforce_chat.lab.training.conversations import Builder, Example
-from triforce_chat.lab.training.generate import Sampled
 from triforce_chat.lab.training.lessons import RECENT, SINKS, Lessons, Teacher, Window
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.models.load import LoadedModel
@@ -50,9 +51,9 @@ class Witness:
     @staticmethod
     def of(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Witness:
         made = Witness(Teacher(loaded, builder_of(loaded), Lessons()))
-        plain, run = Builder.plain, made.teacher.generator.run
+        plain, run = ExampleBuilder.running_text, made.teacher.generator.run
 
-        def read(builder: Builder, rng: random.Random, length: int) -> Example:
+        def read(builder: ExampleBuilder, rng: random.Random, length: int) -> Example:
             example = plain(builder, rng, length)
             made.texts.append(example.ids)
             return example
@@ -66,7 +67,7 @@ class Witness:
                 made.texts.append(before + sampled.tokens[i, : sampled.lengths[i]].tolist())
             return sampled
 
-        monkeypatch.setattr(Builder, "plain", read)
+        monkeypatch.setattr(ExampleBuilder, "running_text", read)
         monkeypatch.setattr(made.teacher.generator, "run", generated)
         return made
 

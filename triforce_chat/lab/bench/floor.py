@@ -12,8 +12,8 @@ import torch
 
 from triforce_chat.engine.cache.streaming import SINKS, WINDOW
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.lab.bench.machine import finish
 from triforce_chat.lab.bench.marks import levels_of
+from triforce_chat.lab.machine import finish
 from triforce_chat.memory_plan.dimensions import Dimensions
 
 SIZE = {"cuda": 1 << 28, "cpu": 1 << 27}  # bytes that are copied to measure

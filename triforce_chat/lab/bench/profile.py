@@ -20,10 +20,10 @@ from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.floor import bandwidth, host_bandwidth, matmul_rate, steps
-from triforce_chat.lab.bench.machine import finish
 from triforce_chat.lab.bench.marks import marked
 from triforce_chat.lab.bench.measure import Bench
 from triforce_chat.lab.bench.timeline import GROUPS, Kernel, Overlap, Timeline, timeline
+from triforce_chat.lab.machine import finish
 from triforce_chat.loading.stack_options import sampling_of
 from triforce_chat.memory_plan.dimensions import Dimensions
 

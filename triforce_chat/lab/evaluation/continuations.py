@@ -10,7 +10,7 @@ import torch
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.lab.training.generate import Generator, Temper
+from triforce_chat.lab.generation import Generator, Temper
 
 
 @dataclass(frozen=True, slots=True)

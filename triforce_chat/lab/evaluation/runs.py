@@ -29,8 +29,8 @@ from triforce_chat.lab.evaluation.tables import (
     window_table,
 )
 from triforce_chat.lab.evaluation.tasks import planted_set
-from triforce_chat.lab.training.conversations import Builder
-from triforce_chat.lab.training.documents import Book
+from triforce_chat.lab.tasks.books import Book
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.loading.stack_options import sampling_of
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.settings import Settings
@@ -144,7 +144,7 @@ def planted(
     """Questions about facts that were planted into the texts."""
     form = ChatFormat(loaded.tokenizer)
     books = [Book.of(document.title, document.text, form.text) for document in texts]
-    builder = Builder(loaded.tokenizer, [book for book in books if book.tokens])
+    builder = ExampleBuilder(loaded.tokenizer, [book for book in books if book.tokens])
     sampling, seed = sampling_of(settings, loaded), settings.seed or 0
     found: list[Found] = []
     for length in lengths:

@@ -19,8 +19,8 @@ from triforce_chat.lab.evaluation.answers import FACT_TOKENS
 from triforce_chat.lab.evaluation.runs import Findings, Watch
 from triforce_chat.lab.evaluation.tables import table
 from triforce_chat.lab.evaluation.tasks import grade, holds
+from triforce_chat.lab.tasks.books import paragraphs
 from triforce_chat.lab.tasks.facts import SINGLE, Fact, facts_of
-from triforce_chat.lab.training.documents import paragraphs
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.settings import Settings
 

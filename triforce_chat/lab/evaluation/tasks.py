@@ -6,8 +6,8 @@ import random
 import re
 from dataclasses import dataclass
 
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.tasks.facts import ABSENT_ANSWER, SINGLE, facts_of
-from triforce_chat.lab.training.conversations import Builder
 
 DOCUMENTS = 10
 ABSENT_QUESTIONS = 3
@@ -62,7 +62,7 @@ class Case:
 
 
 def planted_set(
-    builder: Builder,
+    builder: ExampleBuilder,
     length: int,
     depths: int = 10,
     documents: int = DOCUMENTS,
@@ -100,7 +100,7 @@ def holds(said: str, expected: str) -> bool:
 
 
 def _case(
-    builder: Builder,
+    builder: ExampleBuilder,
     rng: random.Random,
     length: int,
     depths: int,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from triforce_chat.lab.bench.machine import machine
+from triforce_chat.lab.machine import machine
 from triforce_chat.models.presets import find_preset
 
 TABLE = "| | |\n|---|---|\n"

@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
 from triforce_chat.errors import UsageError
-from triforce_chat.lab.training.conversations import Builder, Example
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
+from triforce_chat.lab.tasks.dialogue import Example
 from triforce_chat.lab.training.course import Course, Log, Optimizer
 from triforce_chat.lab.training.losses import divergence, next_token_loss
 from triforce_chat.lab.training.lowrank import attach, load_updates, save_adapter
@@ -63,14 +64,14 @@ class ContextRecipe:
         return self.lengths[:reached][::-1][step % min(reached, len(self.lengths))]
 
 
-def example(builder: Builder, rng: random.Random, length: int, kind: float) -> Example:
+def example(builder: ExampleBuilder, rng: random.Random, length: int, kind: float) -> Example:
     """A sequence of ``length`` tokens; ``kind``, in [0, 1), chooses of which sort. Raises ValueError if too short."""
     questions = max(1, min(MOST_QUESTIONS, length // TOKENS_PER_QUESTION))
     if kind < REPORTED and length >= REPORT_LENGTH:
-        return builder.reported(rng, length, questions)
+        return builder.with_reports(rng, length, questions)
     if kind < REPORTED + PLANTED:
-        return builder.planted(rng, length, questions)
-    return builder.plain(rng, length)
+        return builder.with_facts(rng, length, questions)
+    return builder.running_text(rng, length)
 
 
 def stretched(config: Any, factor: float) -> dict[str, Any]:
@@ -104,7 +105,7 @@ class ContextTraining:
     def __init__(
         self,
         loaded: LoadedModel,
-        builder: Builder,
+        builder: ExampleBuilder,
         chats: tuple[Sequence[Row], Sequence[Row]],
         recipe: ContextRecipe,
         folder: Path,

@@ -12,10 +12,10 @@ import torch
 
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.errors import UsageError
+from triforce_chat.lab.tasks.books import load_books
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.training.cards import write_card
 from triforce_chat.lab.training.context import REPORTED, ContextRecipe, ContextTraining, example
-from triforce_chat.lab.training.conversations import Builder
-from triforce_chat.lab.training.documents import load_books
 from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, begin_with, fresh_draft
 from triforce_chat.lab.training.lessons import Lessons, Teacher
 from triforce_chat.lab.training.ranks import ALONE, Ranks
@@ -39,15 +39,17 @@ class Generation:
     texts: int = 640  # that are only read, of TEXT tokens each
 
 
-def books(loaded: LoadedModel, data: Sequence[Path], exclude: Sequence[str]) -> Builder:
+def books(loaded: LoadedModel, data: Sequence[Path], exclude: Sequence[str]) -> ExampleBuilder:
     """What builds examples from the texts in ``data``. Raises UsageError if there are none."""
     found = load_books(data, ChatFormat(loaded.tokenizer).text, exclude)
     if not found:
         raise UsageError("--data holds no text")
-    return Builder(loaded.tokenizer, found)
+    return ExampleBuilder(loaded.tokenizer, found)
 
 
-def self_chats(loaded: LoadedModel, builder: Builder, seed: int, count: int) -> tuple[list[Row], list[Row]]:
+def self_chats(
+    loaded: LoadedModel, builder: ExampleBuilder, seed: int, count: int
+) -> tuple[list[Row], list[Row]]:
     """Conversations of the untouched model: short ones, half of them everyday questions, and readings.
 
     Readings are about documents that it can still read.
@@ -66,7 +68,7 @@ def self_chats(loaded: LoadedModel, builder: Builder, seed: int, count: int) -> 
 
 def train_context(
     loaded: LoadedModel,
-    builder: Builder,
+    builder: ExampleBuilder,
     recipe: ContextRecipe,
     chats: int,
     folder: Path,
@@ -99,7 +101,7 @@ def train_context(
     write_card(folder, "Long-context adapter", purpose, loaded.name, recipe, titles, last)
 
 
-def check_context(loaded: LoadedModel, builder: Builder, recipe: ContextRecipe) -> None:
+def check_context(loaded: LoadedModel, builder: ExampleBuilder, recipe: ContextRecipe) -> None:
     """Raise UsageError for what could not be trained or used, before minutes are spent on it."""
     if loaded.source.adapter is not None:
         raise UsageError(f"{loaded.name} has an adapter already; train its base {loaded.source.adapter.base}")
@@ -114,7 +116,7 @@ def check_context(loaded: LoadedModel, builder: Builder, recipe: ContextRecipe) 
             raise UsageError(f"documents of {length:,} tokens cannot be made: {error}") from error
 
 
-def teach(loaded: LoadedModel, builder: Builder, plan: Generation, seed: int, tell: Tell) -> Lessons:
+def teach(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: int, tell: Tell) -> Lessons:
     """Let the target read and write until the minutes are over."""
     rng, lessons = random.Random(f"{seed}-lessons"), Lessons()
     torch.manual_seed(seed)
@@ -139,8 +141,8 @@ def teach(loaded: LoadedModel, builder: Builder, plan: Generation, seed: int, te
 
 def train_draft(
     loaded: LoadedModel,
-    builder: Builder,
-    unseen: Builder,
+    builder: ExampleBuilder,
+    unseen: ExampleBuilder,
     recipe: DraftRecipe,
     plan: Generation,
     folder: Path,
@@ -170,7 +172,7 @@ def check_draft_shape(loaded: LoadedModel, recipe: DraftRecipe) -> None:
         )
 
 
-def teach_some(loaded: LoadedModel, builder: Builder, plan: Generation, seed: int) -> Lessons:
+def teach_some(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: int) -> Lessons:
     """One turn of conversation and one of continuation."""
     rng, lessons = random.Random(f"{seed}-unseen"), Lessons()
     torch.manual_seed(seed + 1)

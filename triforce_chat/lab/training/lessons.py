@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from triforce_chat.chat.template import ChatFormat
-from triforce_chat.lab.training.conversations import Builder
-from triforce_chat.lab.training.generate import Generator
+from triforce_chat.lab.generation import Generator
+from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.lab.training.selfchat import opening, temper
 from triforce_chat.models.load import LoadedModel
@@ -118,7 +118,7 @@ class Lessons:
 class Teacher:
     """Makes lessons with a target on texts."""
 
-    def __init__(self, loaded: LoadedModel, builder: Builder, lessons: Lessons) -> None:
+    def __init__(self, loaded: LoadedModel, builder: ExampleBuilder, lessons: Lessons) -> None:
         self.loaded, self.builder, self.lessons = loaded, builder, lessons
         self.generator = Generator(loaded.model, loaded.eos_ids)
         self.form = ChatFormat(loaded.tokenizer)
@@ -128,7 +128,7 @@ class Teacher:
         """Real text, the target seeing up to ``length`` tokens of it."""
         device = self.loaded.model.device
         for first in range(0, rows, TEXT_ROWS):
-            texts = [self.builder.plain(rng, length).ids for _ in range(min(TEXT_ROWS, rows - first))]
+            texts = [self.builder.running_text(rng, length).ids for _ in range(min(TEXT_ROWS, rows - first))]
             ids = torch.tensor(texts, device=device)
             hidden = self.loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             for text, states in zip(texts, hidden, strict=True):
@@ -147,7 +147,7 @@ class Teacher:
         """Continuations of raw text, from ``each`` places shortly behind a shared beginning."""
         prefixes, suffixes = [], []
         for _ in range(texts):
-            ids = self.builder.plain(rng, length + LONGEST_SUFFIX).ids
+            ids = self.builder.running_text(rng, length + LONGEST_SUFFIX).ids
             prefixes.append(ids[:length])
             suffixes += [ids[length : length + rng.randint(1, LONGEST_SUFFIX)] for _ in range(each)]
         self._generate(rng, prefixes, suffixes, each, tokens)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from triforce_chat.chat.template import ChatFormat, Message
+from triforce_chat.lab.generation import Generator, Sampled, Temper
 from triforce_chat.lab.training.everyday import everyday
-from triforce_chat.lab.training.generate import Generator, Sampled, Temper
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.models.load import LoadedModel
 
