@@ -21,14 +21,14 @@ from pypdf import PdfReader, PdfWriter
 from reportlab.pdfgen.canvas import Canvas
 from support.commands import Outcome, run
 from support.places import ROOT
+from support.rules import middle_accepts_everything
 from support.tiny_models import VOCABULARY, mute_special_tokens, save_model
 
 from triforce_chat import __version__
-from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.speculation import level
+from triforce_chat.engine.sampling import executor
 
 CONTEXT = 65_536
 EXAMPLE = ROOT / "examples" / "the-lighthouse-at-varra.pdf"
@@ -406,14 +406,8 @@ def test_memory_that_runs_out_in_the_middle_of_a_forward(
     assert bool(done.out.strip()) == (forwards > 1)  # what was said stands
 
 
-def trusting(draft: Draft, target: torch.Tensor, sampler: Any, chances: Any) -> torch.Tensor:
-    """A wrong acceptance rule: whatever was drafted passes."""
-    accepted, last = torch.tensor([len(draft)]), sampler.draw(target[len(draft)], chances)
-    return torch.cat([accepted, draft.tokens, last[None]])
-
-
 def test_an_inexact_answer(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level, "verify", trusting)
+    monkeypatch.setattr(executor, "verify", middle_accepts_everything)
     done = ask("ask", "a.txt", "the first text the", "--compare-autoregressive", "--json", "--max-tokens", 60)
     assert done.code == 7
     assert json.loads(done.out)["mismatches"] > 0
@@ -441,7 +435,7 @@ def test_verify(ask: Ask) -> None:
 
 
 def test_verify_finds_a_wrong_rule(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level, "verify", trusting)
+    monkeypatch.setattr(executor, "verify", middle_accepts_everything)
     done = ask("verify", "a.txt", "--stack", "lookup", "--tokens", 48)
     assert done.code == 7
     assert "not exact: lookup" in done.err

@@ -24,10 +24,9 @@ from triforce_chat.engine.exactness import (
     tokens_of,
 )
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.sampling.executor import Chances
-from triforce_chat.engine.sampling.sampler import Sampler, Sampling
-from triforce_chat.engine.speculation import level
-from triforce_chat.engine.speculation import verify as verification
+from triforce_chat.engine.sampling import executor, ops
+from triforce_chat.engine.sampling.ops import Randomness, Uniforms
+from triforce_chat.engine.sampling.options import Sampling
 
 ALARM = 1e-4
 WARM = Sampling(temperature=1.0)
@@ -70,34 +69,34 @@ def wrong_residual(p: Tensor, q: Tensor) -> Tensor:
     return rest if bool(rest.any()) else p
 
 
-def generous(self: Sampler, p: Tensor, q: Tensor, chances: Chances) -> Tensor:  # noqa: ARG001
+def generous(self: Uniforms, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG001
     """Every drafted token passes."""
-    return (p > 0).cumprod(0).sum()
+    return (p > 0).cumprod(-1).sum(-1)
 
 
-def mean(self: Sampler, p: Tensor, q: Tensor, chances: Chances) -> Tensor:  # noqa: ARG001
-    """Passes a token with p instead of p/q: what is kept is too sharp."""
-    return (chances.tests < p).cumprod(0).sum()
+def mean(self: Uniforms, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG001
+    """Passes a token with p instead of p/q: the accepted ones are too sharp."""
+    return (self.tests < p).cumprod(-1).sum(-1)
 
 
-right_draw = Sampler.draw
+right_draw = Uniforms.draw
 
 
-def sharp_draw(self: Sampler, weights: Tensor, chances: Chances) -> Tensor:
-    return right_draw(self, weights**1.5, chances)
+def sharp_draw(self: Uniforms, weights: Tensor) -> Tensor:
+    return right_draw(self, weights**1.5)
 
 
-def first_draw(self: Sampler, weights: Tensor, chances: Chances) -> Tensor:  # noqa: ARG001
-    return weights.argmax()
+def first_draw(self: Uniforms, weights: Tensor) -> Tensor:  # noqa: ARG001
+    return weights.argmax(-1)
 
 
 MUTANTS: list[tuple[Any, str, Callable[..., Any], int]] = [
-    (verification, "residual", no_residual, 64),
-    (verification, "residual", wrong_residual, 8),
-    (Sampler, "leading", generous, 8),
-    (Sampler, "leading", mean, 36),
-    (Sampler, "draw", sharp_draw, 8),
-    (Sampler, "draw", first_draw, 8),
+    (ops, "residual", no_residual, 64),
+    (ops, "residual", wrong_residual, 8),
+    (Uniforms, "accepts", generous, 8),
+    (Uniforms, "accepts", mean, 36),
+    (Uniforms, "draw", sharp_draw, 8),
+    (Uniforms, "draw", first_draw, 8),
 ]
 
 
@@ -245,11 +244,11 @@ def test_an_answer_that_was_cut_short_is_not_the_same(rough: Lab) -> None:
 
 
 def test_a_wrong_rule_is_found_by_greedy_answers(rough: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(draft: Draft, target: Tensor, sampler: Sampler, chances: Chances) -> Tensor:
-        accepted, last = torch.tensor([len(draft)]), sampler.draw(target[len(draft)], chances)
-        return torch.cat([accepted, draft.tokens, last[None]])
+    def trusting(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
+        accepted, last = torch.tensor([[len(draft)]]), random.draw(target[:, len(draft)])
+        return torch.cat([accepted, draft.tokens, last[:, None]], -1)
 
-    monkeypatch.setattr(level, "verify", trusting)
+    monkeypatch.setattr(executor, "verify", trusting)
     verdict = greedy_test(rough.engine("naive"), Request(rough.text(60), MADE))
     assert not verdict.identical
     assert verdict.mismatches > 0

@@ -13,7 +13,7 @@ from triforce_chat.engine import engine as engine_module
 from triforce_chat.engine.cache.retrieval import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Tally
-from triforce_chat.engine.speculation.planner import Choice, Planner
+from triforce_chat.engine.speculation.planner import Plan, Planner
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 from triforce_chat.errors import UsageError
@@ -148,9 +148,9 @@ def test_a_prefill_that_is_closed_and_resumed(lab: Lab, seed: int, monkeypatch: 
 def test_the_planner_with_forced_arms(
     lab: Lab, arm: int | str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forced(planner: Planner, forecast: object, length: int, n: int) -> Choice:  # noqa: ARG001
+    def forced(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001
         turn = planner.rounds % 3 if arm == "all" else arm
-        return Choice(0.0, min(n, 3), planner.arms[turn] if turn in (0, 1) else None)
+        return Plan(min(n, 3), planner.arms[turn] if turn in (0, 1) else None)
 
     monkeypatch.setattr(Planner, "_choose", forced)
     prompt = lab.text(80)

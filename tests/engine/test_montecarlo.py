@@ -8,19 +8,22 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from engine.speculation.test_law import middle_draws_from_its_target
 from support.labs import Lab
-from support.toys import Branching, ToyCache, ToyModel, fixed_law, nothing, ruled
+from support.rules import middle_draws_from_its_target
+from support.toys import CPU, ToyCache, ToyModel, Walk, drafting, fixed_table, nothing, ruled
 from torch import Tensor
 
 from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Text, Verified
 from triforce_chat.engine.sampling import sampler as sampling_module
-from triforce_chat.engine.sampling.executor import Chances
-from triforce_chat.engine.sampling.sampler import Nucleus, Sampler, Sampling, truncate
-from triforce_chat.engine.speculation.level import Autoregressive, Speculative
-from triforce_chat.engine.speculation.planner import Choice, Planner
+from triforce_chat.engine.sampling.ops import Uniforms, truncate
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.speculative import Speculative
 
 ALARM = 1e-4
 V = 8
@@ -55,7 +58,7 @@ def chi_square_p(counts: Sequence[float], expected: Sequence[float], lost: int =
 def conditionals(lab: Lab, prompt: Sequence[int], made: Sequence[int], sampling: Sampling) -> Tensor:
     """What the stock model says of every made token: [len(made), V]."""
     logits = lab.logits([*prompt, *made])[len(prompt) - 1 : -1].double()
-    return truncate(torch.softmax(logits / sampling.temperature, -1), sampling, Nucleus(V))
+    return truncate(torch.softmax(logits / sampling.temperature, -1), sampling, V)[0]
 
 
 def joint(lab: Lab, prompt: Sequence[int], n: int, sampling: Sampling) -> Tensor:
@@ -89,9 +92,9 @@ def joint_p(lab: Lab, engine: Engine, runs: int, sampling: Sampling = PLAIN) -> 
     return chi_square_p([seen[head] for head in heads(2)], (law * runs).tolist())
 
 
-def in_turn(planner: Planner, forecast: object, length: int, n: int) -> Choice:  # noqa: ARG001
+def in_turn(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001
     turn = planner.rounds % 3
-    return Choice(0.0, min(n, 3), planner.arms[turn] if turn < 2 else None)
+    return Plan(min(n, 3), planner.arms[turn] if turn < 2 else None)
 
 
 def hierarchy(lab: Lab, name: str = "triforce", draft: bool = True) -> Engine:
@@ -109,7 +112,7 @@ def test_the_joint_law_with_a_nucleus(small: Lab) -> None:
 
 def test_the_published_rule_raises_the_alarm(small: Lab) -> None:
     engine = hierarchy(small)
-    middle = engine.top.drafter
+    middle = engine.top.planner.arms[0].drafter
     assert isinstance(middle, Speculative)
     ruled(middle, middle_draws_from_its_target)
     assert joint_p(small, engine, 800) < ALARM
@@ -182,29 +185,27 @@ P, Q = (0.5, 0.3, 0.2), (0.2, 0.3, 0.5)
 
 
 class Repeating(Sampler):
-    """Uses the first uniform of each kind again and again, as the defect does."""
+    """Uses the first uniforms of each kind again and again, as the defect does."""
 
-    def leading(self, p: Tensor, q: Tensor, chances: Chances) -> Tensor:
-        if not hasattr(self, "once"):
-            self.once = chances.tests[0].item()
-        return (self.once * q < p).cumprod(0).sum()
+    def fill(self, uniforms: Uniforms) -> None:
+        super().fill(uniforms)
+        if uniforms.tests.numel():
+            if not hasattr(self, "once"):
+                self.once = uniforms.tests.clone()
+            uniforms.tests.copy_(self.once)
 
 
 def verdicts(kind: type[Sampler], answers: int, rounds: int) -> tuple[list[list[bool]], list[list[int]]]:
     """Acceptances and tokens where every context has the same p and q, so that all rounds are alike."""
-    target, draft = ToyModel(3, fixed_law(*P)), ToyModel(3, fixed_law(*Q))
-    passed, said = [], []
+    target, draft = ToyModel(3, fixed_table(*P)), ToyModel(3, fixed_table(*Q))
+    passed, made = [], []
     for seed in range(answers):
-        sampler, tokens = kind(Sampling(temperature=1.0, seed=seed)), torch.tensor([0])
-        level = Speculative("x", target, ToyCache(), Autoregressive(draft, ToyCache()), 1, nothing)
-        line = []
-        for _ in range(rounds):
-            made = level.step(tokens, sampler, 1).tokens
-            tokens = torch.cat([tokens, made])
-            line.append(len(made) == 2)
-        passed.append(line)
-        said.append(tokens[1 : rounds + 1].tolist())
-    return passed, said
+        sampler, seq = kind(Sampling(temperature=1.0, seed=seed)), TokenBuffer.of([0], 200, CPU)
+        planner = drafting(DraftModel(draft, ToyCache()), 1)  # type: ignore[arg-type]
+        level = Speculative("x", target, ToyCache(), planner, nothing)  # type: ignore[arg-type]
+        passed.append([len(level.step(seq, sampler, 1)[1].ids) == 2 for _ in range(rounds)])
+        made.append(seq.tokens[1 : rounds + 1].tolist())
+    return passed, made
 
 
 def pair_p(lines: Sequence[Sequence[int]], chances: Sequence[float]) -> float:
@@ -240,24 +241,28 @@ def test_every_uniform_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_single_draws_and_acceptances_have_their_chances() -> None:
     sampler = Sampler(Sampling(temperature=1.0, seed=3))
-    weights = torch.tensor([0.0, 1.0, 3.0, 0.0, 6.0, 0.0])
-    chances = Chances.blank(3, torch.device("cpu"))
-    seen = Counter(int(sampler.draw(weights, sampler.roll(chances))) for _ in range(4000))
+    weights = torch.tensor([[0.0, 1.0, 3.0, 0.0, 6.0, 0.0]])
+
+    def fresh() -> Uniforms:
+        uniforms = Uniforms.empty(1, 3, CPU)
+        sampler.fill(uniforms)
+        return uniforms
+
+    seen = Counter(int(fresh().draw(weights)) for _ in range(4000))
     assert seen.keys() == {1, 2, 4}
     assert chi_square_p([seen[1], seen[2], seen[4]], [400, 1200, 2400]) > ALARM
-    p, q = torch.tensor([0.4, 0.1, 0.3]), torch.tensor([0.8, 0.1, 0.9])
-    led = Counter(int(sampler.leading(p, q, sampler.roll(chances))) for _ in range(4000))
+    p, q = torch.tensor([[0.4, 0.1, 0.3]]), torch.tensor([[0.8, 0.1, 0.9]])
+    led = Counter(int(fresh().accepts(p, q)) for _ in range(4000))
     expected = [2000, 0, 2000 * 2 / 3, 2000 / 3]
     assert led[1] == 0
     assert chi_square_p([led[0], led[2], led[3]], [expected[0], *expected[2:]]) > ALARM
 
 
-def test_the_walk_through_all_outcomes_is_a_law() -> None:
-    sampler, scripts, law = Branching(PLAIN, 0), [[]], Counter[int]()  # type: ignore[var-annotated]
-    p, q = torch.tensor([0.4, 0.1, 0.3]), torch.tensor([0.8, 0.1, 0.9])
-    chances = Chances.blank(3, torch.device("cpu"))
+def test_the_walk_through_all_outcomes_is_a_distribution() -> None:
+    walk, scripts, found = Walk(), [[]], Counter[int]()  # type: ignore[var-annotated]
+    p, q = torch.tensor([[0.4, 0.1, 0.3]]), torch.tensor([[0.8, 0.1, 0.9]])
     while scripts:
-        sampler.begin(scripts.pop())
-        law[int(sampler.leading(p, q, chances))] += sampler.chance  # type: ignore[assignment]
-        scripts += [[*prefix, other] for prefix, other in sampler.open]
-    assert [round(law[k], 6) for k in range(4)] == [0.5, 0, 0.333333, 0.166667]
+        walk.begin(scripts.pop())
+        found[int(walk.accepts(p, q))] += walk.chance  # type: ignore[assignment]
+        scripts += [[*prefix, other] for prefix, other in walk.open]
+    assert [round(found[k], 6) for k in range(4)] == [0.5, 0, 0.333333, 0.166667]

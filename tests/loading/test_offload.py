@@ -165,10 +165,11 @@ def test_what_is_not_pinned_is_said(model: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_dearer_verifications_make_longer_drafts() -> None:
     """The planner weighs a verification that streams against drafting that does not."""
+    from triforce_chat.engine.speculation.step_times import Average, StepTimes
+
     from triforce_chat.engine.speculation.lookup import NoLookup
     from triforce_chat.engine.speculation.planner import Arm, Planner
     from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
-    from triforce_chat.engine.speculation.step_times import Average, StepTimes
 
     chosen = []
     for verification in (0.02, 1.2):

@@ -16,6 +16,7 @@ from support.tiny_models import save_model
 from torch import Tensor
 
 from triforce_chat.cli.engines import require_one_process
+from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner
@@ -77,12 +78,12 @@ class Follower(SingleRank):
         self.asked.add("broadcast_ints")
         return (0,) * len(own)
 
-    def broadcast(self, own: Tensor) -> Tensor:
-        """Nothing was accepted, and every nucleus was whole."""
-        self.asked.add("broadcast")
-        told = torch.full_like(own, self.token)
-        told[0], told[-1] = 0, 1
-        return told
+    def verdict(self, own: Tensor) -> Tensor:
+        """Nothing was accepted, and no distribution was cut short."""
+        self.asked.add("verdict")
+        packed = torch.full_like(own, self.token)
+        packed[:, 0], packed[:, -2], packed[:, -1] = 1, own[:, -2], 1
+        return packed
 
 
 def follower(lab: Lab, group: SingleRank, name: str) -> Engine:
@@ -111,8 +112,9 @@ def test_a_rank_says_what_rank_0_says(lab: Lab, name: str, asked: set[str]) -> N
 
 def test_a_rank_drafts_what_rank_0_drafts(lab: Lab) -> None:
     engine = follower(lab, Follower(7), "naive")
-    drafted = engine.top.drafter.propose(torch.tensor(PROMPT), 3, Sampler(Sampling()))
-    assert drafted.tokens.tolist() == [7, 7, 7]
+    drafter = engine.top.planner.arms[0].drafter
+    drafted = drafter.propose(TokenBuffer.of(PROMPT, 64, engine.target.device), 3, Sampler(Sampling()))
+    assert drafted.tokens.tolist() == [[7, 7, 7]]
 
 
 def test_a_call_and_its_steps_reach_all_ranks(lab: Lab) -> None:

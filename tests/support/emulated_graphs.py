@@ -15,9 +15,9 @@ from support.labs import perturbed, random_model
 from triforce_chat.engine.cuda_graph import Graph
 from triforce_chat.engine.forward import runner
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.host_copy import Message
-from triforce_chat.engine.sampling import sampler
-from triforce_chat.engine.sampling.executor import Replay
+from triforce_chat.engine.host_copy import HostCopy
+from triforce_chat.engine.sampling.executor import StaticVerification
+from triforce_chat.engine.speculation import speculative
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     What the graphs of one owner made is spoiled by the next of their replays, and what is given by its own.
     """
     made: dict[int, list[tuple[Tensor, ...]]] = {}
-    lay_out = Replay.__call__
+    run = StaticVerification.__call__
 
     def replay(self: Graph[Any], work: Callable[[], Any]) -> Any:
         of_owner = made.setdefault(id(self.pool.__self__), [])  # type: ignore[attr-defined]
@@ -41,22 +41,22 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
                 mine.copy_(new)
         return self.captured[1]
 
-    def leave(self: Replay) -> Any:
-        drawn = lay_out(self)
-        given = self.given
-        spoil(given.logits, given.draft.probs, *given.chances)
-        for ids in (given.draft.tokens, *(given.said or ())):
+    def leave(self: StaticVerification) -> Any:
+        drawn = run(self)
+        given = self.inputs
+        spoil(given.logits, given.draft.probs, *self.uniforms)
+        for ids in (given.draft.tokens, *(given.penalty or ())):
             ids.fill_(1)
         return drawn
 
-    class Sent(Message):
+    class Sent(HostCopy):
         def __init__(self, numbers: Tensor) -> None:
             super().__init__(numbers.clone())
 
     monkeypatch.setattr(Graph, "__call__", replay)
     monkeypatch.setattr(Graph, "prepare", replay)
-    monkeypatch.setattr(Replay, "__call__", leave)
-    monkeypatch.setattr(sampler, "Message", Sent)
+    monkeypatch.setattr(StaticVerification, "__call__", leave)
+    monkeypatch.setattr(speculative, "HostCopy", Sent)
 
 
 def captured_pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:

@@ -33,7 +33,8 @@ def held(engine: Any) -> dict[str, Any]:
     level = engine.top
     while hasattr(level, "cache"):
         levels.append(level.cache.length)
-        level = getattr(level, "drafter", None)
+        planner = getattr(level, "planner", None)
+        level = planner.arms[0].drafter if planner and planner.arms else None
     tokens = hashlib.sha256(repr(engine.cached).encode()).hexdigest()
     return {
         "cached": len(engine.cached),
@@ -79,7 +80,7 @@ def logits(engine: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
         cache = FullCache(target.shape, len(ids) + 64)
         model.prefill(given[:30], cache)
         parts = (given[30:33], given[33:34], given[34:])
-        found[name] = [row for part in parts for row in model(part, cache, len(part)).tolist()]
+        found[name] = [row for part in parts for row in model(part[None], cache, len(part))[0].tolist()]
     return found
 
 

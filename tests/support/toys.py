@@ -1,8 +1,8 @@
-"""Toys that make the law of an answer exactly computable.
+"""Toys that make the distribution of an answer exactly computable.
 
-Models are tables from the whole context to a distribution, caches remember the very ids they were fed, and the
-sampler walks through every outcome of every random choice. So a wrong acceptance rule, a vector that is not the
-law of its token, or a cache that was cut at the wrong place each change the law of the output.
+Models are tables from the whole context to a distribution, caches remember the very ids they were fed, and every
+outcome of every random choice is visited. So a wrong acceptance rule, a vector that is not the distribution of its
+token, or a cache that was cut at the wrong place each change the distribution of the output.
 """
 
 from __future__ import annotations
@@ -11,23 +11,29 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.draft import Draft
-from triforce_chat.engine.sampling.executor import Chances, Drawn
-from triforce_chat.engine.sampling.sampler import Rule, Sampler, Sampling
-from triforce_chat.engine.speculation import level as level_module
-from triforce_chat.engine.speculation.level import Autoregressive, Level, Speculative
-from triforce_chat.engine.speculation.relay import Relay
-from triforce_chat.engine.speculation.step_times import HostClock
+from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.sampling import executor as executor_module
+from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput, Verification
+from triforce_chat.engine.sampling.ops import CANDIDATES, PenaltyContext, Randomness, Uniforms
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.lookup import NgramLookup
+from triforce_chat.engine.speculation.planner import Arm, Drafter, Planner
+from triforce_chat.engine.speculation.speculative import Round, Speculative
 
 Context = tuple[int, ...]
-Law = dict[Context, float]
+Distribution = dict[Context, float]
+Rule = Callable[[Draft, Tensor, Randomness], Tensor]
 PROMPT: Context = (0, 1)
+LONGER: Context = (0, 1, 1, 0)  # the captured draft is no longer than what it follows
+CPU = torch.device("cpu")
+ROOM = 128
 
 
 class ToyCache:
@@ -36,7 +42,7 @@ class ToyCache:
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.fed: list[int] = []
-        self.beyond: list[int] = []  # what was fed behind them without being counted
+        self.beyond: list[int] = []  # fed behind them without being counted
         self.verdicts: list[tuple[int, int]] = []
 
     @property
@@ -57,12 +63,12 @@ class ToyCache:
     def pending(self, tokens: Tensor, _: int = 0) -> Tensor:
         return tokens[len(self.ids) :]
 
-    def put(self, fed: list[int], beyond: int) -> Context:
-        """All that stands up to the end of what is fed so many places behind what counts."""
+    def put(self, fed: list[int], offset: int) -> Context:
+        """All ids up to the end of those that are fed so many places behind what counts."""
         held = [*self.ids, *self.beyond]
-        start = len(self.ids) + beyond
+        start = len(self.ids) + offset
         assert 0 <= start <= len(held), "a hole in the cache"
-        assert held[start : len(self.ids)] == fed[: max(0, -beyond)], "what counts was overwritten"
+        assert held[start : len(self.ids)] == fed[: max(0, -offset)], "what counts was overwritten"
         held = [*held[:start], *fed]
         self.beyond = held[len(self.ids) :]
         return tuple(held)
@@ -84,104 +90,115 @@ class ToyCache:
 
 @dataclass
 class ToyModel:
-    """A table over contexts: ``law(context)`` [V] is drawn once per context and kept."""
+    """A table over contexts: ``table(context)`` [V] is drawn once per context and kept.
+
+    ``captures``: as if its forwards were CUDA graphs, so that rounds are not waited for.
+    """
 
     vocabulary: int
-    law: Callable[[Context], Tensor]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    table: Callable[[Context], Tensor]
+    captures: bool = False
+    device: torch.device = CPU
     known: dict[Context, Tensor] = field(default_factory=dict)
 
     def logits(self, context: Context) -> Tensor:
         if context not in self.known:
-            self.known[context] = self.law(context).double().log()
+            self.known[context] = self.table(context).double().log()
         return self.known[context]
 
-    def __call__(self, ids: Tensor, cache: ToyCache, rows: int, beyond: Tensor | None = None) -> Tensor:
-        fed = ids.tolist()
+    def __call__(self, ids: Tensor, cache: ToyCache, rows: int, offset: Tensor | None = None) -> Tensor:
+        fed = ids[0].tolist()
         assert fed, "an empty forward"
-        if beyond is None:
+        if offset is None:
             cache.fed = fed
             seen = (*cache.ids, *fed)
             cache.advance(len(fed))
         else:
-            seen = cache.put(fed, int(beyond))
-        return torch.stack([self.logits(seen[: len(seen) - rows + i + 1]) for i in range(rows)])
+            seen = cache.put(fed, int(offset))
+        return torch.stack([self.logits(seen[: len(seen) - rows + i + 1]) for i in range(rows)])[None]
 
-    def feeder(self, cache: ToyCache) -> Feeding:
-        return Feeding(self, cache)
+    def loop(self, cache: ToyCache) -> ToyLoop:
+        return ToyLoop(self, cache)
+
+    def capturing(self) -> ToyModel:
+        """The same table behind captured forwards."""
+        return ToyModel(self.vocabulary, self.table, True, self.device, self.known)
 
 
 @dataclass
-class Feeding:
-    """Feeds a toy where it is told to."""
+class ToyLoop:
+    """Feeds a toy where it is told to; the capture itself feeds nothing."""
 
     model: ToyModel
     cache: ToyCache
+    offset: int | None = None
 
-    def aim(self) -> None:
-        pass
+    def aim(self, offset: Tensor) -> None:
+        self.offset = int(offset)
 
-    def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
-        return self.model(ids, self.cache, 1, beyond)
+    def __call__(self, ids: Tensor, step: int) -> Tensor:
+        assert self.offset is not None
+        return self.model(ids, self.cache, 1, torch.tensor([self.offset + step]))
 
 
-def random_law(vocabulary: int, seed: int, sharpness: float = 1.0) -> Callable[[Context], Tensor]:
-    def law(context: Context) -> Tensor:
+def random_table(vocabulary: int, seed: int, sharpness: float = 1.0) -> Callable[[Context], Tensor]:
+    def table(context: Context) -> Tensor:
         generator = torch.Generator().manual_seed(hash((seed, *context)) % 2**31)
         return torch.softmax(sharpness * torch.randn(vocabulary, generator=generator, dtype=torch.float64), 0)
 
-    return law
+    return table
 
 
-def support_law(vocabulary: int, seed: int, allowed: Sequence[int]) -> Callable[[Context], Tensor]:
-    """Like ``random_law``, with all mass on some tokens."""
-    base = random_law(vocabulary, seed)
+def support_table(vocabulary: int, seed: int, allowed: Sequence[int]) -> Callable[[Context], Tensor]:
+    """Like ``random_table``, with all mass on some tokens."""
+    base = random_table(vocabulary, seed)
 
-    def law(context: Context) -> Tensor:
+    def table(context: Context) -> Tensor:
         mask = torch.zeros(vocabulary, dtype=torch.float64)
         mask[list(allowed)] = 1
         kept = base(context) * mask
         return kept / kept.sum()
 
-    return law
+    return table
 
 
-def fixed_law(*chances: float) -> Callable[[Context], Tensor]:
+def fixed_table(*chances: float) -> Callable[[Context], Tensor]:
     """The same distribution whatever came before."""
     return lambda _: torch.tensor(chances, dtype=torch.float64)
+
+
+def toy(seed: int, vocabulary: int = 3) -> ToyModel:
+    return ToyModel(vocabulary, random_table(vocabulary, seed))
 
 
 class Echo:
     """A lookup-like drafter: one-hot proposals from a rule on the history, sometimes none at all."""
 
+    device_side = False
+
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
 
-    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
-        ids = tokens.tolist()
-        said = [(sum(ids) + i) % self.vocabulary for i in range(min(n, sum(ids) % 4))]
-        chosen = torch.tensor(said, dtype=torch.long)
-        return Draft(chosen, torch.eye(self.vocabulary)[chosen])
+    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
+        ids = seq.tokens.tolist()
+        chosen = [(sum(ids) + i) % self.vocabulary for i in range(min(n, sum(ids) % 4))]
+        return Draft.one_hot(torch.tensor([chosen], dtype=torch.long), self.vocabulary)
 
     def rollback(self, length: int) -> None:
-        pass
-
-    def hear(self, length: int, ids: Sequence[int]) -> None:
         pass
 
     def judged(self, proposed: int, accepted: int) -> None:
         pass
 
 
-class Branching(Sampler):
-    """Walks all outcomes: replays a script of choices, then takes the first of each new choice.
+class Walk:
+    """``Randomness`` that visits all outcomes: replays a script of choices, then takes the first of each new choice.
 
-    ``horizon`` is the history length whose law is wanted: what a token behind it is, or whether it passes,
+    ``horizon`` is the history length whose distribution is wanted: which token comes behind it, or whether it passes,
     cannot matter, so one outcome stands for all.
     """
 
-    def __init__(self, sampling: Sampling, answer_start: int, horizon: float = math.inf) -> None:
-        super().__init__(sampling, answer_start)
+    def __init__(self, horizon: float = math.inf) -> None:
         self.horizon = horizon
         self.begin([])
 
@@ -190,12 +207,6 @@ class Branching(Sampler):
         self.chance = 1.0
         self.at = 0  # history length in front of the next drawn token
         self.count: int | None = None  # drafted tokens that count; None: all
-
-    def _made(self, *given: Any) -> Drawn:
-        *_, draft, tokens, spare = given
-        self.count = len(draft) if draft.count is None else int(draft.count)
-        self.at = len(tokens) - int(spare or 0) - self.count
-        return super()._made(*given)
 
     def choose(self, chances: list[float]) -> int:
         """Take one outcome with positive probability and remember the others."""
@@ -210,8 +221,8 @@ class Branching(Sampler):
         self.chance *= chances[choice]
         return choice
 
-    def leading(self, p: Tensor, q: Tensor, _: Chances) -> Tensor:
-        p, q = p[: self.count], q[: self.count]
+    def accepts(self, p: Tensor, q: Tensor) -> Tensor:
+        p, q = p[0, : self.count], q[0, : self.count]
         tested = max(0, min(len(p), int(min(self.horizon, 1e9)) - self.at))
         passing, chances = 1.0, []
         for w, v in zip(p.double().tolist()[:tested], q.double().tolist()[:tested], strict=True):
@@ -221,14 +232,43 @@ class Branching(Sampler):
         k = self.choose([*chances, passing])
         k = len(p) if k == tested else k
         self.at += k
-        return torch.tensor(k)
+        return torch.tensor([k])
 
-    def draw(self, weights: Tensor, _: Chances) -> Tensor:
+    def draw(self, weights: Tensor) -> Tensor:
         total = float(weights.double().sum())
         assert total > 0, "drawing from nothing"
         if self.at >= self.horizon:
-            return weights.argmax()
-        return torch.tensor(self.choose([w / total for w in weights.double().tolist()]))
+            return weights.argmax(-1)
+        self.at += 1
+        return torch.tensor([self.choose([w / total for w in weights[0].double().tolist()])])
+
+
+@dataclass(frozen=True, slots=True)
+class WalkingVerification(Verification):
+    """A verification whose random choices are those of a walk."""
+
+    walk: Walk
+
+    def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
+        count = inputs.draft.count
+        self.walk.count = len(inputs.draft) if count is None else int(count)
+        return Verification.__call__(self, inputs, random)
+
+    def randomness(self, uniforms: Uniforms) -> Randomness:
+        return Verification.randomness(self, uniforms) if self.sampling.greedy else self.walk
+
+
+class Branching(Sampler):
+    """A sampler that walks through all outcomes."""
+
+    def __init__(self, sampling: Sampling, answer_start: int, walk: Walk) -> None:
+        super().__init__(sampling, answer_start)
+        self.walk = walk
+        self.op = WalkingVerification(sampling, CANDIDATES, walk)
+
+    def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
+        self.walk.at = int(seq.length)  # every draw and verdict begins with this question
+        return super().penalty_context(seq, draft, more)
 
 
 @dataclass
@@ -244,6 +284,21 @@ class Stack:
     def load(self, state: list[dict[str, Any]]) -> None:
         for part, values in zip(self.parts, state, strict=True):
             vars(part).update(copy.deepcopy(values))
+        for level in levels(self.top):
+            level.found = None
+
+    @property
+    def middle(self) -> Speculative:
+        level = self.top.planner.arms[0].drafter
+        assert isinstance(level, Speculative)
+        return level
+
+
+def levels(top: Speculative) -> Iterator[Speculative]:
+    yield top
+    for arm in top.planner.arms:
+        if isinstance(arm.drafter, Speculative):
+            yield from levels(arm.drafter)
 
 
 def print_of(state: list[dict[str, Any]]) -> str:
@@ -258,60 +313,72 @@ def rounds(
     """Every outcome of one round from the state that the stack is in."""
     start = stack.save()
     scripts: list[list[int]] = [[]]
+    walk = sampler.walk
     while scripts:
         stack.load(start)
-        sampler.begin(scripts.pop())
-        made = stack.top.step(torch.tensor(tokens), sampler, most).tokens.tolist()
+        walk.begin(scripts.pop())
+        made = stack.top.step(TokenBuffer.of(tokens, ROOM, CPU), sampler, most)[1].ids
         assert len(made) >= 1
-        scripts += [[*prefix, other] for prefix, other in sampler.open]
-        yield (*tokens, *made), sampler.chance, stack.save()
+        scripts += [[*prefix, other] for prefix, other in walk.open]
+        yield (*tokens, *made), walk.chance, stack.save()
 
 
-def law_of(stack: Stack, sampling: Sampling, n: int, lump: bool = True) -> Law:
-    """The exact law of the first ``n`` tokens that the stack emits behind PROMPT."""
-    horizon = len(PROMPT) + n
-    sampler = Branching(sampling, len(PROMPT), horizon if lump else math.inf)
-    law: Law = {}
-    waiting: dict[tuple[Context, str], tuple[float, Any]] = {(PROMPT, ""): (1.0, stack.save())}
+def distribution_of(
+    stack: Stack, sampling: Sampling, n: int, lump: bool = True, prompt: Context = PROMPT
+) -> Distribution:
+    """The exact distribution of the first ``n`` tokens that the stack emits behind the prompt."""
+    horizon = len(prompt) + n
+    sampler = Branching(sampling, len(prompt), Walk(horizon if lump else math.inf))
+    found: Distribution = {}
+    waiting: dict[tuple[Context, str], tuple[float, Any]] = {(prompt, ""): (1.0, stack.save())}
     while waiting:
         (tokens, _), (mass, state) = waiting.popitem()
         stack.load(state)
         for after, chance, left in rounds(stack, sampler, tokens, horizon - len(tokens) - 1):
             if len(after) >= horizon:
-                said = after[len(PROMPT) : horizon]
-                law[said] = law.get(said, 0.0) + mass * chance
+                made = after[len(prompt) : horizon]
+                found[made] = found.get(made, 0.0) + mass * chance
             else:
                 key = (after, print_of(left))
                 before = waiting[key][0] if key in waiting else 0.0
                 waiting[key] = (before + mass * chance, left)
-    return law
+    return found
 
 
-def exact_law(model: ToyModel, sampling: Sampling, n: int) -> Law:
+def exact_distribution(model: ToyModel, sampling: Sampling, n: int, prompt: Context = PROMPT) -> Distribution:
     """The product of the target's conditionals, straight from the definition."""
-    sampler = Sampler(sampling, len(PROMPT))
-    law: Law = {(): 1.0}
+    sampler = Sampler(sampling, len(prompt))
+    found: Distribution = {(): 1.0}
     for _ in range(n):
-        longer: Law = {}
-        for said, mass in law.items():
-            context = (*PROMPT, *said)
+        longer: Distribution = {}
+        for made, mass in found.items():
+            context = (*prompt, *made)
             probs = sampler.probs(model.logits(context)[None], torch.tensor(context))[0]
             for token, chance in enumerate(probs.tolist()):
                 if chance > 0:
-                    longer[(*said, token)] = mass * chance
-        law = longer
-    return law
+                    longer[(*made, token)] = mass * chance
+        found = longer
+    return found
 
 
-def variation(a: Law, b: Law) -> float:
+def variation(a: Distribution, b: Distribution) -> float:
     """Total variation distance."""
-    return sum(abs(a.get(said, 0.0) - b.get(said, 0.0)) for said in a.keys() | b.keys()) / 2
+    return sum(abs(a.get(made, 0.0) - b.get(made, 0.0)) for made in a.keys() | b.keys()) / 2
 
 
 def ruled(level: Speculative, rule: Rule) -> Speculative:
-    """The same level, its real ``_judge`` with another acceptance rule in it."""
-    judge = FunctionType(Speculative._judge.__code__, {**vars(level_module), "verify": rule})
-    level._judge = judge.__get__(level)  # type: ignore[method-assign]
+    """The same level with another acceptance rule inside of its real verification."""
+    original = level._verify
+
+    def verify(seq: TokenBuffer, made: Round, sampler: Sampler) -> None:
+        kept = executor_module.verify
+        executor_module.verify = rule
+        try:
+            original(seq, made, sampler)
+        finally:
+            executor_module.verify = kept
+
+    level._verify = verify  # type: ignore[method-assign]
     return level
 
 
@@ -319,63 +386,58 @@ def nothing(_: Any) -> None:
     """Events nobody wants."""
 
 
-def two_levels(target: ToyModel, draft: ToyModel | Level, gamma: int) -> Stack:
+def drafting(drafter: Drafter | None, gamma: int, lookup: NgramLookup | None = None) -> Planner:
+    """A plan without choice."""
+    return Planner([Arm(drafter)] if drafter else [], lookup, gamma, plain=False)
+
+
+def two_levels(target: ToyModel, draft: ToyModel | Drafter, gamma: int) -> Stack:
     cache = ToyCache()
     parts: list[Any] = [cache]
-    return Stack(Speculative("target", target, cache, _drafter(draft, parts), gamma, nothing), parts)
+    planner = drafting(drafter_of(draft, parts), gamma)
+    return Stack(Speculative("target", target, cache, planner, nothing), parts)  # type: ignore[arg-type]
 
 
 def three_levels(
     target: ToyModel,
     middle: ToyModel,
-    draft: ToyModel | Level,
+    draft: ToyModel | Drafter | None,
     gammas: tuple[int, int],
     rule: Rule | None = None,
+    lookup: NgramLookup | None = None,
 ) -> Stack:
     """gammas: (asked of the drafter, asked of the middle); ``rule`` replaces the middle's acceptance rule."""
     full, cache = ToyCache(), ToyCache()
     parts: list[Any] = [full, cache]
-    level = Speculative("retrieval", middle, cache, _drafter(draft, parts), gammas[0], nothing)
+    below = None if draft is None else drafter_of(draft, parts)
+    if lookup is not None:
+        parts.append(lookup)
+    planner = drafting(below, gammas[0], lookup)
+    level = Speculative("retrieval", middle, cache, planner, nothing)  # type: ignore[arg-type]
     if rule is not None:
         ruled(level, rule)
-    return Stack(Speculative("target", target, full, level, gammas[1], nothing), parts)
+    top = Speculative("target", target, full, drafting(level, gammas[1]), nothing)  # type: ignore[arg-type]
+    return Stack(top, parts)
 
 
-def relayed(
+def unwaited(
     target: ToyModel,
     middle: ToyModel,
     draft: ToyModel | None,
     gammas: tuple[int, int],
     lookup: bool = False,
-    least: int | None = None,
+    threshold: int | None = None,
 ) -> Stack:
-    """Three levels of which the middle one is not waited for; ``least`` fixes from which match on lookup speaks."""
-    full, cache = ToyCache(), ToyCache()
-    parts: list[Any] = [full, cache]
-    below = None
-    if draft is not None:
-        parts.append(ToyCache())
-        below = draft, parts[-1]
-    relay = Relay(
-        "retrieval",
-        middle,
-        cache,  # type: ignore[arg-type]
-        below,
-        gammas[0],
-        nothing,
-        HostClock(),
-        lookup=lookup,
-        planned=False,
-    )
-    if least is not None:
-        relay._least = lambda _: least  # type: ignore[method-assign]
-    return Stack(Speculative("target", target, full, relay, gammas[1], nothing), parts)
+    """Three levels whose middle is not waited for; ``threshold`` fixes from which match on lookup speaks."""
+    below = None if draft is None else draft.capturing()
+    stack = three_levels(target, middle.capturing(), below, gammas, lookup=NgramLookup() if lookup else None)
+    if threshold is not None:
+        stack.middle.planner._threshold = lambda _: threshold  # type: ignore[method-assign]
+    return stack
 
 
-def _drafter(draft: ToyModel | Level, parts: list[Any]) -> Level:
+def drafter_of(draft: ToyModel | Drafter, parts: list[Any]) -> Drafter:
     if not isinstance(draft, ToyModel):
-        if not isinstance(draft, Echo):
-            parts.append(draft)
         return draft
     parts.append(ToyCache())
-    return Autoregressive(draft, parts[-1])
+    return DraftModel(draft, parts[-1])  # type: ignore[arg-type]

@@ -14,16 +14,17 @@ from triforce_chat.engine.attribution import attended
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.detokenizer import AnswerText
+from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
 from triforce_chat.engine.forward import prefill_attention
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.prefix_store import Chunk, DocumentSpan, NullStore, PrefixStore, chunks
-from triforce_chat.engine.sampling.executor import DIRECT, Desks, Replays
+from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation.level import Top
-from triforce_chat.engine.speculation.planner import Expected, Planner
+from triforce_chat.engine.speculation.planner import Expected
+from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 
 PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
@@ -31,6 +32,7 @@ GPU_PREFILL_CHUNK = (
     prefill_attention.CHUNK
 )  # tokens; every forward costs a GPU the launch of some thousand kernels
 PLAIN = StackOptions(name="autoregressive")
+SCRATCH = 256  # tokens behind the longest answer for drafts of all levels
 SLACK = 64  # slots behind the context for proposals that are not committed yet
 
 
@@ -82,7 +84,8 @@ class Engine:
     def restack(self, options: StackOptions) -> None:
         """Put another stack on the same cache."""
         # With its graphs, if any.
-        self.desks: Desks = Replays() if self.target.device.type == "cuda" else DIRECT
+        on_gpu = self.target.device.type == "cuda"
+        self.executor: Executor = GraphExecutor() if on_gpu else EagerExecutor()
         self.top = self._builder(options).build()
         self.options = options
 
@@ -93,8 +96,8 @@ class Engine:
     @property
     def expected(self) -> Expected:
         """What the top level's planner expected of this stack's rounds so far; nothing where none plans."""
-        drafter = self.top.drafter
-        return drafter.expected if isinstance(drafter, Planner) else Expected(0.0, 0.0)
+        planner = self.top.planner
+        return planner.expected if planner.decides else Expected(0.0, 0.0)
 
     def _builder(self, options: StackOptions) -> Builder:
         return Builder(self.target, self.full, self.draft, options, self.pending.append, self.group)
@@ -239,7 +242,7 @@ class Engine:
         for first in range(len(request.prompt), len(history), rows):
             fed = history[: min(first + rows, len(history)) - 1]
             n = len(fed) - first + 1
-            logits = self.target(self.full.pending(fed), self.full, n)
+            logits = self.target(self.full.pending(fed)[None], self.full, n)[0]
             yield sampler.scores(logits, fed), history[first : first + n]
         self.settle(history.tolist())
 
@@ -267,10 +270,10 @@ class Engine:
 class Answer:
     """The decoding of one request whose history, but for its last token, is in the cache."""
 
-    def __init__(self, engine: Engine, request: Request, top: Top) -> None:
+    def __init__(self, engine: Engine, request: Request, top: Speculative) -> None:
         self.engine, self.request, self.top = engine, request, top
         said = len(request.said)
-        self.sampler = Sampler(request.sampling, len(request.prompt), said, engine.desks)
+        self.sampler = Sampler(request.sampling, len(request.prompt), said, engine.executor)
         self.text = AnswerText(engine.decode, request.stop)
         self.text.recall(request.said)
         self.most = min(request.max_tokens, engine.context - len(request.history))
@@ -279,10 +282,10 @@ class Answer:
         self.reason: FinishReason | None = None if self.most > 0 else "length"
 
     def events(self) -> Iterator[Event]:
-        history = self.engine._tensor(self.request.history)
+        history = TokenBuffer.of(self.request.history, self.most + SCRATCH, self.engine.target.device)
         self.engine.pending.clear()
         try:
-            for ids in self.top.rounds(history, self.sampler, self.most) if self.most > 0 else ():
+            for ids in self.top.decode(history, self.sampler, self.most) if self.most > 0 else ():
                 self.first = self.first or time.perf_counter()
                 yield from self._drain()
                 yield self._commit(ids)

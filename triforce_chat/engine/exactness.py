@@ -13,7 +13,7 @@ from torch import Tensor
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.protocol import Answering
-from triforce_chat.engine.sampling.sampler import warp
+from triforce_chat.engine.sampling.ops import warp_fully
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class SamplingTest:
         """Judge one sampled answer."""
         for scores, tokens in engine.rescore(request, made):
             for row, token in zip(
-                warp(scores, request.sampling).double().cpu(), tokens.tolist(), strict=True
+                warp_fully(scores, request.sampling).double().cpu(), tokens.tolist(), strict=True
             ):
                 self._add(row, token)
 

@@ -23,8 +23,9 @@ from triforce_chat.engine.events import Text
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.sampler import Sampling
-from triforce_chat.engine.speculation.level import Autoregressive, Speculative
-from triforce_chat.engine.speculation.planner import Choice, Planner
+from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.speculative import Speculative
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 STACKS = ("triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive", "auto")
@@ -57,10 +58,8 @@ def levels(level: Any) -> Iterator[Any]:
     """All levels of a stack."""
     yield level
     if isinstance(level, Speculative):
-        yield from levels(level.drafter)
-    if isinstance(level, Planner):
-        for arm in level.arms:
-            yield from levels(arm.level)
+        for arm in level.planner.arms:
+            yield from levels(arm.drafter)
 
 
 def caches(engine: Engine, kind: type) -> list[Any]:
@@ -123,9 +122,9 @@ def check_all(lab: Lab, engine: Engine, committed: list[int]) -> None:
         check_streaming(cache, lab.draft, committed)
 
 
-def in_turn(planner: Planner, forecast: object, length: int, n: int) -> Choice:  # noqa: ARG001
+def in_turn(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001
     turn = planner.rounds % 3
-    return Choice(0.0, min(n, 3), planner.arms[turn] if turn < 2 else None)
+    return Plan(min(n, 3), planner.arms[turn] if turn < 2 else None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -171,7 +170,7 @@ def test_streaming_cache_under_random_growth_and_rewinds(
     for _ in range(25):
         tokens += [random.randrange(48) for _ in range(random.choice([1, 1, 2, 3, 20]))]
         fed = cache.pending(torch.tensor(tokens))
-        lab.draft(fed, cache, 1)
+        lab.draft(fed[None], cache, 1)
         assert cache.length == len(tokens)
         latest = cache.length - max(cache.start, 0)
         assert latest >= min(window // 2, len(tokens) - sinks)
@@ -185,12 +184,12 @@ def test_streaming_cache_under_random_growth_and_rewinds(
 def test_a_broken_restart_of_a_streaming_cache_is_made_good(lab: Lab) -> None:
     cache = StreamingCache(lab.draft.shape, 2, 4, 2)
     tokens = torch.tensor(lab.text(30))
-    lab.draft(cache.pending(tokens), cache, 1)
+    lab.draft(cache.pending(tokens)[None], cache, 1)
     cache.truncate(26)
     assert len(cache.pending(tokens[:28])) == 6  # a restart whose forward never came
     fed = cache.pending(tokens)
     assert len(fed) == 6
-    lab.draft(fed, cache, 1)
+    lab.draft(fed[None], cache, 1)
     check_streaming(cache, lab.draft, tokens.tolist())
 
 
@@ -212,7 +211,7 @@ def test_retrieval_cache_under_random_growth_and_rewinds(lab: Lab, policy: str, 
                 lab.target.prefill(ids, engine.full)
         assert cache.ready(3)
         proposal = torch.tensor([*tokens, 7, 8, 9])
-        lab.target(cache.pending(proposal), cache, 1)
+        lab.target(cache.pending(proposal)[None], cache, 1)
         check_retrieval(cache)
         assert cache.verified_length == len(tokens)
         assert cache.length == len(tokens) + 3
@@ -229,7 +228,7 @@ def test_the_pick_is_what_the_queries_look_at(lab: Lab) -> None:
     assert not cache.ready(1)
     lab.target.prefill(tokens[:159], engine.full)
     assert not cache.ready(1)  # too many at once to build it on the way
-    lab.target(tokens[159:], engine.full, 1)
+    lab.target(tokens[None, 159:], engine.full, 1)
     assert cache.ready(1)
     for layer, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
         queries = engine.full.queries.latest(layer, 160, 4)[2 * head : 2 * head + 2]
@@ -472,4 +471,4 @@ def test_levels_of_the_automatic_stack_are_all_found(lab: Lab) -> None:
     engine = lab.engine("auto")
     assert len(caches(engine, RetrievalCache)) == 1
     assert len(caches(engine, StreamingCache)) == 2
-    assert sum(isinstance(level, Autoregressive) for level in levels(engine.top)) == 2
+    assert sum(isinstance(level, DraftModel) for level in levels(engine.top)) == 2

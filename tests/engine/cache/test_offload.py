@@ -154,7 +154,7 @@ def test_the_bus_carries_each_token_once_per_forward(deep: Lab, carried: list[in
     assert sum(carried) == 100  # the first layer comes back for the next forward
     carried.clear()
     for _ in range(3):
-        deep.target(torch.tensor([1, 2]), cache, 1)
+        deep.target(torch.tensor([[1, 2]]), cache, 1)
     assert carried.count(0) == 3 * LAYERS  # each layer was fetched ahead, none when it was needed
     assert sum(carried) == sum(4 * length + length + 2 for length in (100, 102, 104))
 

@@ -123,12 +123,10 @@ def test_captured_forwards_go_with_their_slab(model: Any, monkeypatch: pytest.Mo
     made = runner(model, monkeypatch, True)
     cache = StreamingCache(made.shape)
     made(torch.tensor([1, 2, 3], device=DEVICE), cache, 1)
-    assert [list(sizes) for sizes in made.captures.made.values()] == [
-        [size for size in SIZES if size <= USUAL]
-    ]
+    assert [list(sizes) for sizes in made.graphs.made.values()] == [[size for size in SIZES if size <= USUAL]]
     del cache
     gc.collect()
-    assert not made.captures.made
+    assert not made.graphs.made
 
 
 def test_graphs_that_were_given_up_are_captured_anew(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +135,8 @@ def test_graphs_that_were_given_up_are_captured_anew(model: Any, monkeypatch: py
     cache = FullCache(made.shape, 64)
     for _ in range(2):
         said.append(made(ids, cache, 9).clone())
-        made.captures.forget()
-        assert not made.captures.made
+        made.graphs.forget()
+        assert not made.graphs.made
         cache.truncate(0)
     assert torch.equal(*said)
 

@@ -13,79 +13,44 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clocked import CPU, WARM, Costly, FakeClock, clocked
 from support.toys import ToyCache
-from torch import Tensor
 
-from triforce_chat.engine.draft import Draft
-from triforce_chat.engine.sampling.sampler import Sampler, Sampling
-from triforce_chat.engine.speculation.acceptance import Survival
-from triforce_chat.engine.speculation.level import Autoregressive, Level, Speculative
-from triforce_chat.engine.speculation.lookup import Forecast, NgramLookup, NoLookup
+from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.cost_model import AcceptanceCurve, Average, StepTimes
+from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.lookup import Match, NgramLookup
 from triforce_chat.engine.speculation.planner import (
     GAIN,
     TRIALS,
     TRY_AFTER,
     Arm,
-    Choice,
+    Drafter,
     Expected,
+    Plan,
     Planner,
     sizes,
 )
-from triforce_chat.engine.speculation.step_times import Average, HostClock, StepTimes
-
-CPU = torch.device("cpu")
-WARM = Sampling(temperature=1.0, seed=0)
-
-
-class FakeClock(HostClock):
-    """Stands still but for what is done."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-
-@dataclass
-class Costly:
-    """A model over two tokens that is right (token 0) with a certain chance, and takes its time."""
-
-    clock: FakeClock
-    one: float  # seconds of a step of one row
-    row: float = 0.0  # of every further row
-    right: float = 1.0
-    noise: float = 0.0
-    vocabulary: int = 2
-    device: torch.device = CPU
-    luck: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def seconds(self, rows: int) -> float:
-        return self.one + self.row * (rows - 1)
-
-    def __call__(self, ids: Tensor, cache: ToyCache, rows: int) -> Tensor:
-        cache.fed = [0] * len(ids)
-        cache.advance(len(ids))
-        self.clock.seconds += self.seconds(rows) * (1 + self.noise * self.luck.uniform(-1, 1))
-        return torch.tensor([self.right, 1 - self.right]).log().expand(rows, -1)
+from triforce_chat.engine.speculation.speculative import Speculative
 
 
 class Tiring:
     """A drafter whose tokens are right less often the further it runs ahead."""
 
+    device_side = False
+
     def __init__(self, model: Costly, rights: Sequence[float]) -> None:
         self.model, self.rights = model, rights
 
-    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
+    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
         self.model.clock.seconds += n * self.model.one
         rights = torch.tensor([self.rights[min(i, len(self.rights) - 1)] for i in range(n)])
         chosen = torch.tensor([int(self.model.luck.random() > right) for right in rights.tolist()])
-        return Draft(chosen.long(), torch.stack([rights, 1 - rights], -1).view(n, 2))
+        return Draft(chosen.long()[None], torch.stack([rights, 1 - rights], -1).view(1, n, 2))
 
     def rollback(self, length: int) -> None:
-        pass
-
-    def hear(self, length: int, ids: Sequence[int]) -> None:
         pass
 
     def judged(self, proposed: int, accepted: int) -> None:
@@ -94,35 +59,33 @@ class Tiring:
 
 @dataclass
 class World:
-    """A target with a planner below it, and what is between two rounds."""
+    """A target with a planner below it, and the time between two rounds."""
 
     target: Costly
-    arms: Sequence[Level]
+    arms: Sequence[Drafter]
     gap: float = 0.0
     least: int = 0
     gamma: int = 16
-    made: list[tuple[Level | None, int, int]] = field(default_factory=list)  # (arm, proposed, kept) of rounds
+    made: list[tuple[Drafter | None, int, int]] = field(default_factory=list)  # (arm, asked, kept) of rounds
 
     def __post_init__(self) -> None:
         self.clock = self.target.clock
-        self.planner = Planner(
-            StepTimes(), NoLookup(2), [Arm(arm) for arm in self.arms], clock=self.clock, least=self.least
-        )
-        self.top = Speculative("target", self.target, ToyCache(), self.planner, self.gamma, lambda _: None)
-        self.tokens = torch.tensor([1])
+        self.planner = Planner([Arm(arm) for arm in self.arms], most=self.gamma, plain=self.least == 0)
+        self.planner.most = self.gamma  # lookup may be added
+        self.top = clocked("target", self.target, self.planner)
+        self.seq = TokenBuffer.of([1], 6000, CPU)
         self.sampler = Sampler(WARM)
 
     def run(self, tokens: int) -> float:
         """Seconds per token."""
-        began, before = self.clock.seconds, len(self.tokens)
-        while len(self.tokens) < before + tokens:
-            left = before + tokens - len(self.tokens)
-            kept = self.top.step(self.tokens, self.sampler, left - 1).tokens
-            self.tokens = torch.cat([self.tokens, kept])
-            arm = self.planner.choice.arm
-            self.made.append((arm and arm.level, self.planner.choice.n, len(kept)))
+        began, before = self.clock.seconds, self.seq.known
+        while self.seq.known < before + tokens:
+            left = before + tokens - self.seq.known
+            made, outcome = self.top.step(self.seq, self.sampler, left - 1)
+            arm = made.plan.arm
+            self.made.append((arm and arm.drafter, made.plan.n, len(outcome.ids)))
             self.clock.seconds += self.gap
-        self.top.rollback(len(self.tokens) - 1)
+        self.top.rollback(self.seq.known - 1)
         return (self.clock.seconds - began) / tokens
 
     @property
@@ -146,11 +109,15 @@ class World:
         return self.of([n for _, n, _ in self.made[first:]], cost, chances)
 
 
+def drafter(model: Costly) -> DraftModel:
+    return DraftModel(model, ToyCache())  # type: ignore[arg-type]
+
+
 def world(right: float, cost: float, row: float = 0.04, gap: float = 0.002, **options: Any) -> World:
     """A target of 0.1 s a step, over a draft that costs and knows so much."""
     clock = FakeClock()
     target = Costly(clock, 0.1, 0.1 * row, noise=0.05)
-    draft = Autoregressive(Costly(clock, cost, right=right), ToyCache())
+    draft = drafter(Costly(clock, cost, right=right))
     return World(target, [draft], gap, **options)
 
 
@@ -194,7 +161,7 @@ def test_what_is_expected_is_what_comes(right: float, cost: float, row: float, g
 
 def test_two_hopeless_arms_cost_little() -> None:
     clock = FakeClock()
-    arms = [Autoregressive(Costly(clock, 0.09, right=0.1), ToyCache()) for _ in range(2)]
+    arms = [drafter(Costly(clock, 0.09, right=0.1)) for _ in range(2)]
     here = World(Costly(clock, 0.1, 0.02), arms)
     assert here.run(256) < here.plain / 0.95
     assert here.run(256) < here.plain / 0.99  # they are left alone
@@ -251,10 +218,9 @@ def test_a_fixed_drafter_always_drafts() -> None:
 
 def hierarchy(clock: FakeClock, middle: float, draft: float | None, gamma: int = 16) -> World:
     """A target of 0.1 s over a middle of 0.02 s, right so often, over a draft of 1 ms for the middle."""
-    arms = [Arm(Autoregressive(Costly(clock, 0.001, right=draft), ToyCache()))] if draft else []
+    arms = [Arm(drafter(Costly(clock, 0.001, right=draft)))] if draft else []
     small = Costly(clock, 0.02, 0.0004, right=middle)
-    planner = Planner(StepTimes(), NoLookup(2), arms, clock=clock)
-    level = Speculative("retrieval", small, ToyCache(), planner, 8, lambda _: None)
+    level = clocked("retrieval", small, Planner(arms, most=8))
     return World(Costly(clock, 0.1, 0.002), [level], 0.001, gamma=gamma)
 
 
@@ -268,11 +234,11 @@ def test_a_hierarchy_plans_at_both_levels() -> None:
 
 def fixed(n: int, below: int) -> float:
     clock = FakeClock()
-    drafter = Autoregressive(Costly(clock, 0.001, right=0.5), ToyCache())
     middle = Costly(clock, 0.02, 0.0004, right=0.95)
-    level = Speculative("retrieval", middle, ToyCache(), drafter, below, lambda _: None)
+    small = drafter(Costly(clock, 0.001, right=0.5))
+    level = clocked("retrieval", middle, Planner([Arm(small)], gamma=below, plain=False))
     here = World(Costly(clock, 0.1, 0.002), [], 0.001)
-    here.top = Speculative("target", here.target, ToyCache(), level, n, lambda _: None)
+    here.top = clocked("target", here.target, Planner([Arm(level)], gamma=n, plain=False))
     return here.run(1500)
 
 
@@ -281,24 +247,26 @@ def test_a_middle_without_a_draft_tries_nothing() -> None:
     middle = here.arms[0]
     assert isinstance(middle, Speculative)
     here.run(200)
-    assert isinstance(middle.drafter, Planner)
-    assert middle.drafter.choice.n == 0
+    assert middle.planner.choose(100, 8, 0).n == 0
     assert here.run(200) < 0.7 * here.plain
 
 
 class Foretelling(NgramLookup):
-    """Foretells the right tokens and says that each is right so often."""
+    """Foretells the right tokens and claims that each is right so often."""
 
     claim = 0.9
 
-    def forecast(self, tokens: Tensor, n: int) -> Forecast:
-        return Forecast(tokens.new_zeros(n), [self.claim**i for i in range(1, n + 1)])
+    def find(self, seq: TokenBuffer, n: int) -> Match:
+        return Match(torch.zeros(1, n, dtype=torch.long), torch.ones_like(seq.length))
+
+    def survival(self, length: int, n: int) -> list[float]:  # noqa: ARG002
+        return [self.claim**i for i in range(1, n + 1)]
 
 
 def test_lookup_wins_where_it_foretells() -> None:
     """The draft model is as good and costs more."""
     here = world(0.95, 0.02)
-    here.planner.lookup = Foretelling(2)
+    here.planner.lookup = Foretelling()
     here.run(200)
     assert sum(arm is None and n > 3 for arm, n, _ in here.made[-15:]) > 10
 
@@ -306,7 +274,7 @@ def test_lookup_wins_where_it_foretells() -> None:
 def test_lookup_is_not_believed_for_long() -> None:
     """Its record counts: forecasts that never come true lose against plain decoding."""
     here = World(Costly(FakeClock(), 0.1, 0.01, right=0.0), [])
-    here.planner.lookup = Foretelling(2)
+    here.planner.lookup = Foretelling()
     took = here.run(200)
     assert took < here.plain / 0.9
     assert [n for _, n, _ in here.made[-20:]].count(0) > 15
@@ -324,45 +292,41 @@ def test_sizes_of_verifications_are_few() -> None:
 # Its parts
 
 
-def test_survival_by_position() -> None:
-    survival = Survival()
-    assert survival.chances(3) == pytest.approx([0.8, 0.64, 0.512])
+def test_acceptance_by_position() -> None:
+    curve = AcceptanceCurve()
+    assert curve.chances(3) == pytest.approx([0.8, 0.64, 0.512])
     luck = random.Random(0)
     rights = [0.9, 0.7, 0.2]
     for _ in range(400):
         accepted = next((i for i, right in enumerate(rights) if luck.random() > right), 3)
-        survival.learn(3, accepted)
-    assert survival.chances(3) == pytest.approx([0.9, 0.63, 0.126], abs=0.12)
-    assert survival.chances(0) == []
+        curve.learn(3, accepted)
+    assert curve.chances(3) == pytest.approx([0.9, 0.63, 0.126], abs=0.12)
+    assert curve.chances(0) == []
 
 
 def test_what_was_not_tested_teaches_nothing() -> None:
-    survival = Survival()
-    survival.learn(4, 0)
-    assert len(survival.places) == 1
-    survival.learn(0, 0)
-    survival.learn(2, 2)
-    assert [place.weight for place in survival.places] == pytest.approx([1.975, 1])
+    curve = AcceptanceCurve()
+    curve.learn(4, 0)
+    assert len(curve.positions) == 1
+    curve.learn(0, 0)
+    curve.learn(2, 2)
+    assert [position.weight for position in curve.positions] == pytest.approx([1.975, 1])
 
 
 class Counting:
     """A drafter that only counts."""
 
+    device_side = False
+
     def __init__(self) -> None:
-        self.asked: list[int] = []
         self.cuts: list[int] = []
-        self.heard: list[tuple[int, ...]] = []
         self.verdicts: list[tuple[int, int]] = []
 
-    def propose(self, tokens: Tensor, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
-        self.asked.append(n)
-        return Draft(torch.zeros(n, dtype=torch.long), torch.ones(n, 1))
+    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:  # noqa: ARG002
+        return Draft(torch.zeros(1, n, dtype=torch.long), torch.ones(1, n, 1))
 
     def rollback(self, length: int) -> None:
         self.cuts.append(length)
-
-    def hear(self, length: int, ids: Sequence[int]) -> None:
-        self.heard.append((length, *ids))
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.verdicts.append((proposed, accepted))
@@ -383,28 +347,52 @@ def known(seconds: float, acceptance: float) -> Arm:
     return arm
 
 
+class Claims(NgramLookup):
+    """Claims that its tokens come with such chances."""
+
+    def __init__(self, *chances: float) -> None:
+        super().__init__()
+        self.chances = chances
+
+    def survival(self, length: int, n: int) -> list[float]:  # noqa: ARG002
+        return [*self.chances, *[0.0] * n][:n]
+
+
 def planner_of(*arms: Arm, times: StepTimes | None = None) -> Planner:
-    planner = Planner(times or steady(), NgramLookup(10), arms)
+    planner = Planner(arms, NgramLookup(), most=8)
+    planner.times = times or steady()
     planner.rounds = 2
     return planner
 
 
-def told(*survival: float) -> Forecast:
-    return Forecast(torch.zeros(len(survival), dtype=torch.long), list(survival))
+def choose(planner: Planner, length: int, n: int, *chances: float) -> Plan:
+    """What is chosen where lookup claims these chances."""
+    planner.lookup = Claims(*chances)
+    return planner._choose(length, n, int(bool(chances)))
+
+
+def round_of(planner: Planner, drafted: int | None = None, accepted: int = 0, length: int = 9) -> Plan:
+    """One waited round of at most eight tokens, as a level runs it: the plan, and its lesson."""
+    plan = planner.choose(length, 8, 0)
+    if plan.arm and plan.trial:
+        plan.arm.tried()
+    made = plan.n if drafted is None else drafted
+    planner.learn(plan, 0, made, accepted, 0.0, planner.times(1 + made) or 0.1)
+    return plan
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.floats(0.001, 1), st.floats(0, 0.1), st.integers(1, 12))
+@given(st.floats(0.001, 1), st.floats(0, 0.1), st.integers(1, 8))
 def test_hopeless_drafts_are_never_chosen(one: float, row: float, n: int) -> None:
     planner = planner_of(known(0.0, 0.0), times=steady(one, row))
-    assert planner._choose(told(*[0.0] * n), 100, n).n == 0
-    assert planner._choose(told(), 100, n).n == 0
+    assert choose(planner, 100, n, *[0.0] * n).n == 0
+    assert choose(planner, 100, n).n == 0
 
 
 def test_the_best_modelled_rate_wins() -> None:
     slow, fast = known(0.05, 0.8), known(0.001, 0.8)
     planner = planner_of(slow, fast)
-    chosen = planner._choose(told(0.1), 100, 8)
+    chosen = choose(planner, 100, 8, 0.1)
     times = planner.times
     rates = {
         (arm.cost.mean, n): sum(0.8**i for i in range(n + 1)) / (n * arm.cost.mean + times(1 + n))
@@ -414,42 +402,37 @@ def test_the_best_modelled_rate_wins() -> None:
     assert chosen.arm is fast
     assert chosen.rate == pytest.approx(max(rates.values()), rel=1e-6)
     assert rates[fast.cost.mean, chosen.n] == max(rates.values())
-    sure = planner._choose(told(*[0.999**i for i in range(1, 9)]), 100, 8)
+    sure = choose(planner, 100, 8, *[0.999**i for i in range(1, 9)])
     assert (sure.arm, sure.n) == (None, 7)
 
 
 def test_the_last_choice_stands_until_another_is_clearly_better() -> None:
     one, other = known(0.010, 0.8), known(0.010, 0.8)
     planner = planner_of(one, other)
-    assert planner._choose(told(), 100, 8).arm is one
+    assert choose(planner, 100, 8).arm is one
     one.cost.add(0.0105, 99)
-    assert planner._choose(told(), 100, 8).arm is one
+    assert choose(planner, 100, 8).arm is one
     one.cost.add(0.02, 9999)
-    assert planner._choose(told(), 100, 8).arm is other
+    assert choose(planner, 100, 8).arm is other
 
 
 def test_a_gain_too_small_is_no_gain() -> None:
     planner = planner_of()
     plain = planner.times(2) / planner.times(1)  # survival at which one token just pays for its row
     for extra, n in ((0.5 * (GAIN - 1), 0), (2 * (GAIN - 1), 1)):
-        assert planner._choose(told(plain * (1 + extra) - 1), 100, 4).n == n
+        assert choose(planner, 100, 4, plain * (1 + extra) - 1).n == n
 
 
 def test_arms_get_their_first_trials_and_are_cut_back_together() -> None:
     low, high = Counting(), Counting()
     planner = planner_of(Arm(low), Arm(high, worth_above=1000))
     planner.rounds = 0
-    tokens, sampler = torch.arange(9), Sampler(Sampling())
-    drafted = []
-    for _ in range(TRY_AFTER + 2):
-        drafted.append(len(planner.propose(tokens, 8, sampler)))
-        planner.judged(drafted[-1], 0)
-    planner.hear(9, [4, 2])
-    assert low.heard == high.heard == [(9, 4, 2)]
+    drafted = [round_of(planner).n for _ in range(TRY_AFTER + 2)]
     assert drafted == [0] * TRY_AFTER + list(TRIALS)
-    assert (low.asked, high.asked) == (list(TRIALS), [])
     assert low.verdicts == [(n, 0) for n in TRIALS]
-    planner.rollback(5)
+    assert high.verdicts == []
+    level = clocked("x", Costly(FakeClock(), 0.1), planner)
+    level.rollback(5)
     assert low.cuts == high.cuts == [5]
 
 
@@ -457,15 +440,9 @@ def test_an_arm_that_has_to_be_built_first_loses_no_trial() -> None:
     arm = Arm(Counting())
     planner = planner_of(arm)
     planner.rounds = TRY_AFTER
-    tokens, sampler = torch.arange(9), Sampler(Sampling())
-    planner.propose(tokens, 8, sampler)
-    planner.judged(0, 0)
-    for n in TRIALS:
-        assert len(planner.propose(tokens, 8, sampler)) == n
-        planner.judged(n, 0)
-    assert arm.level.asked == [TRIALS[0], *TRIALS]  # type: ignore[attr-defined]
-    planner.propose(tokens, 8, sampler)
-    planner.judged(0, 0)  # not again
+    asked = [round_of(planner, drafted=0).n, *(round_of(planner).n for _ in TRIALS)]
+    assert asked == [TRIALS[0], *TRIALS]
+    round_of(planner, drafted=0)  # not again
     assert arm.trials == len(TRIALS)
 
 
@@ -473,48 +450,36 @@ def test_an_arm_whose_trials_brought_nothing_gets_others() -> None:
     arm = Arm(Counting())
     planner = planner_of(arm)
     planner.rounds = TRY_AFTER
-    tokens, sampler = torch.arange(9), Sampler(Sampling())
-    for _ in range(200):
-        planner.propose(tokens, 8, sampler)
-        planner.judged(0, 0)
+    asked = [round_of(planner, drafted=0).n for _ in range(200)]
     # The first is forgiven, two are used up, and then it is asked after 16, 32, 64 ... rounds.
-    assert len(arm.level.asked) > 1 + len(TRIALS)  # type: ignore[attr-defined]
+    assert sum(n > 0 for n in asked) > 1 + len(TRIALS)
     while not arm.measured:
-        planner.judged(len(planner.propose(tokens, 8, sampler)), 0)
+        round_of(planner)
     assert planner.rounds < 1000
 
 
 def test_the_planner_waits_for_its_first_measurement() -> None:
     planner = planner_of(times=StepTimes())
-    assert planner._choose(told(0.9, 0.9), 100, 8).n == 0
+    assert choose(planner, 100, 8, 0.9, 0.9).n == 0
 
 
 def test_trials_in_vain_become_rare() -> None:
-    """An arm that loses, if not by far, is tried again after 16, 32, 64 ... rounds; no plan alone is a trial."""
+    """An arm that loses, if not by far, is tried again after 16, 32, 64 ... rounds; a plan alone is no trial."""
     arm = known(0.09, 0.8)
     planner, tried = planner_of(arm, times=steady(0.1, 0.01)), []
-    tokens, sampler = torch.arange(100), Sampler(WARM)
     for now in range(2, 300):
         planner.rounds = now - 2
-        planner.plan(tokens, 7)
-        planner.propose(tokens, 8, sampler)
-        if planner.choice.arm is arm:
+        planner.choose(100, 7, 0)  # nobody runs it
+        planner.rounds = now - 2
+        plan = planner.choose(100, 8, 0)
+        if plan.arm is arm:
+            arm.tried()
             tried.append(planner.rounds)
             arm.measured_at = planner.rounds
     assert [b - a for a, b in itertools.pairwise([1, *tried])] == [17, 33, 65, 129]
 
 
-def test_a_plan_is_for_the_tokens_that_it_was_made_for() -> None:
-    planner, sampler = planner_of(), Sampler(WARM)
-    planner._choose = lambda told, _, n: Choice(1.0, min(n, len(told.survival)))  # type: ignore[method-assign]
-    assert planner.plan(torch.tensor([1, 2, 3, 1, 2]), 2).n == 2
-    assert planner.plan(torch.tensor([1, 2, 3, 1, 2]), 1).n == 1
-    planner.rollback(3)
-    draft = planner.propose(torch.tensor([1, 2, 3, 4, 3]), 1, sampler)
-    assert draft.tokens.tolist() == [4]
-
-
-def test_what_was_prepared_in_its_trials_is_forgiven() -> None:
+def test_preparations_in_its_trials_are_forgiven() -> None:
     """Sizes that are captured at their first use make a good arm look hopeless; it gets another chance."""
     here = world(0.9, 0.005)
     draft = here.arms[0].model  # type: ignore[attr-defined]
@@ -532,14 +497,60 @@ def test_an_arm_learns_what_a_token_costs_and_how_many_come() -> None:
     arm.learn_cost(1.0, 4, 6, now=5)
     assert arm.cost.mean == pytest.approx(1 / 6)
     assert (arm.measured_at, arm.makes(4)) == (5, 5)
+    arm.learn_cost(600.0, 4, 6, now=6)  # interrupted
+    assert arm.cost.mean < 2 / 6
 
 
-def test_what_is_expected_of_a_round() -> None:
+def test_the_expectation_of_a_round() -> None:
     planner = planner_of(known(0.002, 0.5), times=steady(0.020, 0.0))
-    planner.choice = planner._choose(told(), 100, 1)
+    plan = choose(planner, 100, 1)
     before = planner.expected
     assert before.since(before) is None
     for accepted in (0, 1):  # whatever comes of it
-        planner._expect(1, accepted, 9.0, 9.0)
+        planner._expect(plan, 0, 1, accepted, 9.0, 9.0)
         assert planner.expected.since(before) == pytest.approx(22 / 1.5, rel=0.02)
         before = planner.expected
+
+
+def test_a_fixed_gamma_is_no_choice() -> None:
+    arm = Arm(Counting())
+    planner = Planner([arm], gamma=3, plain=False)
+    assert [planner.choose(9, most, 0).n for most in (8, 3, 2, 0)] == [3, 3, 2, 0]
+    assert not planner.decides
+    assert not Planner().decides
+    assert Planner().choose(9, 0, 0).plain
+
+
+def test_rounds_and_their_drafts_follow_the_acceptance() -> None:
+    """Of rounds that nobody waits for."""
+    plans = []
+    for accepted in (3, 0):
+        planner = Planner([Arm(Counting())], NgramLookup(), most=7)
+        for _ in range(40):
+            planner.learn_unwaited(Plan(3, planner.arms[0]), 0, accepted, 0.0006, 0.003)
+        plans.append(planner.several(12, 100))
+    assert plans[0].n > plans[1].n == 1
+    assert plans[0].rounds < plans[1].rounds
+    assert all(plan.rounds * (plan.n + 1) >= 12 for plan in plans)
+
+
+def test_an_unwaited_round_teaches_who_drafted() -> None:
+    planner = Planner([Arm(Counting())], NgramLookup(), most=4)
+    plan, arm = Plan(4, planner.arms[0], threshold=3), planner.arms[0]
+    planner.learn_unwaited(plan, 2, 2, 0.2, 0.8)
+    assert planner.times(5) == pytest.approx(0.8)
+    assert arm.cost.mean == pytest.approx(0.05)
+    planner.learn_unwaited(plan, 3, 4, 8.0, 1.0)
+    assert arm.cost.mean == pytest.approx(0.15, rel=1e-3)  # something was prepared
+    assert planner.blend.chances(4)[3] > arm.curve.chances(4)[3]  # that was lookup
+
+
+@pytest.mark.parametrize(("right", "length"), [(0.99, 9), (0.5, 4), (0.0, 1)])
+def test_lookup_replaces_the_draft_from_the_match_that_pays(right: float, length: int) -> None:
+    planner = planner_of(known(0.001, right))
+    planner.lookup = lookup = NgramLookup()
+    threshold = planner._threshold(3)
+    kept = sum(planner.arms[0].curve.chances(3))
+    assert all(sum(lookup.survival(each, 3)) <= kept for each in range(1, threshold))
+    assert threshold == 9 or sum(lookup.survival(threshold, 3)) > kept
+    assert (threshold <= length) or right > 0.9

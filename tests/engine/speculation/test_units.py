@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -17,25 +17,29 @@ from triforce_chat.engine.cache.retrieval import Budget, FallingAcceptance, Layo
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 from triforce_chat.engine.detokenizer import Detokenizer, StopStrings, overlap
+from triforce_chat.engine.draft import Draft, TokenBuffer, one_hot
 from triforce_chat.engine.events import Finished, LevelTally, Tally, Text, Verified
 from triforce_chat.engine.forward import attention, onednn
-from triforce_chat.engine.sampling.executor import Chances
-from triforce_chat.engine.sampling.sampler import (
-    NUCLEUS_GUESS,
-    Nucleus,
-    Sampler,
-    Sampling,
-    one_hot,
+from triforce_chat.engine.sampling.ops import (
+    CANDIDATES,
+    GREEDY,
+    Uniforms,
+    nucleus_floor,
+    residual,
     truncate,
-    warp,
+    verify,
+    warp_fully,
 )
-from triforce_chat.engine.speculation.level import Autoregressive, Level, Silent, Speculative
-from triforce_chat.engine.speculation.lookup import ORDERS, Heard, NgramLookup, longest_match
-from triforce_chat.engine.speculation.step_times import StepTimes
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.cost_model import StepTimes
+from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup, longest_match
+from triforce_chat.engine.speculation.planner import CUTOFF, Arm, Planner
+from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.errors import UsageError
 
 CPU = torch.device("cpu")
-NOTHING_TESTED = Chances.blank(0, CPU)
 quick = settings(max_examples=80, deadline=None)
 ids = st.lists(st.integers(0, 3), max_size=40)
 # weights whose sums are exact, so that a border is a border in both computations
@@ -62,7 +66,7 @@ def test_nucleus_against_a_full_sort(parts: list[int], share: int) -> None:
         mass, floor = mass + value, value
         if mass >= top_p:
             break
-    assert Nucleus(p.shape[-1]).floor(p, top_p).item() == floor
+    assert nucleus_floor(p, top_p, p.shape[-1])[0].item() == floor
 
 
 @quick
@@ -77,9 +81,8 @@ def test_truncation_against_its_definition(parts: list[int], top_k: int, share: 
         mass = torch.tensor(ranked, dtype=torch.float64).cumsum(0)
         keep &= p[0] >= ranked[int((mass < share / 1024).sum())]
     kept = torch.where(keep, p[0], 0)
-    got = truncate(p, Sampling(temperature=1, top_k=top_k, top_p=share / 1024, min_p=least / 16), Nucleus())[
-        0
-    ]
+    sampling = Sampling(temperature=1, top_k=top_k, top_p=share / 1024, min_p=least / 16)
+    got = truncate(p, sampling, CANDIDATES)[0][0]
     assert torch.allclose(got, kept / kept.sum(), atol=1e-15, rtol=0)
     assert got.argmax() == p[0].argmax()
 
@@ -87,41 +90,42 @@ def test_truncation_against_its_definition(parts: list[int], top_k: int, share: 
 def test_a_nucleus_wider_than_the_first_guess() -> None:
     p = torch.full((2, 5000), 1 / 5000, dtype=torch.float64)
     p[1] = torch.softmax(torch.arange(5000, dtype=torch.float64) / 3, 0)
-    nucleus = Nucleus()
-    nucleus.floor(p[1:], 0.9)
-    assert nucleus.whole is not None
-    assert nucleus.whole.tolist() == [True]
-    nucleus.floor(p, 0.9)
-    assert nucleus.whole.tolist() == [False, True]
-    kept = warp(p.log(), Sampling(temperature=1, top_p=0.9)) > 0
+    complete = nucleus_floor(p, 0.9, CANDIDATES)[1]
+    assert complete is not None
+    assert complete.tolist() == [False, True]
+    kept = warp_fully(p.log(), Sampling(temperature=1, top_p=0.9)) > 0
     assert kept[0].all()
     assert p[1, kept[1]].sum() >= 0.9 > p[1, kept[1]].sum() - p[1, kept[1]].min()
 
 
 class Wide:
-    """A model with one law, flat over more tokens than are sorted at first."""
+    """A model with one distribution, flat over more tokens than are sorted at first."""
 
-    vocabulary, device = 4 * NUCLEUS_GUESS, CPU
+    vocabulary, device, captures = 4 * CANDIDATES, CPU, False
 
-    def __call__(self, ids: Tensor, cache: ToyCache, rows: int) -> Tensor:
-        cache.fed = ids.tolist()
-        cache.advance(len(ids))
-        return torch.arange(self.vocabulary).expand(rows, -1) / 1e4
+    def __call__(self, ids: Tensor, cache: ToyCache, rows: int, offset: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        cache.fed = ids[0].tolist()
+        cache.advance(ids.shape[1])
+        return torch.arange(self.vocabulary).expand(1, rows, -1) / 1e4
 
 
-@pytest.mark.parametrize("drafter", [Silent(Wide()), Autoregressive(Wide(), ToyCache())])
-def test_a_wide_nucleus_costs_drafts_only(drafter: Level) -> None:
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_wide_nucleus_costs_drafts_only(drafts: bool) -> None:
     """A draft may make do with the first candidates; a verification looks at more until they are enough."""
     sampling = Sampling(temperature=1.0, top_p=0.9, seed=0)
-    level = Speculative("x", Wide(), ToyCache(), drafter, 2, lambda _: None)
-    sampler, tokens = Sampler(sampling), torch.tensor([1])
-    exact = warp(Wide()(tokens, ToyCache(), 1), sampling)
-    drafted = drafter.propose(tokens, 1, sampler).probs
-    assert (drafted > 0).sum() == len(drafted) * NUCLEUS_GUESS
+    drafter = DraftModel(Wide(), ToyCache())  # type: ignore[arg-type]
+    planner = Planner([Arm(drafter)] if drafts else [], gamma=2, plain=not drafts)
+    level = Speculative("x", Wide(), ToyCache(), planner, lambda _: None)  # type: ignore[arg-type]
+    sampler, seq = Sampler(sampling), TokenBuffer.of([1], 64, CPU)
+    exact = warp_fully(Wide()(seq.ids[:, :1], ToyCache(), 1)[0], sampling)
+    drafted = drafter.propose(seq, 1, sampler).probs
+    assert (drafted > 0).sum() == CANDIDATES
     level.rollback(0)
-    verdict = level.step(tokens, sampler, 2)
-    assert torch.equal(verdict.probs, exact.expand(len(verdict), -1))
-    assert (exact > 0).sum() > NUCLEUS_GUESS
+    drafter.rollback(0)
+    made, outcome = level.step(seq, sampler, 2)
+    assert torch.equal(made.verdict.probs[0], exact.expand(made.verdict.probs.shape[1], -1))
+    assert len(outcome.ids) == seq.known - 1
+    assert (exact > 0).sum() > CANDIDATES
 
 
 def test_rows_are_warped_one_by_one() -> None:
@@ -183,24 +187,88 @@ def test_wrong_settings_are_refused(wrong: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
 def test_a_draw_at_the_edges_never_takes_a_weightless_index(u: float) -> None:
-    chances = Chances(torch.empty(0), torch.tensor([u], dtype=torch.float64))
-    drawn = Sampler(Sampling(temperature=1)).draw(torch.tensor([0, 0, 0.3, 0.1, 0, 0.6, 0, 0]), chances)
-    assert drawn.item() == (2 if u == 0 else 5)
-    assert drawn.shape == ()
+    uniforms = Uniforms(torch.empty(1, 0), torch.tensor([[u]], dtype=torch.float64))
+    assert uniforms.draw(torch.tensor([[0, 0, 0.3, 0.1, 0, 0.6, 0, 0]])).tolist() == [2 if u == 0 else 5]
 
 
 def test_a_greedy_draw_takes_the_token_that_has_all_the_weight() -> None:
-    drawn = Sampler(Sampling()).draw(torch.tensor([0, 0, 0.3, 0]), NOTHING_TESTED)
-    assert (drawn.item(), drawn.shape) == (2, ())
+    assert GREEDY.draw(torch.tensor([[0, 0, 0.3, 0]])).tolist() == [2]
 
 
 def test_seeds_decide_and_no_seed_does_not() -> None:
     def draws(seed: int | None) -> list[int]:
-        sampler = Sampler(Sampling(temperature=1, seed=seed))
-        return [int(sampler.draw(torch.ones(1000), sampler.roll(NOTHING_TESTED))) for _ in range(4)]
+        sampler, made = Sampler(Sampling(temperature=1, seed=seed)), []
+        for _ in range(4):
+            uniforms = Uniforms.empty(1, 0, CPU)
+            sampler.fill(uniforms)
+            made.append(int(uniforms.draw(torch.ones(1, 1000))))
+        return made
 
     assert draws(1) == draws(1) != draws(2)
     assert draws(None) != draws(None)
+
+
+def test_random_numbers_are_those_of_fresh_tensors() -> None:
+    """So seeds mean what they meant: first those of the tests, then the one of the last token."""
+    sampler, generator = Sampler(Sampling(1.0, seed=6)), torch.Generator().manual_seed(6)
+    uniforms = Uniforms.empty(1, 5, CPU)
+    sampler.fill(uniforms)
+    assert torch.equal(uniforms.tests[0], torch.rand(5, generator=generator))
+    assert torch.equal(uniforms.last[0], torch.rand(1, generator=generator, dtype=torch.float64))
+
+
+# The acceptance rule
+
+
+def test_residual() -> None:
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
+    assert residual(p, q).tolist() == [[0.25, 0, 0]]
+    assert residual(p, p).tolist() == p.tolist()  # nothing left: p itself
+
+
+def test_verify_of_nothing_is_a_plain_draw() -> None:
+    target = torch.tensor([[[0.0, 1.0, 0.0]]])
+    for u in (0.0, 0.5, 0.999):
+        uniforms = Uniforms(torch.zeros(1, 0), torch.tensor([[u]], dtype=torch.float64))
+        assert verify(Draft.empty(3, CPU), target, uniforms).tolist() == [[0, 1]]
+
+
+def test_a_uniform_of_zero_never_passes_an_impossible_token() -> None:
+    zeros = Uniforms(torch.zeros(1, 2), torch.zeros(1, 1, dtype=torch.float64))
+    ones = torch.ones(1, 2)
+    assert zeros.accepts(torch.tensor([[0.0, 1.0]]), ones).tolist() == [0]
+    assert zeros.accepts(torch.tensor([[0.5, 0.0]]), ones).tolist() == [1]
+
+
+def test_a_batch_is_verified_like_its_rows() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for n in (0, 1, 4):
+        probs = torch.softmax(torch.randn(5, n, 7, generator=generator), -1)
+        target = torch.softmax(torch.randn(5, n + 1, 7, generator=generator), -1)
+        tokens = torch.randint(0, 7, (5, n), generator=generator)
+        count = torch.randint(0, n + 1, (5,), generator=generator)
+        uniforms = Uniforms(
+            torch.rand(5, n, generator=generator), torch.rand(5, 1, generator=generator, dtype=torch.float64)
+        )
+        together = verify(Draft(tokens, probs, count), target, uniforms)
+        for i in range(5):
+            row = slice(i, i + 1)
+            draft = Draft(tokens[row], probs[row], count[row])
+            alone = verify(draft, target[row], Uniforms(uniforms.tests[row], uniforms.last[row]))
+            assert torch.equal(together[i], alone[0])
+
+
+def test_a_buffer_of_several_sequences() -> None:
+    ids = torch.arange(40).view(2, 20)
+    seq = TokenBuffer(ids.clone(), torch.tensor([3, 7]), 3)
+    assert seq.read(-2, 2).tolist() == [[1, 2], [25, 26]]
+    ahead = seq.fork(slack=8)
+    ahead.commit(torch.tensor([[100, 101], [200, 201]]), torch.tensor([1, 2]))
+    assert ahead.length.tolist() == [4, 9]
+    assert seq.length.tolist() == [3, 7]
+    assert ahead.read(-1, 1).tolist() == [[100], [201]]
+    ahead.settle(3)
+    assert ahead.length.tolist() == [3, 3]
 
 
 # Text
@@ -270,63 +338,42 @@ def test_longest_match_against_a_naive_search(tokens: list[int]) -> None:
             match += 1
         if match and match >= best[1]:
             best = (end, match)
-    assert longest_match(np.array(tokens, np.int32), ORDERS) == best
-
-
-@quick
-@given(st.lists(st.tuples(ids, ids, st.integers(0, 40), st.booleans()), min_size=1, max_size=6))
-def test_what_was_heard_is_the_history(steps: list[tuple[list[int], list[int], int, bool]]) -> None:
-    heard, history = Heard(), torch.zeros(0, dtype=torch.long)
-    for more, told, keep, asked in steps:
-        history = torch.cat([history, torch.tensor(more, dtype=torch.long)])
-        if asked:
-            assert heard.listen(history).tolist() == history.tolist()
-        heard.hear(len(history), told)
-        history = torch.cat([history, torch.tensor(told, dtype=torch.long)])
-        if asked:
-            assert heard.length == len(history)
-        history = history[:keep]
-        heard.forget(keep)
-    assert heard.listen(history).tolist() == history.tolist()
-
-
-def test_what_is_told_may_be_known_in_part() -> None:
-    heard = Heard()
-    heard.listen(torch.tensor([1, 2, 3]))
-    heard.hear(1, [2, 3, 4, 5])
-    assert heard.listen(torch.tensor([1, 2, 3, 4, 5])).tolist() == [1, 2, 3, 4, 5]
-    heard.hear(2, [3])  # no news
-    assert heard.length == 5
+    assert longest_match(torch.tensor(tokens, dtype=torch.long)) == best
 
 
 def test_lookup_continues_the_latest_match() -> None:
-    lookup = NgramLookup(10, cutoff=0)
-    draft = lookup.propose(torch.tensor([1, 2, 3, 9, 1, 2, 4, 5, 1, 2]), 3, Sampler(Sampling()))
-    assert draft.tokens.tolist() == [4, 5, 1]
-    assert torch.equal(draft.probs, one_hot(draft.tokens, 10))
-    assert len(lookup.propose(torch.tensor([1, 2, 3]), 3, Sampler(Sampling()))) == 0
+    seq = TokenBuffer.of([1, 2, 3, 9, 1, 2, 4, 5, 1, 2], 8, CPU)
+    found = NgramLookup().find(seq, 3)
+    assert (found.tokens.tolist(), found.length.tolist()) == ([[4, 5, 1]], [2])
+    draft = Draft.one_hot(found.tokens, 10)
+    assert torch.equal(draft.probs, one_hot(found.tokens, 10))
+    assert NgramLookup().find(TokenBuffer.of([1, 2, 3], 8, CPU), 3).length.tolist() == [0]
 
 
 def test_lookup_learns_how_far_to_trust() -> None:
-    right, wrong = NgramLookup(10), NgramLookup(10)
-    before = list(right.trust.rates)
-    for lookup, came in ((right, [4, 5]), (wrong, [9, 5])):
-        history = [1, 2, 4, 5, 3, 1, 2]
-        lookup.forecast(torch.tensor(history), 2)
-        lookup.forecast(torch.tensor([*history, *came]), 2)
-    assert right.trust.rates[2] > before[2] > wrong.trust.rates[2]
-    assert right.trust.rates[3] > before[3] == wrong.trust.rates[3]  # behind a miss nothing is learnt
+    right, wrong = NgramLookup(), NgramLookup()
+    before = list(right.rates)
+    right.learn(2, 2, 2)
+    wrong.learn(2, 0, 2)
+    assert right.rates[2] > before[2] > wrong.rates[2]
+    assert right.rates[3] > before[3] == wrong.rates[3]  # behind a miss nothing is learnt
+    right.learn(8, 9, 3)
+    assert [new != old for new, old in zip(right.rates, before, strict=True)] == [
+        order in (2, 3, 8) for order in range(len(before))
+    ]
 
 
 def test_survival_falls_and_unlikely_tokens_are_not_proposed() -> None:
-    lookup = NgramLookup(10)
-    history = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9, 1])
-    told = lookup.forecast(history, 8)
-    assert all(a > b for a, b in zip(told.survival, told.survival[1:], strict=False))
-    one, two = lookup.trust.rates[1], lookup.trust.rates[2]
-    assert told.survival[:2] == pytest.approx([one, one * two])
-    lookup.cutoff = one * (1 + two) / 2
-    assert len(lookup.propose(history, 8, Sampler(Sampling()))) == 1
+    lookup = NgramLookup()
+    told = lookup.survival(1, 8)
+    assert all(a > b for a, b in itertools.pairwise(told))
+    one, two = lookup.rates[1], lookup.rates[2]
+    assert told[:2] == pytest.approx([one, one * two])
+    planner = Planner([], lookup, gamma=8)
+    for match in range(1, 9):
+        keep = sum(chance >= CUTOFF for chance in lookup.survival(match, 8))
+        assert planner.choose(9, 8, match).n == keep
+    assert planner.choose(9, 8, 0).n == 0
 
 
 # Times, tallies

@@ -20,6 +20,7 @@ from triforce_chat.engine.engine import Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.lab.bench import floor, measure
 from triforce_chat.lab.bench.cases import cases
@@ -156,12 +157,11 @@ def test_the_levels_of_stacks(lab: Lab) -> None:
 def test_marks_count_forwards_change_nothing_and_come_off(lab: Lab) -> None:
     engine, request = lab.engine("triforce"), Request(lab.text(90), 30)
     expected = tokens_of(engine, request)
-    before = [Sampler.next, Sampler.judge, RetrievalCache.on_layer]
-    with marked(engine.top) as forwards:
-        assert "step" in vars(engine.top)
+    before = [Sampler.run, Speculative.round, RetrievalCache.follow]
+    with marked() as forwards:
+        assert Speculative.round is not before[1]
         assert tokens_of(engine, request) == expected
-    assert "step" not in vars(engine.top)
-    assert [Sampler.next, Sampler.judge, RetrievalCache.on_layer] == before
+    assert [Sampler.run, Speculative.round, RetrievalCache.on_layer] == before
     assert forwards["draft"] >= forwards["retrieval"] >= forwards["target"] > 0
 
 

@@ -18,6 +18,7 @@ from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.lookup import NgramLookup
+from triforce_chat.engine.speculation.planner import CUTOFF
 from triforce_chat.engine.speculation.stacks import POLICIES
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation import acceptance as module
@@ -230,17 +231,21 @@ def test_a_forced_draft_says_what_it_says_token_by_token(lab: Lab, prompt: int, 
     history = torch.tensor(lab.text(prompt + n))
     once, steps = (StreamingCache(lab.draft.shape, sinks=4, window=12, hop=7) for _ in range(2))
     found = drafted(lab.draft, once, history, n)
-    expected = [lab.draft(steps.pending(history[:at]), steps, 1)[0] for at in range(prompt, prompt + n)]
+    expected = [
+        lab.draft(steps.pending(history[:at])[None], steps, 1)[0, 0] for at in range(prompt, prompt + n)
+    ]
     assert torch.allclose(found, torch.stack(expected), atol=1e-4)
 
 
 def test_lookups_are_the_levels_own(lab: Lab) -> None:
-    history, level = torch.tensor(lab.text(150)), NgramLookup(48)
+    history, level = torch.tensor(lab.text(150)), NgramLookup()
     told = looked_up(history, 100)
     for row, at in enumerate(range(50, 150)):
         token, match = latest_longest(history[:at].tolist())
         assert (told.tokens[row], told.match[row]) == (token, match)
-        assert told.proposed[row] == bool(len(level.propose(history[:at], 1, None)))  # type: ignore[arg-type]
+        assert told.proposed[row] == (match > 0 and level.survival(match, 1)[0] >= CUTOFF)
+        if match:
+            level.learn(match, int(token == history[at]), 1)
     assert 0 < told.proposed.sum() < 100
 
 

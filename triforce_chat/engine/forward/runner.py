@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.storage import KVCache, Shape
-from triforce_chat.engine.cuda_graph import Fed, fitting
+from triforce_chat.engine.cuda_graph import Fed
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import kernels_run
@@ -33,58 +34,60 @@ class Forward(Protocol):
     vocabulary: int
     device: torch.device
 
-    def __call__(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor | None = None) -> Tensor:
-        """Feed ids [n] behind what the cache holds; logits [rows, V] of the last ``rows`` tokens.
+    @property
+    def captures(self) -> bool:
+        """Whether forwards of few tokens are CUDA graphs, to which the host need not know where tokens go."""
+        ...
 
-        They are valid until the model's next forward, which may overwrite them. With ``beyond`` [], known to the
-        device alone, they are fed so many tokens behind that, where there is room for them, and the cache goes on
-        to count what it did: what stands there is for the forwards to come until something else is written there.
+    def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
+        """Feed ids [B, n] behind what the cache holds; logits [B, rows, V] of the last ``rows`` tokens.
+
+        They are valid until the model's next forward, which may overwrite them. With ``offset`` [B] the ids are fed
+        so many tokens further behind, and the cache goes on to count what it did: what is stored there is scratch
+        space, which later forwards may read and overwrite.
         """
         ...
 
-
-class Feeder(Protocol):
-    """Feeds tokens behind what a cache counts, to where only the device knows."""
-
-    def aim(self) -> None:
-        """Note what the cache counts now."""
-        ...
-
-    def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
-        """Logits [1, V] behind ids [n], of which the first goes ``beyond`` [] tokens behind what was counted."""
+    def loop(self, cache: KVCache) -> LoopForward:
+        """Its forwards as parts of a graph that holds several of them; only where it ``captures``."""
         ...
 
 
-class Sends(Forward, Protocol):
-    """A model that can be a part of graphs."""
+class LoopForward(Protocol):
+    """Feeds tokens behind what a cache counts, from a slot on that only the device knows."""
 
-    def feeder(self, cache: KVCache) -> Feeder:
-        """Its forwards into a buffer for a graph that holds more than one of them."""
+    def aim(self, offset: Tensor) -> None:
+        """Begin ``offset`` [B] tokens behind (negative: in front of) the end of what the cache counts."""
+        ...
+
+    def __call__(self, ids: Tensor, step: int) -> Tensor:
+        """Logits [B, 1, V] behind ids [B, n], of which the first goes ``step`` tokens behind that slot."""
         ...
 
 
-class Sending:
-    """Without launching graphs, so that it can be a part of one."""
+class FusedLoop:
+    """``LoopForward`` of fused blocks, which launches no graph itself."""
 
     def __init__(self, runner: Runner, cache: KVCache) -> None:
         slot = cache.write_slot()
         assert slot
         self.runner, self.cache = runner, cache
-        self.forward = runner.captures.forward(slot)
+        self.forward = runner.graphs.forward(slot)
         with torch.inference_mode(False):
             self.at = torch.zeros(2, dtype=torch.long, device=runner.device)
 
-    def aim(self) -> None:
+    def aim(self, offset: Tensor) -> None:
         slot = self.cache.write_slot()
         assert slot
-        torch.linspace(slot.start, self.cache.position, 2, out=self.at)
+        torch.linspace(slot.start, self.cache.position, 2, out=self.at)  # two numbers in one launch
+        self.at += offset
 
     @torch.inference_mode()
-    def __call__(self, ids: Tensor, beyond: Tensor) -> Tensor:
-        at, steps = self.at + beyond, torch.arange(len(ids), device=ids.device)
-        with self.runner._at_device():
-            logits = self.forward(Fed(self.runner._embedded(ids), at[:1], at[1:], steps))[-1:]
-        return self.runner._wide(logits)
+    def __call__(self, ids: Tensor, step: int) -> Tensor:
+        at, steps = self.at + step, torch.arange(ids.shape[1], device=ids.device)
+        with self.runner.on_device():
+            logits = self.forward(Fed(self.runner.embedded(ids[0]), at[:1], at[1:], steps))[-1:]
+        return self.runner.widened(logits)[None]
 
 
 class Runner:
@@ -111,7 +114,7 @@ class Runner:
             from triforce_chat.engine.forward.graphs import Captures
 
             self.decoder = Decoder(model, self.shape, group)
-            self.captures = Captures(self.decoder, self.device)
+            self.graphs = Captures(self.decoder, self.device)
         elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
 
@@ -126,13 +129,13 @@ class Runner:
         from triforce_chat.engine.forward.graphs import Captures
 
         made = copy(self)
-        made.captures = Captures(self.decoder.quantized(), self.device)
+        made.graphs = Captures(self.decoder.quantized(), self.device)
         return made
 
     @property
     def int8_numbers(self) -> int:
         """How many of the numbers that a step of few tokens reads are 8 bits wide."""
-        if self.decoder is None or self.captures.decoder is self.decoder:
+        if self.decoder is None or self.graphs.decoder is self.decoder:
             return 0
         return self.decoder.matrix_numbers
 
@@ -146,59 +149,62 @@ class Runner:
             return False
         return self.group.all_reduce_min(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
 
-    @torch.inference_mode()
-    def __call__(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor | None = None) -> Tensor:
-        with self._at_device():
-            logits = self._fed(ids, cache, rows) if beyond is None else self._sent(ids, cache, rows, beyond)
-        return self._wide(logits)
-
-    def _wide(self, logits: Tensor) -> Tensor:
-        return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
-
     @property
-    def sends(self) -> bool:
-        """Whether few tokens can be fed to where only the device knows."""
+    def captures(self) -> bool:
         return self.decoder is not None
 
-    def _sent(self, ids: Tensor, cache: KVCache, rows: int, beyond: Tensor) -> Tensor:
-        n, slot, size = len(ids), cache.write_slot(), fitting(len(ids))
-        assert slot
-        assert size
-        ids = self._embedded(ids)
-        self.captures.prepare(ids, slot, cache.position)
-        return self.captures(ids, slot, cache.position, size, beyond)[n - rows :]
+    @torch.inference_mode()
+    def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
+        if len(ids) != 1:
+            raise ValueError(f"{len(ids)} sequences; caches hold one")
+        with self.on_device():
+            logits = self._fed(self.embedded(ids[0]), cache, rows, offset)
+        return self.widened(logits)[None]
 
-    def feeder(self, cache: KVCache) -> Feeder:
-        return Sending(self, cache)
+    def loop(self, cache: KVCache) -> LoopForward:
+        return FusedLoop(self, cache)
 
-    def _fed(self, ids: Tensor, cache: KVCache, rows: int) -> Tensor:
+    def _fed(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None) -> Tensor:
         n = len(ids)
-        ids = self._embedded(ids)
         slot = cache.write_slot() if self.decoder else None
-        size = self.captures.size(n, slot) if slot else None
+        size = self.graphs.size(n, slot) if slot else None
+        if offset is not None:
+            if slot and size:
+                self.graphs.prepare(ids, slot, cache.position)
+                return self.graphs(ids, slot, cache.position, size, offset)[n - rows :]
+            with moved(cache, int(offset)):  # waits for the device
+                return self._logits(self._hidden(ids, cache)[n - rows :])
         # Also ahead of a draft's first forward, which is too long for it and overwrites what this touched.
-        touched = self.captures.prepare(ids, slot, cache.position) if slot and (size or rows == 1) else 0
+        touched = self.graphs.prepare(ids, slot, cache.position) if slot and (size or rows == 1) else 0
         if slot and size:
-            logits = self.captures(ids, slot, cache.position, size)[n - rows :]
+            logits = self.graphs(ids, slot, cache.position, size)[n - rows :]
             cache.wrote(n, max(size, touched))
         else:
-            head = self.decoder.logits if self.decoder else self.model.lm_head
-            logits = head(self._hidden(ids, cache)[n - rows :])
+            logits = self._logits(self._hidden(ids, cache)[n - rows :])
         cache.advance(n)
         return logits
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        head = self.decoder.logits if self.decoder else self.model.lm_head
+        logits: Tensor = head(hidden)
+        return logits
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """Logits [n, V] as wide as those of the model that this one drafts for."""
+        return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: KVCache) -> None:
         """Feed ids [n] for their keys and values only."""
-        with self._at_device():
-            self._hidden(self._embedded(ids), cache)
+        with self.on_device():
+            self._hidden(self.embedded(ids), cache)
         cache.advance(len(ids))
 
-    def _at_device(self) -> AbstractContextManager[Any]:
+    def on_device(self) -> AbstractContextManager[Any]:
         """Triton launches on the current GPU, and every thread has one of its own."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _embedded(self, ids: Tensor) -> Tensor:
+    def embedded(self, ids: Tensor) -> Tensor:
         """Ids that have an embedding: padding that a target drew has no text, so any token will do for it."""
         return ids.clamp_max(self.known - 1) if self.known < self.vocabulary else ids
 
@@ -212,6 +218,16 @@ class Runner:
         )
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+
+@contextmanager
+def moved(cache: KVCache, n: int) -> Iterator[None]:
+    """Count ``n`` tokens more (negative: fewer) for a while, so that a forward begins there."""
+    cache.length += n
+    try:
+        yield
+    finally:
+        cache.length -= n
 
 
 def allowed_bytes(device: torch.device) -> int:

@@ -1,7 +1,7 @@
-"""Where tokens are drawn and drafts judged: dozens of small launches, which a GPU replays as one graph.
+"""Runs sampling: dozens of small launches, which a GPU replays as one CUDA graph.
 
-What a graph reads stands on a desk of its own, and so does what it makes. Random numbers are put there from outside.
-Drafts have every length; desks have a few sizes, all captured with the first draft of an answer's law and room.
+A graph reads static input buffers, so inputs are copied there first, and random numbers are drawn into them from
+outside. Drafts have every length; graphs have a few sizes, all captured with an answer's first draft.
 """
 
 from __future__ import annotations
@@ -16,205 +16,189 @@ from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import SIZES, USUAL, Graph, fitting, pool_of
 from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.sampling.ops import (
+    GREEDY,
+    PenaltyContext,
+    Randomness,
+    Uniforms,
+    penalized,
+    verify,
+    warp,
+)
+from triforce_chat.engine.sampling.options import Sampling
 
-MOST = 1 << 30  # bytes of what is kept for the next time: a few laws
+MOST = 1 << 30  # bytes of input buffers that are kept between answers
 LEAST_ROOM = 2048  # tokens of an answer; each doubling is captured anew
 
 
-class Chances(NamedTuple):
-    """Uniforms in [0, 1), untouched where nothing is left to chance."""
+class SamplerInputs(NamedTuple):
+    """All that the next tokens depend on, but for random numbers."""
 
-    tests: Tensor  # [n], fp32, one for each drafted token
-    last: Tensor  # [1], fp64, for the token behind the accepted ones
-
-    @staticmethod
-    def blank(n: int, device: torch.device) -> Chances:
-        last = torch.empty(1, dtype=torch.float64, device=device)
-        return Chances(torch.empty(n, dtype=torch.float32, device=device), last)
+    logits: Tensor  # [B, n+1, V]
+    draft: Draft  # n tokens per row
+    penalty: PenaltyContext | None  # where there is a repetition penalty
 
 
-class Said(NamedTuple):
-    """The answer so far, its pending proposals included."""
+class SamplerOutput(NamedTuple):
+    """Overwritten by the next output, as graphs share their memory."""
 
-    tokens: Tensor  # [m], of which the first ``length`` are the answer's
-    length: Tensor  # []
-
-
-class Words(NamedTuple):
-    """The same as the host knows it."""
-
-    tokens: Tensor  # [m]
-    spare: Tensor | None = None  # [], of the last ones: how many are none of it; None: none
-
-    @property
-    def counted(self) -> Said:
-        length = torch.full((), len(self.tokens), device=self.tokens.device)
-        return Said(self.tokens, length if self.spare is None else length - self.spare)
+    probs: Tensor  # [B, n+1, V], the warped distributions
+    # [B, n+4]: how many tokens to commit, the tokens of ``verify``, how many tokens were drafted, and whether no
+    # distribution was cut short.
+    packed: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """All that the next tokens depend on."""
+class Verification:
+    """Logits and a draft in, a verdict out. Equal ones do the same work, so they share a captured graph.
 
-    logits: Tensor  # [n+1, V]
-    draft: Draft  # n tokens
-    said: Said | None  # for the repetition penalty, where there is one
-    chances: Chances
+    ``candidates``: how many of the likeliest tokens are searched for a top-p nucleus. With an empty draft this is
+    plain sampling of one token.
+    """
 
+    sampling: Sampling
+    candidates: int
 
-class Drawn(NamedTuple):
-    """What was made of it: overwritten by the next, as graphs share their memory."""
+    def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
+        draft = inputs.draft
+        scores = penalized(inputs.logits, inputs.penalty, draft.count, self.sampling.repetition_penalty)
+        probs, complete = warp(scores, self.sampling, self.candidates)
+        numbers = verify(draft, probs, random)
+        if complete is None:
+            flag = numbers.new_ones(len(numbers), 1)
+        else:
+            if draft.count is not None:  # rows behind the proposals do not matter
+                rows = torch.arange(complete.shape[-1], device=complete.device)
+                complete = complete | (rows > draft.count[:, None])
+            flag = complete.all(-1, keepdim=True).long()
+        return SamplerOutput(
+            probs, torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1)
+        )
 
-    probs: Tensor  # [n+1, V]
-    word: Tensor  # [.], whole numbers for the host, of which the last says whether all nuclei were whole
-
-
-Work = Callable[[Given], Drawn]
-
-
-class Desk(Protocol):
-    """Has everything in its place for one piece of work but for the chances, which are still to be drawn."""
-
-    @property
-    def chances(self) -> Chances: ...
-
-    def __call__(self) -> Drawn:
-        """Do it."""
-        ...
-
-
-class Desks(Protocol):
-    """Finds the desk for a piece of work."""
-
-    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Words | None) -> Desk:
-        """``work`` reads what is given and nothing else that changes from one of its ``kind`` to another.
-
-        ``said`` is the answer so far, if the work asks for it.
-        """
-        ...
+    def randomness(self, uniforms: Uniforms) -> Randomness:
+        return GREEDY if self.sampling.greedy else uniforms
 
 
-@dataclass(frozen=True, slots=True)
-class Once:
-    """Serves one piece of work."""
+class Executor(Protocol):
+    """Runs verifications; ``fill`` puts fresh random numbers into the uniforms it is given."""
 
-    work: Work
-    given: Given
-
-    @property
-    def chances(self) -> Chances:
-        return self.given.chances
-
-    def __call__(self) -> Drawn:
-        return self.work(self.given)
+    def run(
+        self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]
+    ) -> SamplerOutput: ...
 
 
-class Direct:
-    """A new desk every time, around the very tensors."""
+class EagerExecutor:
+    """Launches every operation by itself."""
 
-    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Words | None) -> Desk:  # noqa: ARG002
-        answer = None if said is None else said.counted
-        laid = Draft(draft.tokens, draft.probs, draft.count)  # asked for once
-        return Once(work, Given(logits, laid, answer, Chances.blank(len(draft), logits.device)))
-
-
-DIRECT = Direct()
+    def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
+        rows, n = inputs.draft.tokens.shape
+        uniforms = Uniforms.empty(rows, n, inputs.logits.device)
+        fill(uniforms)
+        return op(inputs, op.randomness(uniforms))
 
 
-class Replay:
-    """A desk of a fixed size whose work is the same every time; shorter drafts leave some of it unused."""
-
-    def __init__(
-        self, work: Work, rows: int, logits: Tensor, draft: Draft, room: int, pool: Callable[[], Any]
-    ) -> None:
-        device, (n, vocabulary) = logits.device, (rows - 1, logits.shape[-1])
-        with torch.inference_mode(False):  # else nobody could write to them outside of that mode
-            # How many tokens are drafted, and how many were said.
-            self.counts = torch.zeros(2, dtype=torch.long, device=device)
-            # Nowhere garbage: what is left unused is worked on, too.
-            said = torch.zeros(room, dtype=torch.long, device=device)
-            drafted = draft.tokens.new_zeros(n), draft.probs.new_zeros(n, vocabulary)
-            self.given = Given(
-                logits.new_zeros(rows, vocabulary),
-                Draft(*drafted, self.counts[0]),
-                Said(said, self.counts[1]) if room else None,
-                Chances.blank(n, device),
-            )
-        self.chances = self.given.chances
-        self.work = work
-        self.graph: Graph[Drawn] = Graph(device, pool)
-
-    def prepare(self) -> None:
-        """Have it captured before there is anything to do."""
-        self.graph.prepare(self._done)
-
-    def fill(self, logits: Tensor, draft: Draft, said: Words | None) -> None:
-        given, n = self.given, len(draft)
-        given.logits[: n + 1] = logits
-        if n < len(given.draft):
-            given.logits[n + 1 :] = logits[-1]  # their nuclei are no wider than those that count
-        if n:
-            given.draft.tokens[:n] = draft.tokens
-            given.draft.probs[:n] = draft.probs
-        if given.said is not None and said is not None:
-            given.said.tokens[: len(said.tokens)] = said.tokens
-        # Two numbers of the host's in one launch.
-        torch.linspace(n, 0 if said is None else len(said.tokens), 2, out=self.counts)
-        if draft.count is not None:
-            self.counts[0] = draft.count
-        if said is not None and said.spare is not None:
-            self.counts[1] -= said.spare
-        self.chances = Chances(given.chances.tests[:n], given.chances.last)
-
-    def __call__(self) -> Drawn:
-        return self.graph(self._done)
-
-    def _done(self) -> Drawn:
-        return self.work(self.given)
-
-
-class Replays:
-    """Desks for each kind of work, kept from answer to answer; the kinds unused longest go."""
+class GraphExecutor:
+    """Replays one graph per verification and size; graphs are kept from answer to answer, the least used go."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self.made: dict[Hashable, dict[int, Replay]] = {}  # by their last use; then by their rows
+        self.made: dict[Hashable, dict[int, StaticVerification]] = {}  # by their last use; then by rows
 
-    def lay(self, kind: Hashable, work: Work, logits: Tensor, draft: Draft, said: Words | None) -> Desk:
-        draft = Draft(draft.tokens, draft.probs, draft.count)  # asked for once
-        room = 0 if said is None else rounded_up(len(said.tokens))
-        key = kind, logits.shape[-1], logits.dtype, draft.probs.dtype, room
-        desks = self.made[key] = self.made.pop(key, {})  # the last one again
-        rows = fitting(len(logits)) or len(logits)
+    def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
+        static = self._static(op, inputs)
+        static.copy_in(inputs)
+        n = len(inputs.draft)
+        fill(Uniforms(static.uniforms.tests[:, :n], static.uniforms.last))
+        return static()
+
+    def _static(self, op: Verification, inputs: SamplerInputs) -> StaticVerification:
+        logits, draft, penalty = inputs
+        room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1])
+        key = op, len(logits), logits.shape[-1], logits.dtype, draft.probs.dtype, room
+        sizes = self.made[key] = self.made.pop(key, {})  # the last one again
+        rows = fitting(logits.shape[1]) or logits.shape[1]
         usual = [size for size in SIZES if size <= USUAL and len(draft)]
-        if fresh := {rows, *usual} - desks.keys():
-            # The largest first: what the others need on the way fits into what it has left.
+        if fresh := {rows, *usual} - sizes.keys():
+            # The largest first: its scratch memory is large enough for the others.
             for size in sorted(fresh, reverse=True):
-                desks[size] = Replay(work, size, logits, draft, room, self.pool)
-                desks[size].prepare()
+                sizes[size] = StaticVerification(op, size, inputs, room, self.pool)
+                sizes[size].capture()
             self._forget(key)
-        desks[rows].fill(logits, draft, said)
-        return desks[rows]
+        return sizes[rows]
 
     def _forget(self, but: Hashable) -> None:
-        """What is more than it may be."""
+        """Give up what exceeds the memory for it."""
         for key in list(self.made):
-            if key == but or sum(map(size_of, self._all())) <= self.most:
+            if key == but or sum(each.nbytes for each in self._all()) <= self.most:
                 break
             del self.made[key]
 
-    def _all(self) -> Iterator[Replay]:
-        return chain.from_iterable(desks.values() for desks in self.made.values())
+    def _all(self) -> Iterator[StaticVerification]:
+        return chain.from_iterable(sizes.values() for sizes in self.made.values())
 
     def pool(self) -> Any:
-        """Where the next graph takes its memory from."""
+        """The memory pool of the next graph."""
         return pool_of(each.graph for each in self._all())
 
 
-def size_of(desk: Replay) -> int:
-    """Bytes of what is laid there, and of the distributions that are made of it."""
-    logits = desk.given.logits
-    return logits.nbytes + desk.given.draft.probs.nbytes + logits.numel() * torch.float32.itemsize
+class StaticVerification:
+    """A verification of a fixed number of rows over static input buffers; shorter drafts leave some rows unused."""
+
+    def __init__(
+        self, op: Verification, rows: int, like: SamplerInputs, room: int, pool: Callable[[], Any]
+    ) -> None:
+        logits, draft = like.logits, like.draft
+        device, (batch, _, vocabulary) = logits.device, logits.shape
+        with torch.inference_mode(False):  # else nobody could write to them outside of that mode
+            # Numbers of drafted tokens, and of the answer's tokens.
+            self.counts = torch.zeros(2, batch, dtype=torch.long, device=device)
+            # Zeros, not garbage: unused rows are computed, too.
+            answer = torch.zeros(batch, room, dtype=torch.long, device=device)
+            self.inputs = SamplerInputs(
+                logits.new_zeros(batch, rows, vocabulary),
+                Draft(
+                    draft.tokens.new_zeros(batch, rows - 1),
+                    draft.probs.new_zeros(batch, rows - 1, vocabulary),
+                    self.counts[0],
+                ),
+                PenaltyContext(answer, self.counts[1]) if room else None,
+            )
+            self.uniforms = Uniforms.empty(batch, rows - 1, device)
+        self.op, self.random = op, op.randomness(self.uniforms)
+        self.graph: Graph[SamplerOutput] = Graph(device, pool)
+
+    def capture(self) -> None:
+        self.graph.prepare(self._work)
+
+    def copy_in(self, inputs: SamplerInputs) -> None:
+        logits, draft, penalty = inputs
+        n = len(draft)
+        static = self.inputs
+        static.logits[:, : n + 1] = logits
+        if n + 1 < static.logits.shape[1]:
+            static.logits[:, n + 1 :] = logits[:, -1:]  # their nuclei are no wider than those that count
+        if n:
+            static.draft.tokens[:, :n] = draft.tokens
+            static.draft.probs[:, :n] = draft.probs
+        if draft.count is None:
+            self.counts[0].fill_(n)
+        else:
+            self.counts[0] = draft.count
+        if static.penalty is not None and penalty is not None:
+            static.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
+            self.counts[1] = penalty.length
+
+    def __call__(self) -> SamplerOutput:
+        return self.graph(self._work)
+
+    def _work(self) -> SamplerOutput:
+        return self.op(self.inputs, self.random)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the input buffers, and of the distributions that are made of them."""
+        logits = self.inputs.logits
+        return logits.nbytes + self.inputs.draft.probs.nbytes + logits.numel() * torch.float32.itemsize
 
 
 def rounded_up(tokens: int) -> int:

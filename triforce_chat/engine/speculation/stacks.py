@@ -14,12 +14,10 @@ from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
-from triforce_chat.engine.speculation.async_decoder import Adaptive, Ahead
-from triforce_chat.engine.speculation.level import Autoregressive, Level, Silent, Speculative, Top
-from triforce_chat.engine.speculation.lookup import NgramLookup, NoLookup
-from triforce_chat.engine.speculation.planner import Arm, Planner
-from triforce_chat.engine.speculation.relay import Relay
-from triforce_chat.engine.speculation.step_times import StepTimes, clock_of
+from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.lookup import NgramLookup
+from triforce_chat.engine.speculation.planner import Arm, Planner, sizes
+from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.errors import UsageError
 
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey}
@@ -56,9 +54,9 @@ class Builder:
         group: RankGroup = SINGLE,
     ) -> None:
         self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
-        self.group, self.clock = group, clock_of(target.device)
+        self.group = group
 
-    def build(self) -> Top:
+    def build(self) -> Speculative:
         self.check()
         return self.makers()[self.options.name]()
 
@@ -70,55 +68,50 @@ class Builder:
         if name == "naive" and self.draft is None:
             raise UsageError("the stack 'naive' needs a draft model: pass --draft")
 
-    def makers(self) -> dict[str, Callable[[], Top]]:
+    def makers(self) -> dict[str, Callable[[], Speculative]]:
         return {
             "auto": self.auto,
-            "triforce": lambda: self.top(self.middle(self.retrieval())),
-            "retrieval": lambda: self.top(self.middle(self.retrieval(), drafts=False)),
-            "streaming": lambda: self.top(self.middle(self.streaming())),
+            "triforce": lambda: self.over(self.middle(self.retrieval())),
+            "retrieval": lambda: self.over(self.middle(self.retrieval(), drafts=False)),
+            "streaming": lambda: self.over(self.middle(self.streaming())),
             "naive": self.naive,
-            "lookup": self.looked_up,
-            "autoregressive": self.plain,
+            "lookup": lambda: self.top(self.planner(lookup=NgramLookup())),
+            "autoregressive": lambda: self.top(Planner(group=self.group)),
         }
 
-    def auto(self) -> Top:
+    def auto(self) -> Speculative:
+        """The best of everything, as measured while decoding."""
         # Below this length the middle level would read nearly as much as the target itself.
         hierarchy = Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens)
-        return self.adaptive(self.planned([hierarchy, *self.drafts()]))
-
-    def adaptive(self, planner: Planner) -> Top:
-        """What the planner finds best, plain decoding included."""
-        ahead, fast = self.ahead(), self.over(planner)
-        # Ranks would have to agree on a plan for every token, which is what running ahead does without.
-        return Adaptive(ahead, fast, planner) if ahead and self.group.size == 1 else fast
-
-    def looked_up(self) -> Top:
-        return self.adaptive(self.planned([])) if self.options.gamma is None else self.over(self.lookup())
+        arms = [hierarchy, *self.drafts()]
+        return self.top(Planner(arms, NgramLookup(), most=self.most, group=self.group))
 
     def naive(self) -> Speculative:
-        assert self.draft is not None
-        return self.top(self.drafter(self.draft))
+        return self.top(self.planner(self.drafts(), plain=False))
 
-    def plain(self) -> Top:
-        """No drafts."""
-        return self.ahead() or self.over(Silent(self.target))
-
-    def ahead(self) -> Ahead | None:
-        """No drafts, ahead of the host: where the device works by itself, and a forward is cheap to take back."""
-        if self.target.device.type == "cuda" and isinstance(self.full.storage, KVBuffer):
-            return Ahead("target", self.target, self.full, self.emit, self.group)
-        return None
-
-    def top(self, drafter: Level) -> Speculative:
+    def over(self, drafter: Speculative) -> Speculative:
         """The target over a drafter that always drafts."""
-        if self.options.gamma is not None:
-            return self.over(drafter)
-        return self.over(
-            Planner(StepTimes(), NoLookup(self.target.vocabulary), [Arm(drafter)], self.group, self.clock, 1)
+        return self.top(self.planner([Arm(drafter)], plain=False))
+
+    def planner(
+        self, arms: Sequence[Arm] = (), lookup: NgramLookup | None = None, plain: bool = True
+    ) -> Planner:
+        gamma = self.options.gamma
+        return Planner(arms, lookup, gamma, self.most, plain, self.group)
+
+    def top(self, planner: Planner) -> Speculative:
+        return Speculative(
+            "target", self.target, self.full, planner, self.emit, self.group, self.overlaps(planner)
         )
 
-    def over(self, drafter: Level) -> Speculative:
-        return Speculative("target", self.target, self.full, drafter, self.most, self.emit, self.group)
+    def overlaps(self, planner: Planner) -> bool:
+        """Whether plain decoding may run ahead of the host.
+
+        Where the device works by itself and a forward is cheap to take back; ranks would have to agree on a plan for
+        every token.
+        """
+        queue = self.target.device.type == "cuda" and isinstance(self.full.storage, KVBuffer)
+        return queue and (self.group.size == 1 or not planner.decides)
 
     @property
     def most(self) -> int:
@@ -130,32 +123,21 @@ class Builder:
         """Whether every verification fetches keys and values from host memory."""
         return isinstance(self.full.storage, OffloadedKV)
 
-    def middle(self, cache: RetrievalCache, drafts: bool = True) -> Level:
-        """The target over a small cache: proposals that the host need not hear of, where that is possible."""
-        name, model, gamma = "retrieval", self.proposer(), self.options.draft_gamma or MOST_DRAFT_GAMMA
-        if not model.sends or (self.draft and not self.draft.sends):
-            below = self.below() if drafts else Silent(self.target)
-            return Speculative(name, model, cache, below, gamma, self.emit, self.group)
-        planned = self.options.draft_gamma is None
-        draft = (self.draft, StreamingCache(self.draft.shape)) if self.draft and drafts else None
-        lookup = drafts and (planned or draft is None)
-        common = self.emit, self.clock, self.group
-        return Relay(name, model, cache, draft, gamma, *common, lookup=lookup, planned=planned)
+    def middle(self, cache: RetrievalCache, drafts: bool = True) -> Speculative:
+        """The target over a small cache."""
+        gamma = self.options.draft_gamma
+        lengths = sizes(1, MOST_DRAFT_GAMMA) if gamma is None else []
+        arms = self.drafts(lengths) if drafts else []
+        looks_up = drafts and (gamma is None or not arms)
+        lookup = NgramLookup() if looks_up else None
+        planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, group=self.group)
+        return Speculative("retrieval", self.proposer(), cache, planner, self.emit, self.group)
 
-    def below(self) -> Level:
-        """What drafts for the middle level: whatever pays, or as many tokens as were asked for."""
-        if self.options.draft_gamma is None:
-            return self.planned(self.drafts())
-        return self.drafter(self.draft) if self.draft else self.lookup()
-
-    def planned(self, arms: Sequence[Arm]) -> Planner:
-        return Planner(StepTimes(), self.lookup(), arms, self.group, self.clock)
-
-    def drafts(self) -> list[Arm]:
-        return [Arm(self.drafter(self.draft))] if self.draft else []
-
-    def drafter(self, draft: Runner) -> Autoregressive:
-        return Autoregressive(draft, StreamingCache(draft.shape), self.group)
+    def drafts(self, lengths: Sequence[int] = ()) -> list[Arm]:
+        """The draft model, if there is one; drafts of these lengths are captured ahead of their use."""
+        if self.draft is None:
+            return []
+        return [Arm(DraftModel(self.draft, StreamingCache(self.draft.shape), lengths, self.group))]
 
     def proposer(self) -> Runner:
         """The target as the middle level runs it."""
@@ -174,6 +156,3 @@ class Builder:
         own = self.options.budget
         planned = self.options.gamma is None  # else nothing may depend on where memory happens to be free
         return replace(own, stride=min(own.stride, STREAMED_STRIDE)) if self.streamed and planned else own
-
-    def lookup(self) -> NgramLookup:
-        return NgramLookup(self.target.vocabulary)

@@ -113,7 +113,7 @@ def profile(
     engine = engine_of(bench)
     device = engine.target.device
     free = rounds(bench, ids, case)
-    with marked(engine.top) as forwards:
+    with marked() as forwards:
         watch = Watch(device, forwards, trace)
         seen = rounds(bench, ids, case, watch.begin, watch.end)
     found = watch.timeline()

@@ -118,7 +118,7 @@ class Acceptance:
         target, draft = self.engine.target, self.engine.draft
 
         def law(logits: Tensor) -> Tensor:
-            return sampler.law(logits, history[:-1])  # [n, V]
+            return sampler.probs(logits, history[:-1])  # [n, V]
 
         p = law(forced(target, self.engine.full, history, n))
         d = law(drafted(draft, StreamingCache(draft.shape), history, n)) if draft else None

@@ -10,7 +10,8 @@ from torch import Tensor
 from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.forward.runner import Forward
-from triforce_chat.engine.speculation.lookup import NgramLookup
+from triforce_chat.engine.speculation.lookup import NgramLookup, longest_match
+from triforce_chat.engine.speculation.planner import CUTOFF
 
 
 def forced(model: Forward, cache: KVCache, history: Tensor, n: int) -> Tensor:
@@ -18,7 +19,7 @@ def forced(model: Forward, cache: KVCache, history: Tensor, n: int) -> Tensor:
 
     The cache covers the tokens before the one that precedes them, and is put back there.
     """
-    logits = model(cache.pending(history[:-1]), cache, n)
+    logits = model(cache.pending(history[:-1])[None], cache, n)[0]
     cache.truncate(len(history) - n - 1)
     return logits
 
@@ -33,7 +34,7 @@ def drafted(model: Forward, cache: StreamingCache, history: Tensor, n: int) -> T
         fed = cache.pending(history[:at])
         room = cache.storage.capacity - cache.position - len(fed)
         more = history[at : min(at + room, len(history) - 1)]
-        rows.append(model(torch.cat([fed, more]), cache, 1 + len(more)).clone())
+        rows.append(model(torch.cat([fed, more])[None], cache, 1 + len(more))[0].clone())
         at += 1 + len(more)
     return torch.cat(rows)
 
@@ -49,13 +50,14 @@ class Lookups:
 
 def looked_up(history: Tensor, n: int) -> Lookups:
     """For the last n tokens of history [m], one token ahead each, learning as it goes."""
-    known, lookup = history.cpu(), NgramLookup(vocabulary=0)
+    known, lookup = history.cpu(), NgramLookup()
     tokens, match = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
     proposed = torch.zeros(n, dtype=torch.bool)
     for row, at in enumerate(range(len(known) - n, len(known))):
-        told = lookup.forecast(known[:at], 1)
-        if told.survival and lookup.told is not None:
-            tokens[row], match[row] = told.tokens[0], lookup.told[1]
-            proposed[row] = told.survival[0] >= lookup.cutoff
-    place = history.device
-    return Lookups(tokens.to(place), match.to(place), proposed.to(place))
+        place, length = longest_match(known[:at])
+        if length:
+            tokens[row], match[row] = known[place], length
+            proposed[row] = lookup.survival(length, 1)[0] >= CUTOFF
+            lookup.learn(length, int(known[place] == known[at]), 1)
+    device = history.device
+    return Lookups(tokens.to(device), match.to(device), proposed.to(device))

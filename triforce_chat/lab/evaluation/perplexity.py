@@ -56,7 +56,7 @@ def losses(runner: Runner, ids: Sequence[int], cache: FullCache, first: int = 1)
     found = []
     for at in range(first - 1, len(tokens) - 1, SLICE):
         fed = tokens[at : min(at + SLICE, len(tokens) - 1)]
-        logits = runner(fed, cache, len(fed)).float()
+        logits = runner(fed[None], cache, len(fed))[0].float()
         found.append(cross_entropy(logits, tokens[at + 1 : at + 1 + len(fed)], reduction="none"))
     return torch.cat(found).cpu() if found else torch.empty(0)
 

@@ -1,20 +1,26 @@
-"""Measured times, the raw material of the planner's cost model."""
+"""What steps cost and how often drafts are accepted, as measured lately: the numbers that plans are made from."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Any, Protocol
 
 import torch
 
-FORGET = 0.9  # weight of the past at each new measurement: contexts grow, machines slow down
-FORGET_SHAPE = 0.99  # what a row costs in steps changes with the machine only
-ROW_PRIOR = 0.04  # what one more row costs, as a share of a step of one, before anything else is known
+FORGET_TIME = 0.9  # weight of the past at each new measurement: contexts grow, machines slow down
+FORGET_SHAPE = 0.99  # the cost of a row, in steps of one row, changes with the machine only
+ROW_PRIOR = 0.04  # cost of one more row, as a share of a step of one row, before anything else is known
 PRIOR_WEIGHT = 4.0  # in rows squared
-FIRST = (
-    1e-6  # weight of the first of a kind, which may have prepared something: it counts until there is another
-)
+FIRST = 1e-6  # weight of the first measurement of a kind, which may include preparations: it counts until the second
+
+GUESS = 0.8  # acceptance until verdicts come
+GUESS_WEIGHT = 3.0  # tests that the guess counts for
+NEIGHBOUR_WEIGHT = 6.0  # tests that the acceptance of the positions in front counts for
+FORGET_POSITION = 0.975  # weight of the past at each test of a position
+FORGET_OVERALL = 0.995  # the same over all positions
 
 
 class Clock(Protocol):
@@ -25,7 +31,7 @@ class Clock(Protocol):
         ...
 
     def mark(self) -> Any:
-        """The moment at which the device will have done what it was told so far."""
+        """The moment at which the device will have done all that was launched so far."""
         ...
 
     def between(self, first: Any, last: Any) -> float:
@@ -48,7 +54,7 @@ class HostClock:
 
 
 class QueueClock(HostClock):
-    """For a device with a queue: events in it take the time, so nobody waits for a mark."""
+    """For a device with a queue: marks are events in it, so nobody waits for them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -69,7 +75,7 @@ def clock_of(device: torch.device) -> Clock:
 
 @dataclass(slots=True)
 class Average:
-    """A mean that forgets."""
+    """An exponentially weighted mean."""
 
     forget: float
     weight: float = 0.0
@@ -86,13 +92,13 @@ class Average:
 
 
 class StepTimes:
-    """Seconds of a step by its number of rows: a level that moves quickly, times a shape that moves slowly.
+    """Seconds of a forward by its number of rows: a level that moves quickly, times a shape that moves slowly.
 
-    The shape is a line, 1 at one row, fitted to what steps took in proportion to the level of their time.
+    The shape is a line, 1 at one row, fitted to step times in proportion to the level.
     """
 
     def __init__(self) -> None:
-        self.level = Average(FORGET)  # seconds of a step of one row
+        self.level = Average(FORGET_TIME)  # seconds of a step of one row
         self.rows2 = self.product = 0.0  # sums over steps of (rows - 1) squared, and times the excess
         self.seen: set[int] = set()
 
@@ -126,3 +132,32 @@ class StepTimes:
     @property
     def _slope(self) -> float:
         return max(0.0, (self.product + PRIOR_WEIGHT * ROW_PRIOR) / (self.rows2 + PRIOR_WEIGHT))
+
+
+class AcceptanceCurve:
+    """The chance that the first i tokens of a draft are all accepted.
+
+    Learnt by position, because the further a drafter runs ahead the more it errs. Tokens behind a rejection were
+    never tested and teach nothing.
+    """
+
+    def __init__(self) -> None:
+        self.overall = Average(FORGET_OVERALL, GUESS_WEIGHT, GUESS_WEIGHT * GUESS)
+        self.positions: list[Average] = []
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        tested = min(accepted + 1, proposed)
+        self.positions += [Average(FORGET_POSITION) for _ in range(tested - len(self.positions))]
+        for i, position in enumerate(self.positions[:tested]):
+            position.add(i < accepted)
+            self.overall.add(i < accepted)
+
+    def chances(self, n: int) -> list[float]:
+        """Of the first 1 .. n tokens: [n], decreasing."""
+        passing, rate = [], self.overall.mean
+        for i in range(n):
+            if i < len(self.positions):
+                position = self.positions[i]
+                rate = (position.total + NEIGHBOUR_WEIGHT * rate) / (position.weight + NEIGHBOUR_WEIGHT)
+            passing.append(rate)
+        return list(accumulate(passing, mul))

@@ -1,0 +1,64 @@
+"""Models that take their time on a clock of their own, so that the best plan can be computed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from support.toys import ToyCache
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.cost_model import HostClock
+from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.speculative import Speculative
+
+CPU = torch.device("cpu")
+WARM = Sampling(temperature=1.0, seed=0)
+
+
+class FakeClock(HostClock):
+    """Stands still while nothing is done."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+@dataclass
+class Costly:
+    """A model over two tokens that is right (token 0) with a certain chance, and takes its time."""
+
+    clock: FakeClock
+    one: float  # seconds of a step of one row
+    row: float = 0.0  # of every further row
+    right: float = 1.0
+    noise: float = 0.0
+    vocabulary: int = 2
+    device: torch.device = CPU
+    captures: bool = False
+    luck: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def seconds(self, rows: int) -> float:
+        return self.one + self.row * (rows - 1)
+
+    def __call__(self, ids: Tensor, cache: ToyCache, rows: int, offset: Tensor | None = None) -> Tensor:
+        assert offset is None
+        cache.fed = [0] * ids.shape[1]
+        cache.advance(ids.shape[1])
+        self.clock.seconds += self.seconds(rows) * (1 + self.noise * self.luck.uniform(-1, 1))
+        return torch.tensor([self.right, 1 - self.right]).log().expand(1, rows, -1)
+
+    def loop(self, cache: ToyCache) -> None:  # noqa: ARG002
+        raise AssertionError("it captures nothing")
+
+
+def clocked(name: str, model: Costly, planner: Planner, overlap: bool = False) -> Speculative:
+    """A level that lives by its model's clock."""
+    cache = ToyCache()
+    level = Speculative(name, model, cache, planner, lambda _: None, overlap=overlap)  # type: ignore[arg-type]
+    level.clock = model.clock
+    return level

@@ -1,0 +1,200 @@
+"""Pure functions from logits to tokens: repetition penalty, warping, drawing, and the acceptance rule.
+
+All of them take tensors with a batch dimension B in front and wait for nothing on the device, so that each can be a
+part of a CUDA graph. Random numbers are arguments.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.draft import Draft, one_hot
+from triforce_chat.engine.sampling.options import Sampling
+
+CANDIDATES = 256  # sorted for top-p; a full sort of 49K logits per row costs more than attention
+
+
+class Randomness(Protocol):
+    """The two random decisions of speculative sampling."""
+
+    def accepts(self, p: Tensor, q: Tensor) -> Tensor:
+        """Number of leading drafted tokens that pass: [B].
+
+        p, q: [B, n], the drafted tokens' probabilities under the verifying and the drafting distribution.
+        """
+        ...
+
+    def draw(self, weights: Tensor) -> Tensor:
+        """One index per row, in proportion to weights [B, V] (non-negative, not all zero): [B]."""
+        ...
+
+
+class Uniforms(NamedTuple):
+    """Uniform random numbers in [0, 1)."""
+
+    tests: Tensor  # [B, n], fp32, one for each drafted token
+    last: Tensor  # [B, 1], fp64, for the token behind the accepted ones
+
+    @staticmethod
+    def empty(rows: int, n: int, device: torch.device) -> Uniforms:
+        """Room for them; uninitialized."""
+        tests = torch.empty(rows, n, dtype=torch.float32, device=device)
+        return Uniforms(tests, torch.empty(rows, 1, dtype=torch.float64, device=device))
+
+    def accepts(self, p: Tensor, q: Tensor) -> Tensor:
+        """``U < p/q``; strict, so that p = 0 never passes."""
+        return (self.tests * q < p).long().cumprod(-1).sum(-1)
+
+    def draw(self, weights: Tensor) -> Tensor:
+        """By inversion of the cumulative distribution in fp64."""
+        cumulative = weights.cumsum(-1, dtype=torch.float64)
+        index = torch.searchsorted(cumulative, self.last * cumulative[:, -1:], right=True)
+        index = index.clamp_max(weights.shape[-1] - 1)
+        # Only rounding, of the product to the total or of a parallel sum, leads to an index without weight.
+        heaviest = weights.argmax(-1)
+        return torch.where(weights.gather(-1, index)[:, 0] > 0, index[:, 0], heaviest)
+
+
+class Greedy:
+    """At temperature 0 nothing is left to chance: all distributions are one-hot."""
+
+    def accepts(self, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG002
+        return (p > 0).long().cumprod(-1).sum(-1)
+
+    def draw(self, weights: Tensor) -> Tensor:
+        return weights.argmax(-1)
+
+
+GREEDY = Greedy()
+
+
+class PenaltyContext(NamedTuple):
+    """The answer so far, which the repetition penalty is about; pending proposals included."""
+
+    tokens: Tensor  # [B, m]
+    length: Tensor  # [B], how many of them belong to the answer
+
+
+def verify(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
+    """The only acceptance rule in the program (speculative sampling, arXiv 2211.17192; TriForce, Alg. 1).
+
+    target: [B, n+1, V], the verifying level's distribution at every drafted position and behind the last. Returns
+    [B, n+2]: k, the k accepted tokens followed by one recovered (after a rejection) or bonus token, and n-k numbers
+    without meaning. Together with target's first k+1 rows the tokens are an exact draft for the level above. Drafted
+    tokens beyond ``draft.count`` are neither accepted nor rejected.
+    """
+    rows, n = draft.tokens.shape
+    accepted = torch.zeros(rows, dtype=torch.long, device=target.device)
+    if n:
+        index = draft.tokens[..., None]
+        p, q = target[:, :n].gather(-1, index)[..., 0], draft.probs.gather(-1, index)[..., 0]
+        accepted = random.accepts(p, q)
+        if draft.count is not None:
+            accepted = torch.minimum(accepted, draft.count)
+    last = random.draw(remainder(draft, target, accepted))[:, None]
+    passed = torch.arange(n, device=target.device) < accepted[:, None]
+    return torch.cat([accepted[:, None], torch.where(passed, draft.tokens, last), last], -1)
+
+
+def remainder(draft: Draft, target: Tensor, accepted: Tensor) -> Tensor:
+    """The weights of the token behind ``accepted`` [B] ones: a draft of n, target [B, n+1, V] -> [B, V]."""
+    p = row_of(target, accepted)
+    n = len(draft)
+    if not n:
+        return p
+    q = row_of(draft.probs, accepted.clamp_max(n - 1))
+    rejected = accepted < (n if draft.count is None else draft.count)
+    return residual(p, torch.where(rejected[:, None], q, 0))  # a bonus token follows the target alone
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """The part of p above q: [B, V]; p itself where rounding leaves nothing."""
+    rest = (p - q).clamp_min(0)
+    return torch.where(rest.amax(-1, keepdim=True) > 0, rest, p)
+
+
+def row_of(probs: Tensor, index: Tensor) -> Tensor:
+    """Row ``index`` [B] of each sequence: [B, n, V] -> [B, V]."""
+    return probs.gather(1, index[:, None, None].expand(-1, 1, probs.shape[-1]))[:, 0]
+
+
+def penalized(logits: Tensor, context: PenaltyContext | None, count: Tensor | None, penalty: float) -> Tensor:
+    """Repetition penalty on logits [B, R, V]; at least fp32. Touches the answer's tokens only, not the vocabulary.
+
+    Row ``count`` [B] of a sequence (None: the last) follows all of the context; each row before it one token less.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if context is None:
+        return logits
+    (rows, n, vocabulary), answer = logits.shape, context.tokens
+    m = answer.shape[1]
+    at = torch.arange(m, device=logits.device).expand(rows, m)
+    first = torch.full((rows, vocabulary), m, device=logits.device)  # where each token came up
+    first = first.scatter_reduce_(1, answer, at, "amin").gather(1, answer)
+    last = torch.full((rows,), n - 1, device=logits.device) if count is None else count
+    # A token behind the context's length comes up too late for every row.
+    missing = (torch.arange(n, device=logits.device) - last[:, None]).clamp_max(0)
+    seen = first[:, None] < (missing + context.length[:, None])[..., None]  # [B, R, m]
+    index = answer[:, None].expand(rows, n, m)
+    found = logits.gather(2, index)
+    damped = torch.where(found > 0, found / penalty, found * penalty)
+    # A token that occurs twice is written twice, with the same value.
+    return logits.scatter(2, index, torch.where(seen, damped, found))
+
+
+def warp(scores: Tensor, sampling: Sampling, candidates: int = CANDIDATES) -> tuple[Tensor, Tensor | None]:
+    """Temperature, top-k, top-p and min-p: scores [..., V] -> (probs [..., V], complete [...]).
+
+    ``complete`` says of each row whether its top-p nucleus lay among the sorted candidates; None: certainly.
+    """
+    if sampling.greedy:
+        return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype), None
+    below = scores - scores.amax(-1, keepdim=True)  # the quotient of a tiny temperature must not overflow
+    return truncate(torch.softmax(below / sampling.temperature, -1), sampling, candidates)
+
+
+def warp_fully(scores: Tensor, sampling: Sampling) -> Tensor:
+    """``warp`` with as many candidates as it takes; asks the device."""
+    candidates = CANDIDATES
+    while True:
+        probs, complete = warp(scores, sampling, candidates)
+        if complete is None or bool(complete.all()):
+            return probs
+        candidates *= 8
+
+
+def truncate(probs: Tensor, sampling: Sampling, candidates: int) -> tuple[Tensor, Tensor | None]:
+    """Apply top-k, top-p and min-p to probs [..., V] and renormalize; returns as ``warp``.
+
+    Each filter is a threshold on the unfiltered probability, so equal tokens stay or go together and the
+    result does not depend on the order of a sort.
+    """
+    floors, complete = [], None
+    if 0 < sampling.top_k < probs.shape[-1]:
+        floors.append(probs.topk(sampling.top_k, -1).values[..., -1:])
+    if sampling.top_p < 1:
+        floor, complete = nucleus_floor(probs, sampling.top_p, candidates)
+        floors.append(floor)
+    if sampling.min_p > 0:
+        floors.append(sampling.min_p * probs.amax(-1, keepdim=True))
+    if not floors:
+        return probs, None
+    kept = torch.where(probs >= torch.cat(floors, -1).amax(-1, keepdim=True), probs, 0)
+    return kept / kept.sum(-1, keepdim=True), complete
+
+
+def nucleus_floor(probs: Tensor, top_p: float, candidates: int) -> tuple[Tensor, Tensor | None]:
+    """The smallest probability inside each row's nucleus: [..., V] -> ([..., 1], complete [...]).
+
+    The nucleus is the shortest prefix of the sorted row whose mass reaches ``top_p``; it is looked for among the
+    likeliest ``candidates``.
+    """
+    width = min(candidates, probs.shape[-1])
+    ranked = probs.topk(width, -1).values
+    mass = ranked.cumsum(-1)
+    last = (mass < top_p).sum(-1, keepdim=True).clamp_max(width - 1)
+    complete = None if width == probs.shape[-1] else mass[..., -1] >= top_p
+    return ranked.gather(-1, last), complete

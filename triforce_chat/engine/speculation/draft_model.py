@@ -1,0 +1,162 @@
+"""A small model that drafts token by token.
+
+Where its forwards are CUDA graphs, all steps of a draft are one graph, as launching each of them would take longer than
+it runs. Otherwise the same loop launches every operation by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.cuda_graph import Graph, pool_of
+from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.forward.runner import Forward
+from triforce_chat.engine.group import SINGLE, RankGroup
+from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput, Verification, rounded_up
+from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
+from triforce_chat.engine.sampling.sampler import Sampler
+
+KEPT = 4  # combinations of sampling settings and answer lengths that graphs are kept for
+MARGIN = 8  # slots that a forward of fixed size may touch behind its last token
+
+
+class DraftModel:
+    """A ``Drafter``. ``lengths``: drafts of so many tokens are captured before they are needed."""
+
+    def __init__(
+        self, model: Forward, cache: StreamingCache, lengths: Sequence[int] = (), group: RankGroup = SINGLE
+    ) -> None:
+        self.model, self.cache, self.lengths, self.group = model, cache, lengths, group
+        self.graphs: dict[Hashable, dict[int, DraftGraph]] = {}  # by their last use; then by length
+        self.nothing = Draft.empty(model.vocabulary, model.device)
+        self.device_side = model.captures
+
+    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        if self.model.captures:
+            n = min(n, seq.known - 1)  # a graph feeds the last n+1 tokens again
+        if n < 1:
+            return self.nothing
+        draft = self._replay(seq, n, sampler) if self.model.captures else self._step(seq, n, sampler)
+        return Draft(self.group.broadcast_tokens(draft.tokens), draft.probs)
+
+    def _step(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        """Every forward by itself, from what the cache lacks on."""
+
+        def feed(ids: Tensor, step: int) -> Tensor:
+            return self.model(ids if step else self.cache.pending(seq.tokens)[None], self.cache, 1)
+
+        def sample(inputs: SamplerInputs, step: int) -> SamplerOutput:  # noqa: ARG001
+            probs, packed = sampler.run(inputs)
+            return SamplerOutput(probs.clone(), packed)
+
+        return draft_tokens(n, feed, sample, sampler.penalty_context(seq, self.nothing, n), self.nothing)
+
+    def _replay(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        """One graph, which feeds the last n+1 tokens again: what the cache holds of them may have been rejected."""
+        longest = max(
+            n, *self.lengths, 0
+        )  # of a graph that may be captured here, which touches twice as many slots
+        more = max(seq.slack, 2 * longest + 1) + MARGIN
+        pending = self.cache.pending(seq.tokens, more)
+        if len(pending):
+            self.model(pending[None], self.cache, 1)
+        graph = self._graph(seq, n, sampler)
+        sampler.fill(graph.uniforms)
+        offset = seq.length - (self.cache.length + n + 1)
+        return graph(seq.read(-n - 1, n + 1), offset, sampler.penalty_context(seq, self.nothing))
+
+    def _graph(self, seq: TokenBuffer, n: int, sampler: Sampler) -> DraftGraph:
+        context = sampler.penalty_context(seq, self.nothing)
+        room = 0 if context is None else rounded_up(context.tokens.shape[1] + n)
+        key = sampler.op, room
+        graphs = self.graphs[key] = self.graphs.pop(key, {})  # the last one again
+        if len(self.graphs) > KEPT:
+            del self.graphs[next(iter(self.graphs))]
+        for length in sorted({n, *self.lengths} - graphs.keys(), reverse=True):
+            graphs[length] = DraftGraph(self, length, sampler.op, room)
+            graphs[length].capture()
+        return graphs[n]
+
+    def pool(self) -> Any:
+        """The memory pool of the next graph."""
+        return pool_of(each.graph for graphs in self.graphs.values() for each in graphs.values())
+
+    def rollback(self, length: int) -> None:
+        self.cache.truncate(length)
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        pass
+
+
+class DraftGraph:
+    """A draft of n tokens over static input buffers."""
+
+    def __init__(self, drafter: DraftModel, n: int, op: Verification, room: int) -> None:
+        self.n, self.op, self.nothing = n, op, drafter.nothing
+        self.forward = drafter.model.loop(drafter.cache)
+        device = drafter.model.device
+        with torch.inference_mode(False):  # else nobody could write to them outside of that mode
+            self.ids = torch.zeros(1, n + 1, dtype=torch.long, device=device)
+            answer = torch.zeros(1, room, dtype=torch.long, device=device)
+            length = torch.zeros(1, dtype=torch.long, device=device)
+            last = torch.zeros(1, n, dtype=torch.float64, device=device)
+        self.penalty = PenaltyContext(answer, length) if room else None
+        self.uniforms = Uniforms.empty(1, 0, device)._replace(last=last)
+        self.graph: Graph[tuple[Tensor, Tensor]] = Graph(device, drafter.pool)
+
+    def capture(self) -> None:
+        self.forward.aim(torch.zeros_like(self.ids[:, 0]))
+        self.graph.prepare(self._work)
+
+    def __call__(self, ids: Tensor, offset: Tensor, penalty: PenaltyContext | None) -> Draft:
+        """ids [1, n+1] end the history; the first of them goes ``offset`` [1] tokens behind what the cache counts."""
+        self.forward.aim(offset)
+        self.ids.copy_(ids)
+        if self.penalty is not None and penalty is not None:
+            self.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
+            self.penalty.length.copy_(penalty.length)
+        return Draft(*self.graph(self._work))
+
+    @torch.inference_mode()
+    def _work(self) -> tuple[Tensor, Tensor]:
+        def feed(ids: Tensor, step: int) -> Tensor:
+            return self.forward(ids, self.n + step) if step else self.forward(self.ids, 0)
+
+        def sample(inputs: SamplerInputs, step: int) -> SamplerOutput:
+            uniforms = self.uniforms._replace(last=self.uniforms.last[:, step : step + 1])
+            return self.op(inputs, self.op.randomness(uniforms))
+
+        draft = draft_tokens(self.n, feed, sample, self.penalty, self.nothing)
+        return draft.tokens, draft.probs
+
+
+def draft_tokens(
+    n: int,
+    feed: Callable[[Tensor, int], Tensor],
+    sample: Callable[[SamplerInputs, int], SamplerOutput],
+    penalty: PenaltyContext | None,
+    nothing: Draft,
+) -> Draft:
+    """The draft loop: n times feed the last token and sample the next.
+
+    ``feed(ids, step)`` gives logits [B, 1, V]; at step 0 it feeds the end of the history instead of ids. ``penalty``
+    has room for the n tokens behind its length, where they are written.
+    """
+    tokens: list[Tensor] = []
+    rows: list[Tensor] = []
+    last = nothing.tokens
+    for step in range(n):
+        logits = feed(last, step)
+        context = None if penalty is None else penalty._replace(length=penalty.length + step)
+        probs, packed = sample(SamplerInputs(logits, nothing, context), step)
+        last = packed[:, 1:2].clone()
+        if context is not None:
+            context.tokens.scatter_(1, context.length[:, None], last)
+        tokens.append(last)
+        rows.append(probs)
+    return Draft(torch.cat(tokens, 1), torch.cat(rows, 1))

@@ -1,0 +1,344 @@
+"""The verifying level: one round, and the two ways to string rounds together.
+
+A level drafts n tokens, verifies them with one forward of its model, and commits those that pass and one more
+(TriForce, Alg. 1). What it emits is distributed exactly as its own model over its own cache, which makes it a legal
+drafter for the level above: the hierarchy is plain recursion.
+
+The top level waits for each verdict, because what it commits is the answer. A level below it runs as many rounds as
+were planned without waiting where its forwards are CUDA graphs, so that the device never idles while the host reads,
+plans and launches; elsewhere waiting costs nothing, and it plans every round anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.storage import KVCache
+from triforce_chat.engine.cuda_graph import fitting
+from triforce_chat.engine.draft import Draft, TokenBuffer, Verdict
+from triforce_chat.engine.events import Event, Verified
+from triforce_chat.engine.forward.runner import Forward
+from triforce_chat.engine.group import SINGLE, RankGroup
+from triforce_chat.engine.host_copy import HostCopy
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.cost_model import Clock, clock_of
+from triforce_chat.engine.speculation.lookup import Match
+from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
+
+MARGIN = 8  # slots that a forward of fixed size may touch behind its last token
+
+
+@dataclass(slots=True)
+class Round:
+    """One draft and its verification, as launched."""
+
+    plan: Plan
+    draft: Draft
+    logits: Tensor  # [B, n+1, V]
+    match: Match | None  # what lookup found for the tokens of this round
+    marks: tuple[Any, Any]  # of the clock: before and after the draft
+    began: float  # seconds of the host's clock
+    verdict: Verdict = field(init=False)
+    following: Match | None = field(init=False)  # what lookup finds for the next round
+    outcome: HostCopy = field(init=False)  # for each sequence the numbers of ``Outcome``
+    verified: Any = field(init=False)  # mark
+
+    def read(self) -> Outcome:
+        """Wait for the outcome of a single sequence."""
+        return Outcome.of(self.outcome.read()[0], self.match is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the host reads of one round of one sequence."""
+
+    ids: list[int]  # committed: accepted, then one recovered or bonus token
+    complete: bool  # no distribution was cut short
+    drafted: int
+    right: int  # of the tokens of ``match``, how many came
+    match: int  # its length
+    following: int  # length of the next match
+
+    @staticmethod
+    def of(numbers: list[int], looked_up: bool) -> Outcome:
+        """``numbers``: those of a ``SamplerOutput``, and of lookup where it took part."""
+        right, match, following = numbers[-3:] if looked_up else (0, 0, 0)
+        count, *ids, drafted, complete = numbers[:-3] if looked_up else numbers
+        return Outcome(ids[:count], bool(complete), drafted, right, match, following)
+
+    @property
+    def accepted(self) -> int:
+        """Drafted tokens that passed."""
+        return len(self.ids) - 1
+
+
+class Speculative:
+    """A level of a stack: ``model`` over ``cache``, its drafters chosen by ``planner``.
+
+    ``overlap``: where nothing is drafted, the next forward is launched before the host reads the last token.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Forward,
+        cache: KVCache,
+        planner: Planner,
+        emit: Callable[[Event], None],
+        group: RankGroup = SINGLE,
+        overlap: bool = False,
+    ) -> None:
+        self.name, self.model, self.cache, self.planner = name, model, cache, planner
+        self.emit, self.group, self.overlap = emit, group, overlap
+        self.clock: Clock = clock_of(model.device)
+        self.nothing = Draft.empty(model.vocabulary, model.device)
+        # Whether several rounds may follow one another without the host; as a drafter, it is told where to begin.
+        self.unwaited = model.captures and all(arm.drafter.device_side for arm in planner.arms)
+        self.device_side = False
+        self.found: tuple[int, Match, int] | None = None  # known tokens, the match behind them, its length
+        self.unread: tuple[Plan, list[Round]] | None = None  # rounds that nobody waited for
+        self.ended: float | None = None  # the last round; None: something else came since
+
+    # One round, for every level on every device
+
+    def round(self, seq: TokenBuffer, plan: Plan, match: Match | None, sampler: Sampler) -> Round:
+        """Draft, verify and commit behind ``seq``; waits for nothing. ``match``: what lookup found there."""
+        began, mark = self.clock.now(), self.clock.mark()
+        draft = self._draft(seq, plan, match, sampler)
+        marks = mark, self.clock.mark()
+        made = Round(plan, draft, self._forward(seq, draft), match, marks, began)
+        self._verify(seq, made, sampler)
+        return made
+
+    def _draft(self, seq: TokenBuffer, plan: Plan, match: Match | None, sampler: Sampler) -> Draft:
+        n, vocabulary = plan.n, self.model.vocabulary
+        if not n:
+            return self.nothing
+        if plan.arm is None:
+            return self.nothing if match is None else Draft.one_hot(match.tokens[:, :n], vocabulary)
+        draft = plan.arm.drafter.propose(seq, n, sampler)
+        if match is None or plan.threshold == NEVER:
+            return draft
+        certain = Draft.one_hot(match.tokens[:, :n], vocabulary, draft.probs.dtype)
+        sure = (match.length >= plan.threshold)[:, None]
+        tokens = torch.where(sure, certain.tokens, draft.tokens)
+        return Draft(tokens, torch.where(sure[..., None], certain.probs, draft.probs))
+
+    def _forward(self, seq: TokenBuffer, draft: Draft) -> Tensor:
+        """Logits [B, n+1, V] behind the last token and behind each of n drafted ones."""
+        n = len(draft)
+        if n:
+            seq.write(draft.tokens)
+        if not seq.slack:
+            fed = self.cache.pending(seq.ids[0, : seq.known + n])
+            return self.model(fed[None], self.cache, n + 1)
+        # The cache lacks the last token, and counts what the host knows.
+        offset = seq.length - (self.cache.length + 1)
+        return self.model(seq.read(-1, n + 1), self.cache, n + 1, offset)
+
+    def _verify(self, seq: TokenBuffer, made: Round, sampler: Sampler) -> None:
+        """Commit what passes, and send word of it to the host."""
+        n = len(made.draft)
+        probs, packed = sampler.verify(made.draft, made.logits, seq)
+        packed = self.group.broadcast(packed)
+        made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
+        seq.commit(made.verdict.tokens, made.verdict.count)
+        made.following = self._find(seq)
+        if made.match is not None and made.following is not None:
+            found = [came(made.match, made.verdict), made.match.length, made.following.length]
+            packed = torch.cat([packed, *(each[:, None] for each in found)], -1)
+        made.outcome = HostCopy(packed)
+        made.verified = self.clock.mark()
+
+    def _find(self, seq: TokenBuffer) -> Match | None:
+        lookup, width = self.planner.lookup, self.planner.most
+        return lookup.find(seq, width) if lookup is not None and width else None
+
+    # Waiting for every verdict
+
+    def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:
+        """The ids that each round commits, until there are ``most``; may be closed behind any round."""
+        end = seq.known + most
+        while seq.known < end:
+            plan = self._plan(seq, end)
+            if plan.plain and self.overlap:
+                yield from self._overlapped(seq, plan, sampler, end)
+            else:
+                yield self._waited(seq, plan, sampler)[1].ids
+
+    def step(self, seq: TokenBuffer, sampler: Sampler, most: int) -> tuple[Round, Outcome]:
+        """One round of at most ``most`` drafted tokens that is waited for."""
+        return self._waited(seq, self._plan(seq, seq.known + most + 1), sampler)
+
+    def _plan(self, seq: TokenBuffer, end: int) -> Plan:
+        """A plan for the next round of an answer that may grow to ``end`` tokens."""
+        return self._choose(seq, end, 0 if self._match(seq) is None or self.found is None else self.found[2])
+
+    def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
+        return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1), match)
+
+    def _match(self, seq: TokenBuffer) -> Match | None:
+        """What lookup finds behind the known tokens."""
+        if self.found is None or self.found[0] != seq.known:
+            match = self._find(seq)
+            if match is None:
+                return None
+            self.found = seq.known, match, HostCopy(match.length).read()[0]
+        return self.found[1]
+
+    def _waited(self, seq: TokenBuffer, plan: Plan, sampler: Sampler) -> tuple[Round, Outcome]:
+        if self.ended is not None:
+            self.planner.learn_gap(self.clock.now() - self.ended)
+        if plan.arm and plan.trial:
+            plan.arm.tried()
+        made = self.round(seq, plan, self._match(seq), sampler)
+        outcome = made.read()
+        while not outcome.complete:  # the same logits once more
+            sampler.widen()
+            seq.settle(seq.known)
+            seq.write(made.draft.tokens)
+            self._verify(seq, made, sampler)
+            outcome = made.read()
+        self._commit(seq, made, outcome)
+        drafting = self.clock.between(*made.marks)
+        self.ended = self.clock.now()
+        verifying = self.ended - made.began - drafting
+        self.planner.learn(plan, outcome.match, outcome.drafted, outcome.accepted, drafting, verifying)
+        self.emit(Verified(self.name, outcome.drafted, outcome.accepted))
+        return made, outcome
+
+    def _commit(self, seq: TokenBuffer, made: Round, outcome: Outcome) -> None:
+        """The host knows what a round committed; all caches go back to it."""
+        seq.known += len(outcome.ids)
+        self.rollback(seq.known - 1)
+        self._learn_match(made, outcome)
+        if made.following is not None:
+            self.found = seq.known, made.following, outcome.following
+
+    def _learn_match(self, made: Round, outcome: Outcome) -> None:
+        if self.planner.lookup is not None and made.match is not None and outcome.match:
+            tested = min(made.match.tokens.shape[1], len(outcome.ids))
+            self.planner.lookup.learn(outcome.match, outcome.right, tested)
+
+    def _overlapped(self, seq: TokenBuffer, plan: Plan, sampler: Sampler, end: int) -> Iterator[list[int]]:
+        """Tokens one by one, for as long as nothing better is planned.
+
+        A token goes to the next forward without leaving the device, and the host reads it while that forward runs.
+        Where the answer ends early there was one forward too many, which the rollback at its end takes back.
+        """
+        before, self.ended = self.clock.now(), None
+        late = self.found[2] if self.found else 0  # the last match that the host knows
+        coming = self.round(seq, plan, self._match(seq), sampler)
+        while True:
+            start, state = seq.known, sampler.state
+            seq.known += 1  # without a draft that much is certain
+            following = None
+            if seq.known < end and self._choose(seq, end, late).plain:
+                following = self.round(seq, plan, coming.following, sampler)
+            outcome = coming.read()
+            if not outcome.complete:  # both were drawn from distributions that were cut short
+                sampler.widen()
+                sampler.state = state
+                seq.settle(start)
+                self.rollback(start - 1)
+                coming = self.round(seq, plan, self._match(seq), sampler)
+                continue
+            now = self.clock.now()
+            self.planner.learn_plain(now - before)
+            before = now
+            self._learn_match(coming, outcome)
+            late = outcome.following
+            self.emit(Verified(self.name, 0, 0))
+            yield outcome.ids
+            if following is None:
+                if coming.following is not None:
+                    self.found = seq.known, coming.following, outcome.following
+                return
+            coming = following
+
+    # As a drafter of the level above
+
+    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        """About n tokens by whole rounds; how many they are may be known to the device alone."""
+        self.unread = None
+        return (self._several if self.unwaited else self._one_by_one)(seq, n, sampler)
+
+    def _one_by_one(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        """At least n tokens, by rounds that are waited for."""
+        if not n or not self.cache.ready(n + self.planner.most + 1):
+            return self.nothing
+        ahead, tokens, probs = seq.fork(), [], []
+        while ahead.known - seq.known < n:
+            made, outcome = self.step(ahead, sampler, self.planner.most)
+            kept = len(outcome.ids)
+            tokens.append(made.verdict.tokens[:, :kept].clone())
+            probs.append(made.verdict.probs[:, :kept].clone())
+        return Draft(torch.cat(tokens, 1), torch.cat(probs, 1))
+
+    def _several(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        """As many rounds as are planned, none of which waits for the one before."""
+        plan = self.planner.several(n, seq.known)
+        room = plan.rounds * (plan.n + 1)
+        if not room or not self.cache.ready(room + MARGIN):
+            return self.nothing
+        lacking = self.cache.pending(seq.tokens)[:-1]
+        if len(lacking):
+            self.model(lacking[None], self.cache, 1)
+        ahead, match, rounds, probs = seq.fork(room), self._find(seq), [], self.nothing.probs
+        for _ in range(plan.rounds):
+            at = ahead.length - seq.length
+            made = self.round(ahead, plan, match, sampler)
+            rounds.append(made)
+            match = made.following
+            if not probs.shape[1]:
+                probs = made.verdict.probs.new_zeros(len(seq.ids), room, self.model.vocabulary)
+            put(probs, at[:, None] + seq.steps(0, plan.n + 1), made.verdict.probs)
+        self.unread = plan, rounds
+        # Tokens beyond expectation are cut where the verification would have to read more rows for them.
+        most = min(room, (fitting(n + 1 + plan.n // 2) or n + 1) - 1)
+        count = (ahead.length - seq.length).clamp_max(most)
+        beyond = seq.steps(0, most) >= count[:, None]
+        tokens = ahead.ids[:, seq.known : seq.known + most].masked_fill(beyond, 0)
+        return Draft(tokens, probs[:, :most], count)
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        """How the last proposal fared one level up; by then the host can read how its rounds went."""
+        self.cache.judged(proposed, accepted)
+        if self.unread is None:
+            return
+        plan, rounds = self.unread
+        self.unread = None
+        for made in rounds:
+            outcome = made.read()
+            drafting = self.clock.between(*made.marks)
+            verifying = self.clock.between(made.marks[1], made.verified)
+            self.planner.learn_unwaited(plan, outcome.match, outcome.accepted, drafting, verifying)
+            self._learn_match(made, outcome)
+            self.emit(Verified(self.name, outcome.drafted, outcome.accepted))
+
+    def rollback(self, length: int) -> None:
+        """Only the first ``length`` tokens of the history stand."""
+        self.cache.truncate(length)
+        for arm in self.planner.arms:
+            arm.drafter.rollback(length)
+        self.ended = None
+        if self.found and self.found[0] > length:
+            self.found = None
+
+
+def came(match: Match, verdict: Verdict) -> Tensor:
+    """How many of the first tokens of a match are those of a verdict, perhaps beyond those that count: [B]."""
+    width = min(match.tokens.shape[1], verdict.tokens.shape[1])
+    same = match.tokens[:, :width] == verdict.tokens[:, :width]
+    return same.cumprod(-1, dtype=torch.long).sum(-1)
+
+
+def put(out: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Write rows [B, n, V] into out [B, m, V] at index [B, n]."""
+    for mine, places, new in zip(out, index, rows, strict=True):
+        mine.index_copy_(0, places, new)
