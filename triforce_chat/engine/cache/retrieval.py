@@ -142,7 +142,7 @@ class RetrievalCache(Counted):
         source.observers.add(self)
 
     def ready(self, more: int) -> bool:
-        self.wanted = True
+        self.requested = True
         here = self.source.length
         return self.built and self.verified_length == here and self._slot(here) + more <= self.budget.capacity
 

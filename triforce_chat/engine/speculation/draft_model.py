@@ -48,7 +48,7 @@ class DraftModel:
         """Every forward by itself, from what the cache lacks on."""
 
         def feed(ids: Tensor, step: int) -> Tensor:
-            return self.model(ids if step else self.cache.pending(seq.tokens)[None], self.cache, 1)
+            return self.model(ids if step else self.cache.pending(seq.tokens, n - 1)[None], self.cache, 1)
 
         def sample(inputs: SamplerInputs, step: int) -> SamplerOutput:  # noqa: ARG001
             probs, packed = sampler.run(inputs)
@@ -58,9 +58,7 @@ class DraftModel:
 
     def _replay(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """One graph, which feeds the last n+1 tokens again: what the cache holds of them may have been rejected."""
-        longest = max(
-            n, *self.lengths, 0
-        )  # of a graph that may be captured here, which touches twice as many slots
+        longest = max(n, *self.lengths, 0)  # a graph that may be captured here touches twice as many slots
         more = max(seq.slack, 2 * longest + 1) + MARGIN
         pending = self.cache.pending(seq.tokens, more)
         if len(pending):
