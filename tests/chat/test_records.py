@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.fakes import answer_events, tally_of
 from support.sample_events import EVENTS, ORIGIN
 
 from triforce_chat.chat.records import answer_object, comparison_object, event_object
-from triforce_chat.engine.events import Comparison, Event, Finished, Tally, Text, Verified
+from triforce_chat.engine.events import Comparison, Event, Finished, Outcome, Tally, Text, Verified
 
 
 def round_trip(value: dict[str, Any]) -> dict[str, Any]:
@@ -109,11 +109,19 @@ def test_a_comparison_of_nothing() -> None:
     assert told["decode_speedup"] == told["end_to_end_speedup"] == 0
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_the_kinds_of_events_are_a_promise_to_programs() -> None:
+    """A class may be renamed; the names in ``--jsonl`` stay."""
+    assert {event.kind for event in get_args(Event)} == {
+        *("prefilled", "verified", "rebuilt", "text", "finished", "retraced", "sourced")
+    }
+    assert Outcome.kind == "outcome"
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
 def test_events(event: Event) -> None:
     told = round_trip(event_object(event, "autoregressive"))
     assert told.pop("schema") == 1
-    assert told.pop("event") == type(event).__name__.lower()
+    assert told.pop("event") == event.kind
     assert told.pop("side") == "autoregressive"
     fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
     assert told == round_trip(fields)

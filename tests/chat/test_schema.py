@@ -75,26 +75,26 @@ def test_a_schema_is_one(kind: Kind) -> None:
     assert set(bare) <= {"/finish_reason", "/rebuild/reason", "/speculation/rebuilds", "/speculation/levels"}
 
 
-@pytest.mark.parametrize("kind", [*get_args(Event), Outcome], ids=lambda kind: kind.__name__)
-def test_every_event_has_a_schema(kind: type[Any]) -> None:
-    name = kind.__name__.lower()
+@pytest.mark.parametrize("event", [*get_args(Event), Outcome], ids=lambda event: event.kind)
+def test_every_event_has_a_schema(event: type[Any]) -> None:
+    name = event.kind
     schema = load_schema("events")
     assert name in schema["$defs"], f"document the event {name} in triforce_chat/schema/events-{SCHEMA}.json"
     assert {"$ref": f"#/$defs/{name}"} in schema["oneOf"]
-    own, fields = schema["$defs"][name], {field.name for field in dataclasses.fields(kind)}
-    more = {"schema", "event", "passed"} if kind is Outcome else ENVELOPE
+    own, fields = schema["$defs"][name], {field.name for field in dataclasses.fields(event)}
+    more = {"schema", "event", "passed"} if event is Outcome else ENVELOPE
     assert set(own["properties"]) == fields | more
     assert set(own["required"]) == fields | more
     assert own["additionalProperties"] is False
 
 
 def test_no_schema_without_an_event() -> None:
-    kinds = {kind.__name__.lower() for kind in (*get_args(Event), Outcome)}
+    kinds = {event.kind for event in (*get_args(Event), Outcome)}
     assert set(load_schema("events")["$defs"]) == kinds | PARTS
 
 
 @pytest.mark.parametrize("side", get_args(Side))
-@pytest.mark.parametrize("event", [*EVENTS, *LATER], ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("event", [*EVENTS, *LATER], ids=lambda event: event.kind)
 def test_lines_are_valid(event: Event, side: Side) -> None:
     assert schema_errors("events", event_object(event, side)) == []
 

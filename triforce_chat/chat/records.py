@@ -105,10 +105,10 @@ def comparison_object(result: Comparison, origin: Origin) -> dict[str, Any]:
 
 
 def event_object(event: Event, side: str = "speculative") -> dict[str, Any]:
-    """One event as a line of ``--jsonl``: its class in lower case, its fields."""
-    return {"schema": SCHEMA, "event": type(event).__name__.lower(), "side": side, **asdict(event)}
+    """One event as a line of ``--jsonl``: its kind and its fields."""
+    return {"schema": SCHEMA, "event": event.kind, "side": side, **asdict(event)}
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:
     """What one stack showed in the self-test, as a line of ``verify --jsonl``."""
-    return {"schema": SCHEMA, "event": "outcome", **outcome.record()}
+    return {"schema": SCHEMA, "event": outcome.kind, **outcome.record()}

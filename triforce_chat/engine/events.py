@@ -1,12 +1,13 @@
 """What an answer emits while it is made; the panel, --json and the statistics all fold these same values.
 
+Each event has a ``kind``, the name under which ``--jsonl`` prints it; it stays when a class is renamed.
 Nothing here knows tensors or terminals.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 FinishReason = Literal["stop", "length", "interrupted"]
 RebuildReason = Literal["first", "stride", "acceptance", "rewind"]
@@ -16,6 +17,7 @@ RebuildReason = Literal["first", "stride", "acceptance", "rewind"]
 class Prefilled:
     """Progress of a prefill; the last one has ``done == total``."""
 
+    kind: ClassVar[str] = "prefilled"
     done: int  # prompt tokens in the cache, the reused ones included
     total: int  # prompt tokens in all
     cached: int  # of these, found in the cache from earlier turns
@@ -27,6 +29,7 @@ class Prefilled:
 class Verified:
     """One verification at one level: ``accepted`` of ``proposed`` drafted tokens passed, one more was sampled."""
 
+    kind: ClassVar[str] = "verified"
     level: str  # "target" (full cache) or "retrieval" (target weights, small cache)
     proposed: int
     accepted: int
@@ -36,6 +39,7 @@ class Verified:
 class Rebuilt:
     """The retrieval cache selected its chunks anew."""
 
+    kind: ClassVar[str] = "rebuilt"
     at: int  # committed tokens at that moment
     reason: RebuildReason
     seconds: float
@@ -45,6 +49,7 @@ class Rebuilt:
 class Text:
     """Tokens that were committed, and the characters they complete (may be empty inside a character)."""
 
+    kind: ClassVar[str] = "text"
     token_ids: tuple[int, ...]
     text: str
 
@@ -53,6 +58,7 @@ class Text:
 class Finished:
     """The end of an answer."""
 
+    kind: ClassVar[str] = "finished"
     reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
@@ -96,6 +102,7 @@ class Citation:
 class Retraced:
     """Progress of looking for the sources of a finished answer."""
 
+    kind: ClassVar[str] = "retraced"
     done: int  # tokens of the answer that were fed again
     total: int
 
@@ -104,6 +111,7 @@ class Retraced:
 class Sourced:
     """Where a finished answer came from; follows ``Finished`` where there are documents."""
 
+    kind: ClassVar[str] = "sourced"
     sources: tuple[Source, ...]  # the pages that were read most, first
     citations: tuple[Citation, ...]
     seconds: float  # what it took to find out
@@ -233,6 +241,7 @@ ALARM = 1e-4  # a p-value below this is a failure
 class Outcome:
     """What one stack showed in the exactness self-test."""
 
+    kind: ClassVar[str] = "outcome"
     stack: str
     greedy_tokens: int
     identical: bool
