@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -123,5 +124,5 @@ def test_events(event: Event) -> None:
     assert told.pop("schema") == 1
     assert told.pop("event") == event.kind
     assert told.pop("side") == "autoregressive"
-    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
-    assert told == round_trip(fields)
+    expected = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    assert told == round_trip(expected)
