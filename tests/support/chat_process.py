@@ -36,7 +36,7 @@ def chat(store: Store, *answers: str | Exception, name: str | None = None) -> tu
     if name and store.taken(name):
         heading = Catalog(store).find(name)
         opened = (heading.id, store.lease(heading.id, name))
-    return Recorded(inner, store, lambda: ANSWERER, encode, name, opened), inner  # type: ignore[arg-type]
+    return Recorded(inner, store, lambda: ANSWERER, encode, name, opened), inner
 
 
 class Endless(Scripted):
@@ -44,7 +44,7 @@ class Endless(Scripted):
 
     def _say(self, question: str, events: Sequence[Event]) -> Generator[Event, None, None]:  # noqa: ARG002
         ids = [random.randrange(1000) for _ in range(random.randint(1, LONGEST))]
-        made = [Prefilled(9, 9, 0, 0.1), *(Text((token,), f" {token}") for token in ids)]
+        made: list[Event] = [Prefilled(9, 9, 0, 0.1), *(Text((token,), f" {token}") for token in ids)]
         yield from super()._say(question, [*made, Finished("stop", 9, 0, len(ids), 0.1, 0.1, 0.1)])
 
 
@@ -53,7 +53,7 @@ def write(folder: Path, number: int) -> None:
     random.seed(number)
     shown = os.open(folder / f"shown-{number}", os.O_WRONLY | os.O_CREAT)
     talk, _ = chat(Store(folder / "sessions.db"), name="work")
-    talk._inner = Endless()  # type: ignore[assignment]
+    talk._inner = Endless()
     talk.add(book(f"book {number}", "page one", "page two"))
     for turn in range(10_000):
         question = f"question {number} {turn}"

@@ -21,6 +21,8 @@ SAYS = 24  # tokens of an answer
 class Talk(Session):
     """A session on the shared model with an empty cache of its own."""
 
+    engine: Engine
+
     def __init__(
         self, loaded: tuple[Engine, LoadedModel], context: int = CONTEXT, **settings: object
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from triforce_chat.chat.conversation import Turn
 from triforce_chat.documents import Document
@@ -85,14 +85,14 @@ class Scripted:
     def context_limit(self) -> int:
         return LIMIT
 
-    def ask(self, question: str) -> Iterator[Event]:
+    def ask(self, question: str) -> Generator[Event, None, None]:
         self.questions.append(question)
         answer = self.answers.pop(0) if self.answers else f"You said: {question}"
         if isinstance(answer, Exception):
             raise answer
         return self._say(question, [*answer_events(answer), *([self.sourced] if self.sourced else [])])
 
-    def retry(self) -> Iterator[Event]:
+    def retry(self) -> Generator[Event, None, None]:
         if not self._turns:
             raise UsageError("nothing to retry: ask something first")
         last = self._turns.pop()
@@ -103,7 +103,7 @@ class Scripted:
             if len(self._turns) == count:  # stopped before the first token: the old answer stands
                 self._turns.append(last)
 
-    def resume(self) -> Iterator[Event]:
+    def resume(self) -> Generator[Event, None, None]:
         if not self._turns:
             raise UsageError("there is no answer to continue")
         turn = self._turns.pop()
@@ -112,7 +112,7 @@ class Scripted:
         yield from self._slowly(events)
         self._turns.append(Turn(turn.question, tally_of(both).text, tally_of(both)))
 
-    def compare(self, question: str) -> Iterator[tuple[Side, Event] | Comparison]:
+    def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
         self.questions.append(question)
         text = str(self.answers.pop(0))
         fast, plain = answer_events(text), answer_events(text, level=False)
@@ -120,7 +120,7 @@ class Scripted:
         yield from (("autoregressive", event) for event in self._slowly(plain))
         yield Comparison(tally_of(fast), tally_of(plain), identical=True, ties=2)
 
-    def prefill(self) -> Iterator[Event]:
+    def prefill(self) -> Generator[Event, None, None]:
         self.prefills += 1
         yield from self._slowly(answer_events("")[:4])
 
@@ -145,7 +145,7 @@ class Scripted:
     def clear(self) -> None:
         self._turns.clear()
 
-    def _say(self, question: str, events: Sequence[Event]) -> Iterator[Event]:
+    def _say(self, question: str, events: Sequence[Event]) -> Generator[Event, None, None]:
         tally = Tally()
         try:
             for event in self._slowly(events):
@@ -155,7 +155,7 @@ class Scripted:
             if tally.token_ids:
                 self._turns.append(Turn(question, tally.text, tally))
 
-    def _slowly(self, events: Sequence[Event]) -> Iterator[Event]:
+    def _slowly(self, events: Sequence[Event]) -> Generator[Event, None, None]:
         for event in events:
             if self.pause:
                 time.sleep(self.pause)

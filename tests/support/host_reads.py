@@ -28,7 +28,7 @@ class Reads(TorchDispatchMode):
     """Counts operators whose result the host must wait for."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.copies = Copies()
         self.seen: list[str] = []
 
@@ -40,13 +40,13 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def __enter__(self) -> Reads:
-        self.copies.__enter__()
-        super().__enter__()
+        TorchFunctionMode.__enter__(self.copies)
+        TorchDispatchMode.__enter__(self)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.copies.__exit__(*error)
+        TorchDispatchMode.__exit__(self, *error)
+        TorchFunctionMode.__exit__(self.copies, *error)
 
     @property
     def count(self) -> int:

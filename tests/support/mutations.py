@@ -173,7 +173,7 @@ def rezipped(random: Random, data: bytes) -> bytes:
         ("../../x", "/etc/passwd", name.upper(), "a" * 5000, "META-INF/container.xml", "\\x")
     )
     changed = random.choice(MARKED_UP)(random, content or b"?")
-    choices = (
+    choices: tuple[list[tuple[str, bytes]], ...] = (
         [(name, changed)],
         [(name, changed)],
         [],

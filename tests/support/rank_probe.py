@@ -177,7 +177,8 @@ class Trial:
 
 def interrupted(answering: Any, request: Any, events: int) -> list[int]:
     """The tokens of an answer that is closed at an event."""
-    answer, said = answering.answer(request), []
+    answer = answering.answer(request)
+    said: list[int] = []
     for _ in range(events):
         said += getattr(next(answer), "token_ids", ())
     answer.close()

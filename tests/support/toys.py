@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -371,12 +372,8 @@ def ruled(level: Speculative, rule: Rule) -> Speculative:
     original = level._verify
 
     def verify(seq: TokenBuffer, made: Round, sampler: Sampler) -> None:
-        kept = executor_module.verify
-        executor_module.verify = rule
-        try:
+        with patch.object(executor_module, "verify", rule):
             original(seq, made, sampler)
-        finally:
-            executor_module.verify = kept
 
     level._verify = verify  # type: ignore[method-assign]
     return level
@@ -432,7 +429,7 @@ def unwaited(
     below = None if draft is None else draft.capturing()
     stack = three_levels(target, middle.capturing(), below, gammas, lookup=NgramLookup() if lookup else None)
     if threshold is not None:
-        stack.middle.planner._threshold = lambda _: threshold  # type: ignore[method-assign]
+        stack.middle.planner._threshold = lambda n: threshold  # type: ignore[method-assign]  # noqa: ARG005
     return stack
 
 
