@@ -140,9 +140,9 @@ def test_a_plan_is_made_without_torch_and_terminal(name: str) -> None:
     assert not [each for each in loaded if within(each, *HEAVY, "rich", "typer")]
 
 
-def test_a_rank_answers_its_line_before_torch_is_loaded() -> None:
+def test_a_rank_reads_its_connection_before_torch_is_loaded() -> None:
     loaded = loaded_by("import triforce_chat.parallel.worker")
-    assert "triforce_chat.parallel.team" in loaded
+    assert "triforce_chat.parallel.workers" in loaded
     assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
 
 

@@ -111,7 +111,7 @@ def test_a_killed_rank_ends_the_program_with_one_line(start: Start) -> None:
     killed = time.monotonic()
     _, told = process.communicate(timeout=PATIENCE)
     assert time.monotonic() - killed < SOON
-    assert told == "error: rank 1 of --tp ended without a word; all ranks have ended\n"
+    assert told == "error: rank 1 of --tp ended without an error message; all ranks have ended\n"
     assert process.returncode == LOST
 
 

@@ -1,4 +1,4 @@
-"""What every rank does, without other ranks: places, refusals, orders, and who decides."""
+"""One rank at a time: rank numbers, refused settings, commands, and values that rank 0 decides."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from triforce_chat.memory_plan.plan import Memory
 from triforce_chat.models.describe import described
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.sharding import check_ranks, shared_sizes
-from triforce_chat.parallel.conductor import Conductor, seeded, shared_fate
-from triforce_chat.parallel.failure import deserted, last_words
-from triforce_chat.parallel.group import Ranks, device_of
-from triforce_chat.parallel.lead import Lead
-from triforce_chat.parallel.orders import Call, Order, Step
-from triforce_chat.parallel.place import Place, place_of
-from triforce_chat.parallel.start import store_at
+from triforce_chat.parallel.commands import Call, Command, Step
+from triforce_chat.parallel.failure import describe_error, is_lost_peer
+from triforce_chat.parallel.group import DistributedGroup, device_of
+from triforce_chat.parallel.launcher import Launcher
+from triforce_chat.parallel.rank_info import RankInfo, this_rank
+from triforce_chat.parallel.rank_zero import RankZeroEngine, shut_down_on_error, with_seed
+from triforce_chat.parallel.rendezvous import create_store, join_store
 from triforce_chat.settings.settings import Settings
 
 PROMPT = list(range(3, 40))
@@ -46,18 +46,18 @@ TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE
 TORCHRUN |= {"MASTER_ADDR": "node0", "MASTER_PORT": "1234"}
 
 
-class Recorder:
-    """A team that writes down what it is told."""
+class FakeWorkers:
+    """Records the commands that it is to send."""
 
     def __init__(self, lost: RankLost | None = None) -> None:
-        self.orders: list[Order] = []
-        self.released, self.lost = False, lost
+        self.commands: list[Command] = []
+        self.closed, self.lost = False, lost
 
-    def tell(self, order: Order) -> None:
-        self.orders.append(order)
+    def send(self, command: Command) -> None:
+        self.commands.append(command)
 
-    def release(self) -> None:
-        self.released = True
+    def shut_down(self) -> None:
+        self.closed = True
 
     def loss(self) -> RankLost | None:
         return self.lost
@@ -78,9 +78,9 @@ class Follower(SingleRank):
         self.asked.add("broadcast_ints")
         return (0,) * len(own)
 
-    def verdict(self, own: Tensor) -> Tensor:
-        """Nothing was accepted, and no distribution was cut short."""
-        self.asked.add("verdict")
+    def broadcast(self, own: Tensor) -> Tensor:
+        """A verdict that accepts nothing, from distributions that were not cut short."""
+        self.asked.add("broadcast")
         packed = torch.full_like(own, self.token)
         packed[:, 0], packed[:, -2], packed[:, -1] = 1, own[:, -2], 1
         return packed
@@ -118,29 +118,29 @@ def test_a_rank_drafts_what_rank_0_drafts(lab: Lab) -> None:
 
 
 def test_a_call_and_its_steps_reach_all_ranks(lab: Lab) -> None:
-    team: Any = Recorder()
+    workers: Any = FakeWorkers()
     request = Request(PROMPT, 4, Sampling(seed=1))
-    events = list(Conductor(lab.engine("lookup"), team).answer(request))
-    assert team.orders == [Call("answer", (request, False)), *[Step.GO] * len(events)]
+    events = list(RankZeroEngine(lab.engine("lookup"), workers).answer(request))
+    assert workers.commands == [Call("answer", (request, False)), *[Step.NEXT] * len(events)]
 
 
 def test_what_is_closed_here_is_closed_everywhere(lab: Lab) -> None:
-    team: Any = Recorder()
+    workers: Any = FakeWorkers()
     engine = lab.engine("lookup")
-    answer: Any = Conductor(engine, team).answer(Request(PROMPT, 40))
+    answer: Any = RankZeroEngine(engine, workers).answer(Request(PROMPT, 40))
     for _ in range(4):
         next(answer)
     answer.close()
-    assert team.orders[1:] == [Step.GO, Step.GO, Step.GO, Step.CLOSE]
+    assert workers.commands[1:] == [Step.NEXT, Step.NEXT, Step.NEXT, Step.CLOSE]
     assert engine.cached[: len(PROMPT)] == PROMPT
-    assert not team.released
+    assert not workers.closed
 
 
 def test_the_result_of_a_generator_comes_back(lab: Lab) -> None:
-    team: Any = Recorder()
-    conductor = Conductor(lab.engine("lookup"), team)
-    made = tokens_of(conductor, Request(PROMPT, 4))
-    attended = conductor.attended(Request(PROMPT, 4), made)
+    workers: Any = FakeWorkers()
+    rank_zero = RankZeroEngine(lab.engine("lookup"), workers)
+    made = tokens_of(rank_zero, Request(PROMPT, 4))
+    attended = rank_zero.attended(Request(PROMPT, 4), made)
 
     def returned() -> Iterator[Any]:
         weights.extend((yield from attended))
@@ -151,38 +151,38 @@ def test_the_result_of_a_generator_comes_back(lab: Lab) -> None:
 
 
 def test_other_calls_reach_all_ranks_unless_they_are_refused(lab: Lab) -> None:
-    team: Any = Recorder()
-    conductor = Conductor(lab.engine("lookup", draft=False), team)
-    options = conductor.options
-    conductor.restack(options)
-    conductor.settle([0])
-    assert team.orders == [Call("restack", (options,)), Call("settle", ([0],))]
+    workers: Any = FakeWorkers()
+    rank_zero = RankZeroEngine(lab.engine("lookup", draft=False), workers)
+    options = rank_zero.options
+    rank_zero.restack(options)
+    rank_zero.settle([0])
+    assert workers.commands == [Call("restack", (options,)), Call("settle", ([0],))]
     with pytest.raises(UsageError, match="naive"):
-        conductor.restack(type(options)("naive"))
-    assert len(team.orders) == 2
+        rank_zero.restack(type(options)("naive"))
+    assert len(workers.commands) == 2
 
 
-def test_chance_is_shared(lab: Lab) -> None:
-    team: Any = Recorder()
-    conductor = Conductor(lab.engine("lookup"), team)
+def test_all_ranks_get_the_same_seed(lab: Lab) -> None:
+    workers: Any = FakeWorkers()
+    rank_zero = RankZeroEngine(lab.engine("lookup"), workers)
     for _ in range(2):
-        list(conductor.answer(Request(PROMPT, 4, Sampling(temperature=1.0))))
-    seeds = {order.arguments[0].sampling.seed for order in team.orders if isinstance(order, Call)}
+        list(rank_zero.answer(Request(PROMPT, 4, Sampling(temperature=1.0))))
+    seeds = {command.arguments[0].sampling.seed for command in workers.commands if isinstance(command, Call)}
     assert len(seeds) == 2
     assert None not in seeds
 
 
-def test_other_ranks_are_told_before_they_are_needed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_are_called_before_they_are_needed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stack is built together: how much memory is free, for one, is agreed on."""
-    team: Any = Recorder()
-    conductor, told = Conductor(lab.engine("lookup"), team), []
-    monkeypatch.setattr(conductor.engine, "restack", lambda _: told.extend(team.orders))
-    conductor.restack(conductor.options)
-    assert told == [Call("restack", (conductor.options,))]
+    workers: Any = FakeWorkers()
+    rank_zero, sent = RankZeroEngine(lab.engine("lookup"), workers), []
+    monkeypatch.setattr(rank_zero.engine, "restack", lambda _: sent.extend(workers.commands))
+    rank_zero.restack(rank_zero.options)
+    assert sent == [Call("restack", (rank_zero.options,))]
 
 
-class Poorest(SingleRank):
-    """Another rank has less."""
+class SmallerRank(SingleRank):
+    """Another rank has at most ``has``."""
 
     def __init__(self, has: int) -> None:
         self.has = has
@@ -191,16 +191,16 @@ class Poorest(SingleRank):
         return min(own, self.has)
 
 
-def test_all_ranks_plan_with_the_memory_of_the_poorest() -> None:
-    assert draw.agreed(Memory(9, None), Poorest(7)) == Memory(7, 7)
-    assert draw.agreed(Memory(9, None), Poorest(1 << 62)) == Memory(9, None)
+def test_all_ranks_plan_with_the_smallest_memory_of_any() -> None:
+    assert draw.agreed(Memory(9, None), SmallerRank(7)) == Memory(7, 7)
+    assert draw.agreed(Memory(9, None), SmallerRank(1 << 62)) == Memory(9, None)
 
 
 def test_blocks_are_fused_on_all_ranks_or_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(runner, "fusible", lambda _: True)
     for has, fused in ((1, True), (0, False)):
-        made = Runner(copy.deepcopy(lab.stock), group=Poorest(has))
+        made = Runner(copy.deepcopy(lab.stock), group=SmallerRank(has))
         assert bool(made.decoder) == fused
 
 
@@ -209,12 +209,12 @@ def test_eight_bits_need_room_on_all_ranks(lab: Lab, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runner, "fusible", lambda _: True)
     monkeypatch.setattr(runner, "allowed_bytes", lambda _: 80 << 30)
     for has, room in ((80 << 30, True), (1 << 30, False)):
-        made = Runner(copy.deepcopy(lab.stock), group=Poorest(has))
+        made = Runner(copy.deepcopy(lab.stock), group=SmallerRank(has))
         made.device, made.shape = torch.device("cuda"), replace(made.shape, dtype=torch.bfloat16)
         assert made.room_for_int8 == room
 
 
-def test_graphs_go_before_the_ranks_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_discarded_before_the_group_is_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -222,33 +222,34 @@ def test_graphs_go_before_the_ranks_part(monkeypatch: pytest.MonkeyPatch) -> Non
 
     class Graphs:
         def forget(self) -> None:
-            happened.append("forgotten")
+            happened.append("discarded")
 
-    graphs, ranks = Graphs(), Ranks(Place(0, 0, 1, 1), torch.distributed.HashStore(), "cpu")
-    ranks.register_graphs(graphs)
-    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: happened.append("left"))
-    ranks.leave()
-    assert happened == ["forgotten", "left"]
+    graphs = Graphs()
+    group = DistributedGroup(RankInfo(0, 0, 1, 1), torch.distributed.HashStore(), "cpu")
+    group.register_graphs(graphs)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: happened.append("destroyed"))
+    group.close()
+    assert happened == ["discarded", "destroyed"]
     monkeypatch.undo()
-    ranks.leave()
+    group.close()
 
 
 def test_a_seed_of_the_users_stays() -> None:
     request = Request(PROMPT, 4, Sampling(temperature=1.0, seed=3))
-    assert seeded(request) is request
+    assert with_seed(request) is request
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("x"), KeyboardInterrupt()])
-def test_an_error_here_lets_the_other_ranks_go(error: BaseException) -> None:
-    team: Any = Recorder()
-    with pytest.raises(type(error)), shared_fate(team):
+def test_an_error_on_rank_zero_shuts_down_the_other_ranks(error: BaseException) -> None:
+    workers: Any = FakeWorkers()
+    with pytest.raises(type(error)), shut_down_on_error(workers):
         raise error
-    assert team.released
+    assert workers.closed
 
 
-def test_a_broken_connection_is_told_as_what_broke_it() -> None:
-    team: Any = Recorder(RankLost("rank 2: out of memory", OutOfMemory.exit_code))
-    with pytest.raises(RankLost, match="rank 2"), shared_fate(team):
+def test_a_broken_connection_is_reported_by_its_cause() -> None:
+    workers: Any = FakeWorkers(RankLost("rank 2: out of memory", OutOfMemory.exit_code))
+    with pytest.raises(RankLost, match="rank 2"), shut_down_on_error(workers):
         raise RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:3")
 
 
@@ -261,36 +262,36 @@ def test_a_broken_connection_is_told_as_what_broke_it() -> None:
         (KeyError("x"), "KeyError: 'x'", 8),
     ],
 )
-def test_last_words(error: BaseException, words: str, exit_code: int) -> None:
-    told, code = last_words(error)
-    assert told.startswith(words)
+def test_errors_are_described_in_one_line(error: BaseException, words: str, exit_code: int) -> None:
+    line, code = describe_error(error)
+    assert line.startswith(words)
     assert code == exit_code
 
 
-def test_only_a_lost_connection_is_somebody_elses_story() -> None:
-    assert deserted(RuntimeError("Connection reset by peer"))
-    assert not deserted(RuntimeError("cache overflow"))
-    assert deserted(ModelError("tiny cannot be loaded: Connection closed by peer"))
-    assert not deserted(KeyboardInterrupt())
+def test_only_a_broken_connection_is_a_lost_peer() -> None:
+    assert is_lost_peer(RuntimeError("Connection reset by peer"))
+    assert not is_lost_peer(RuntimeError("cache overflow"))
+    assert is_lost_peer(ModelError("tiny cannot be loaded: Connection closed by peer"))
+    assert not is_lost_peer(KeyboardInterrupt())
 
 
-def test_places() -> None:
-    assert place_of(2, {}) == Place(0, 0, 2, 2)
-    assert place_of(4, TORCHRUN) == Place(3, 1, 4, 2, launched=True)
+def test_rank_from_the_environment() -> None:
+    assert this_rank(2, {}) == RankInfo(0, 0, 2, 2)
+    assert this_rank(4, TORCHRUN) == RankInfo(3, 1, 4, 2, by_torchrun=True)
     alone = {**TORCHRUN, "WORLD_SIZE": "1"}  # as clusters set it for programs of one process
-    assert place_of(2, alone) == Place(0, 0, 2, 2)
+    assert this_rank(2, alone) == RankInfo(0, 0, 2, 2)
     with pytest.raises(UsageError, match="--tp 2, but 4 ranks were started"):
-        place_of(2, TORCHRUN)
+        this_rank(2, TORCHRUN)
 
 
 def test_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device_of("cuda", Place(3, 1, 4, 2)) == "cuda:1"
-    assert device_of("cpu", Place(3, 1, 4, 2)) == "cpu"
+    assert device_of("cuda", RankInfo(3, 1, 4, 2)) == "cuda:1"
+    assert device_of("cpu", RankInfo(3, 1, 4, 2)) == "cpu"
     with pytest.raises(UsageError, match="a GPU for each of 4 ranks; this machine has 2"):
-        device_of("cuda", Place(0, 0, 4, 4))
+        device_of("cuda", RankInfo(0, 0, 4, 4))
     with pytest.raises(UsageError, match="--device cuda, not cuda:1"):
-        device_of("cuda:1", Place(0, 0, 2, 2))
+        device_of("cuda:1", RankInfo(0, 0, 2, 2))
 
 
 SMOLLM = {
@@ -322,12 +323,12 @@ def test_heads_that_do_not_divide_are_refused_with_the_numbers_that_do() -> None
 def test_a_refusal_comes_before_any_rank_loads(tmp_path: Path) -> None:
     save_model(tmp_path / "odd", num_attention_heads=3, num_key_value_heads=3, hidden_size=24, head_dim=8)
     (tmp_path / "odd" / "model.safetensors").write_bytes(b"no weights")
-    team: Any = Recorder()
+    workers: Any = FakeWorkers()
     settings = Settings(str(tmp_path / "odd"), device="cpu", tp=2)
     with pytest.raises(UsageError, match="3 KV heads"):
-        Lead(Place(0, 0, 2, 2), team, None).load(EngineSpec(settings))  # type: ignore[arg-type]
-    assert team.released
-    assert not team.orders
+        Launcher(RankInfo(0, 0, 2, 2), workers, None).load(EngineSpec(settings))  # type: ignore[arg-type]
+    assert workers.closed
+    assert not workers.commands
 
 
 def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,18 +348,18 @@ def test_an_interrupt_between_the_ranks_ends_all(
     lab: Lab, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise one rank would wait for ever for what the others do not do."""
-    team, engine = Recorder(), lab.engine("triforce")
-    conductor = Conductor(engine, team)  # type: ignore[arg-type]
+    workers, engine = FakeWorkers(), lab.engine("triforce")
+    rank_zero = RankZeroEngine(engine, workers)  # type: ignore[arg-type]
 
     def broken(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        team if method == "restack" else engine, "tell" if method == "restack" else method, broken
+        workers if method == "restack" else engine, "send" if method == "restack" else method, broken
     )
     with pytest.raises(KeyboardInterrupt):
-        getattr(conductor, method)(engine.options if method == "restack" else [0])
-    assert team.released
+        getattr(rank_zero, method)(engine.options if method == "restack" else [0])
+    assert workers.closed
 
 
 def test_commands_of_one_process_say_so() -> None:
@@ -367,9 +368,9 @@ def test_commands_of_one_process_say_so() -> None:
         require_one_process(Settings(tp=2))
 
 
-def test_the_store_is_out_of_the_networks_reach() -> None:
-    store = store_at(0, 2, made=True)
+def test_the_store_is_not_reachable_from_the_network() -> None:
+    store = create_store(2)
     store.set("here", "yes")
-    assert store_at(store.port, 2).get("here") == b"yes"
+    assert join_store(store.port, 2).get("here") == b"yes"
     with pytest.raises(OSError, match=r"refused|unreachable|assign"):  # another address of this machine
         socket.create_connection(("127.0.0.2", store.port), timeout=5).close()

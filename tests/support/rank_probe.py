@@ -89,11 +89,11 @@ def note(rank: int, engine: Any) -> None:
         print(json.dumps(held(engine)), file=file)
 
 
-def started(line: int, rank: int, size: int) -> None:
-    """As in ``worker``, with notes."""
+def run_started(descriptor: int, rank: int, size: int) -> None:
+    """``worker.run_started``, with notes."""
     from triforce_chat.parallel import worker
 
-    obey = worker.obey
+    execute = worker.execute
     if FUSED in os.environ:
         fuse()
 
@@ -101,11 +101,11 @@ def started(line: int, rank: int, size: int) -> None:
         if call.method == "logits":
             logits(engine, *call.arguments)
         else:
-            obey(engine, call, inbox)
+            execute(engine, call, inbox)
         note(rank, engine)
 
-    worker.obey = noted
-    worker.started(line, rank, size)
+    worker.execute = noted
+    worker.run_started(descriptor, rank, size)
 
 
 class Trial:
@@ -223,13 +223,13 @@ def numbers(model: Any, ranks: int) -> tuple[int, int]:
     return sum(part.numel() for part in parts), Dimensions.of(model.config.to_dict()).parameters(ranks)
 
 
-def together_logits(conductor: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
+def together_logits(together: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
     """``logits`` on all ranks at the same time."""
-    from triforce_chat.parallel.orders import Call
+    from triforce_chat.parallel.commands import Call
 
-    conductor.team.tell(Call("logits", (ids,)))
-    found = logits(conductor.engine, ids)
-    note(0, conductor.engine)
+    together.workers.send(Call("logits", (ids,)))
+    found = logits(together.engine, ids)
+    note(0, together.engine)
     return found
 
 
@@ -241,22 +241,23 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     import torch
 
     from triforce_chat.loading.load_engine import load_engine
-    from triforce_chat.parallel import start
-    from triforce_chat.parallel.lead import Lead
-    from triforce_chat.parallel.place import Place
+    from triforce_chat.parallel import rendezvous
+    from triforce_chat.parallel.launcher import Launcher
+    from triforce_chat.parallel.rank_info import RankInfo
     from triforce_chat.settings.settings import STACKS
 
     torch.set_num_threads(1)
     if FUSED in os.environ:
         fuse()
-    start._START = start._START.replace("triforce_chat.parallel.worker", "support.rank_probe")
-    place = Place(0, 0, size, size)
-    lead = Lead(place, *start.gathered(place))
+    program = rendezvous._WORKER_PROGRAM
+    rendezvous._WORKER_PROGRAM = program.replace("triforce_chat.parallel.worker", "support.rank_probe")
+    info = RankInfo(0, 0, size, size)
+    launcher = Launcher(info, *rendezvous.connect_workers(info))
     for model in models:
         engine, _ = load_engine(spec_of(model, 1))
         alone = Trial(engine, nothing)
         found: dict[str, Any] = {"alone": alone.basics()}
-        together, _ = lead.load(spec_of(model, size))
+        together, _ = launcher.load(spec_of(model, size))
         shared = Trial(together, partial(note, 0, together.engine))
         found["shared"] = shared.basics()
         if not model.endswith(BRIEF):

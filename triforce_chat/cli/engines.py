@@ -71,16 +71,16 @@ def open_answering(
         return open_engine(spec, screen, remembering, cache_size, warn)
 
     def load(hooks: LoadHooks) -> tuple[Answering, LoadedModel]:
-        from triforce_chat.parallel.place import place_of
-        from triforce_chat.parallel.start import gathered
+        from triforce_chat.parallel.rank_info import this_rank
+        from triforce_chat.parallel.rendezvous import connect_workers
 
-        place = place_of(spec.settings.tp, os.environ)
-        team, store = gathered(place)
-        from triforce_chat.parallel.lead import Lead
+        info = this_rank(spec.settings.tp, os.environ)
+        workers, store = connect_workers(info)
+        from triforce_chat.parallel.launcher import Launcher
 
         if remembering:
             hooks.note("with --tp the document cache is not used")
-        return Lead(place, team, store).load(spec, hooks)
+        return Launcher(info, workers, store).load(spec, hooks)
 
     return _timed(load, spec, screen, warn)
 
@@ -114,14 +114,14 @@ def follows_rank_zero(tp: int) -> bool:
     """Where torchrun started this process as a rank other than 0: serve rank 0 to its end, then return True."""
     if tp == 1:
         return False
-    from triforce_chat.parallel.place import place_of
+    from triforce_chat.parallel.rank_info import this_rank
 
-    place = place_of(tp, os.environ)
-    if place.rank == 0:
+    info = this_rank(tp, os.environ)
+    if info.rank == 0:
         return False
-    from triforce_chat.parallel.worker import launched
+    from triforce_chat.parallel.worker import run_launched
 
-    launched(place)
+    run_launched(info)
     return True
 
 

@@ -1,1 +1,1 @@
-"""One model on several processes: rank 0 talks to the user, the others repeat whatever it does."""
+"""Tensor parallelism: one model split over several processes. Rank 0 serves the user, the others mirror its calls."""

@@ -1,20 +1,20 @@
-"""What ended a rank, in words."""
+"""Describes the error that ended a rank."""
 
 from __future__ import annotations
 
 from triforce_chat.errors import OutOfMemory, RankLost, TriforceError
 
-# How torch says that a rank which it talked to is gone. That rank has its own story.
-DESERTED = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out")
+# Parts of torch's messages when the connection to another rank breaks. That rank reports the cause itself.
+BROKEN_CONNECTION = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "timed out")
 
 
-def deserted(error: BaseException) -> bool:
-    """Whether a rank that this one talked to is gone."""
-    return isinstance(error, Exception) and any(sign in str(error).lower() for sign in DESERTED)
+def is_lost_peer(error: BaseException) -> bool:
+    """True if the error only says that another rank is gone."""
+    return isinstance(error, Exception) and any(part in str(error).lower() for part in BROKEN_CONNECTION)
 
 
-def last_words(error: BaseException) -> tuple[str, int]:
-    """An error as one line, and the exit code that suits it."""
+def describe_error(error: BaseException) -> tuple[str, int]:
+    """An error as a line of text, and the exit code for it."""
     from triforce_chat.models.failures import is_out_of_memory
 
     if isinstance(error, TriforceError):

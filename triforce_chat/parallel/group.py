@@ -1,4 +1,4 @@
-"""torch.distributed as the engine uses it: a process group, and a ``RankGroup`` over it."""
+"""A ``RankGroup`` over a process group of torch.distributed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from triforce_chat.engine.group import Recorder
 from triforce_chat.errors import UsageError
-from triforce_chat.parallel.place import Place
-from triforce_chat.parallel.start import FOR_EVER
+from triforce_chat.parallel.rank_info import RankInfo
+from triforce_chat.parallel.rendezvous import NO_TIMEOUT
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -24,32 +24,35 @@ if TYPE_CHECKING:
 LOOPBACK = ("lo", "lo0")
 
 
-def device_of(kind: str, place: Place) -> str:
-    """Where this rank computes: GPU number ``local_rank``, or the CPU. Raises UsageError."""
+def device_of(kind: str, info: RankInfo) -> str:
+    """The device of a rank: GPU number ``local_rank``, or the CPU.
+
+    Raises UsageError if ``kind`` is neither "cuda" nor "cpu", or if there are fewer GPUs than local ranks.
+    """
     if kind == "cpu":
         return kind
     if kind != "cuda":
-        raise UsageError(f"--tp gives every rank a GPU of its own; choose --device cuda, not {kind}")
-    there = torch.cuda.device_count()
-    if there < place.local_size:
-        raise UsageError(f"--tp needs a GPU for each of {place.local_size} ranks; this machine has {there}")
-    return f"cuda:{place.local_rank}"
+        raise UsageError(f"--tp uses one GPU per rank; choose --device cuda, not {kind}")
+    gpus = torch.cuda.device_count()
+    if gpus < info.local_size:
+        raise UsageError(f"--tp needs a GPU for each of {info.local_size} ranks; this machine has {gpus}")
+    return f"cuda:{info.local_rank}"
 
 
-class Ranks:
-    """Implements ``engine.group.RankGroup``. All ranks make one at the same time."""
+class DistributedGroup:
+    """Implements ``engine.group.RankGroup``. The constructor blocks until all ranks have called it."""
 
-    def __init__(self, place: Place, store: Store, device: str) -> None:
-        self.rank, self.size = place.rank, place.size
+    def __init__(self, info: RankInfo, store: Store, device: str) -> None:
+        self.rank, self.size = info.rank, info.size
         self.device = torch.device(device)
-        self.sharing = place.local_size if self.device.type == "cpu" else 1
+        self.sharing = info.local_size if self.device.type == "cpu" else 1
         self.recorders: WeakSet[Recorder] = WeakSet()
         atexit.register(self.forget)
-        os.environ["LOCAL_RANK"] = str(place.local_rank)  # where transformers looks
+        os.environ["LOCAL_RANK"] = str(info.local_rank)  # read by transformers
         if self.device.type == "cpu":
-            share_cores(place)
+            share_cores(info)
             dist.init_process_group(
-                "gloo", store=store, rank=self.rank, world_size=self.size, timeout=FOR_EVER
+                "gloo", store=store, rank=self.rank, world_size=self.size, timeout=NO_TIMEOUT
             )
         else:
             torch.cuda.set_device(self.device)
@@ -58,14 +61,14 @@ class Ranks:
                 store=store,
                 rank=self.rank,
                 world_size=self.size,
-                timeout=FOR_EVER,
+                timeout=NO_TIMEOUT,
                 device_id=self.device,
             )
 
     def broadcast_tokens(self, own: Tensor) -> Tensor:
-        told = own.clone()
-        dist.broadcast(told, 0)
-        return told
+        received = own.clone()
+        dist.broadcast(received, 0)
+        return received
 
     def broadcast_ints(self, own: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(self.broadcast_tokens(torch.tensor(own, device=self.device)).tolist())
@@ -86,28 +89,28 @@ class Ranks:
         self.recorders.add(by)
 
     def forget(self) -> None:
-        """Give up all graphs: NCCL's part of the process does not end while one of them holds a call of it."""
-        for each in list(self.recorders):
-            each.forget()
+        """Discard all CUDA graphs. NCCL does not shut down while a graph holds one of its calls."""
+        for recorder in list(self.recorders):
+            recorder.forget()
 
-    def leave(self) -> None:
-        """Once no rank calls the group any more."""
+    def close(self) -> None:
+        """Destroy the process group. No rank may use it afterwards."""
         self.forget()
         dist.destroy_process_group()
 
 
-def share_cores(place: Place) -> None:
-    """Threads for one of the ranks on this machine, and a way between them that needs no network."""
+def share_cores(info: RankInfo) -> None:
+    """Give each rank on this machine its share of the cores; connect them by loopback if all are here."""
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // place.local_size))
+        torch.set_num_threads(max(1, usable_cores() // info.local_size))
     names = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in LOOPBACK if name in names), None)
-    if loopback and place.local_size == place.size:
+    if loopback and info.local_size == info.size:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
-def cores() -> int:
-    """Processors that this process may use."""
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""A rank other than 0: it does what rank 0 does, prints nothing, and ends when rank 0 ends."""
+"""The program of a rank other than 0: it mirrors rank 0's calls, prints nothing, and exits when rank 0 exits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from triforce_chat.parallel.failure import deserted, last_words
-from triforce_chat.parallel.orders import Call, End, Failed, Load, Step
-from triforce_chat.parallel.place import Place
-from triforce_chat.parallel.start import launched_store, reached, store_at
+from triforce_chat.parallel.commands import Call, Failure, Load, Shutdown, Step
+from triforce_chat.parallel.failure import describe_error, is_lost_peer
+from triforce_chat.parallel.rank_info import RankInfo
+from triforce_chat.parallel.rendezvous import connect_to_rank_zero, join_store, torchrun_store
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -26,99 +26,99 @@ if TYPE_CHECKING:
     from triforce_chat.engine.engine import Engine
 
 PR_SET_PDEATHSIG = 1
-LAST = pickle.dumps(End.END)
-PATIENCE = 3.0  # seconds in which rank 0 hears of a rank that is gone
+SHUTDOWN = pickle.dumps(Shutdown())
+PATIENCE = 3.0  # seconds until rank 0 has noticed a lost rank and shut down the others
 
 
-class Ended(Exception):
-    """Rank 0 needs this rank no more."""
+class Stopped(Exception):
+    """Rank 0 has sent Shutdown."""
 
 
 class Inbox:
-    """Rank 0's orders. When its line ends this process ends, in whatever it is: no rank outlives rank 0."""
+    """Receives rank 0's commands. When the connection closes the process exits at once: no rank outlives rank 0."""
 
-    def __init__(self, link: Connection) -> None:
-        self.link = link
-        self.released = threading.Event()
-        self._orders: SimpleQueue[bytes] = SimpleQueue()
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.shut_down = threading.Event()
+        self._commands: SimpleQueue[bytes] = SimpleQueue()
         threading.Thread(target=self._read, name="rank 0", daemon=True).start()
 
-    def take(self) -> Any:
-        """The next order, whenever it comes. Raises Ended when it is the last."""
-        order = pickle.loads(self._orders.get())
-        if order is End.END:
-            raise Ended
-        return order
+    def receive(self) -> Any:
+        """Wait for the next command and return it. Raises Stopped if it is Shutdown."""
+        command = pickle.loads(self._commands.get())
+        if isinstance(command, Shutdown):
+            raise Stopped
+        return command
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                order = self.link.recv_bytes()
-                self._orders.put(order)
-                if order == LAST:
-                    self.released.set()
+                command = self.connection.recv_bytes()
+                self._commands.put(command)
+                if command == SHUTDOWN:
+                    self.shut_down.set()
         os._exit(0)
 
 
-def started(line: int, rank: int, size: int) -> None:
-    """The life of a rank that rank 0 started; ``line`` is its end of the pipe."""
+def run_started(descriptor: int, rank: int, size: int) -> None:
+    """The main function of a rank that rank 0 started; ``descriptor`` is its end of the pipe."""
     end_with_parent()
-    place = Place(rank, rank, size, size)
-    inbox = _listening(Connection(line))
-    live(inbox, place, lambda: store_at(inbox.take(), size))
+    info = RankInfo(rank, rank, size, size)
+    inbox = _open_inbox(Connection(descriptor))
+    run(inbox, info, lambda: join_store(inbox.receive(), size))
 
 
-def launched(place: Place) -> None:
-    """The life of a rank that torchrun started."""
-    store = launched_store()
-    live(_listening(reached(store, place.rank)), place, lambda: store)
+def run_launched(info: RankInfo) -> None:
+    """The main function of a rank that torchrun started."""
+    store = torchrun_store()
+    run(_open_inbox(connect_to_rank_zero(store, info.rank)), info, lambda: store)
 
 
-def _listening(link: Connection) -> Inbox:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for rank 0
-    return Inbox(link)
+def _open_inbox(connection: Connection) -> Inbox:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles the terminal's Ctrl-C
+    return Inbox(connection)
 
 
-def live(inbox: Inbox, place: Place, store: Callable[[], Store]) -> None:
-    """Follow rank 0 to the end; an error is told and ends this process."""
+def run(inbox: Inbox, info: RankInfo, store: Callable[[], Store]) -> None:
+    """Execute commands until Shutdown. An error is reported to rank 0 and ends this process."""
     try:
-        follow(inbox, place, store())
+        execute_commands(inbox, info, store())
     except BaseException as error:
-        if deserted(error) and inbox.released.wait(PATIENCE):
+        if is_lost_peer(error) and inbox.shut_down.wait(PATIENCE):
             os._exit(0)
-        text, exit_code = last_words(error)
+        message, exit_code = describe_error(error)
         with suppress(OSError):
-            inbox.link.send_bytes(pickle.dumps(Failed(text, exit_code, traceback.format_exc())))
+            inbox.connection.send_bytes(pickle.dumps(Failure(message, exit_code, traceback.format_exc())))
         os._exit(exit_code)
 
 
-def follow(inbox: Inbox, place: Place, store: Store) -> None:
-    """Do what rank 0 orders until it orders the end."""
-    from triforce_chat.parallel.share import Share
+def execute_commands(inbox: Inbox, info: RankInfo, store: Store) -> None:
+    """Execute rank 0's commands until Shutdown, then leave the process group."""
+    from triforce_chat.parallel.rank_loader import RankLoader
 
-    share = Share(place, store)
+    loader = RankLoader(info, store)
     engine: Engine | None = None
-    with suppress(Ended):
+    with suppress(Stopped):
         while True:
-            order = inbox.take()
-            if isinstance(order, Load):
-                engine, _ = share.load(order.spec)
+            command = inbox.receive()
+            if isinstance(command, Load):
+                engine, _ = loader.load(command.spec)
             elif engine is not None:
-                obey(engine, order, inbox)
-    share.leave()
+                execute(engine, command, inbox)
+    loader.close()
 
 
-def obey(engine: Engine, call: Call, inbox: Inbox) -> None:
-    """Call the method; a generator goes from event to event as rank 0's does."""
+def execute(engine: Engine, call: Call, inbox: Inbox) -> None:
+    """Call a method of the engine. A generator is advanced and closed as rank 0 commands."""
     events = getattr(engine, call.method)(*call.arguments)
     if isinstance(events, Generator):
         with closing(events):
             for _ in events:
-                if inbox.take() is not Step.GO:
+                if inbox.receive() is not Step.NEXT:
                     return
 
 
 def end_with_parent() -> None:
-    """Have Linux kill this process when rank 0 dies: while a library loads, nobody here reads the line."""
+    """Have Linux kill this process when rank 0 dies, even while an import keeps it from reading the connection."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

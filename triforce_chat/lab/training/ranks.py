@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from triforce_chat.errors import UsageError
-from triforce_chat.parallel.place import place_of
+from triforce_chat.parallel.rank_info import this_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ def joined(device: str) -> Iterator[Ranks]:
 
     Raises UsageError where all of them would compute on one GPU.
     """
-    here = place_of(int(os.environ.get("WORLD_SIZE", "1")), os.environ)
-    if not here.launched:
+    here = this_rank(int(os.environ.get("WORLD_SIZE", "1")), os.environ)
+    if not here.by_torchrun:
         yield Ranks(device=device)
         return
     if device.startswith("cuda:"):

@@ -1,4 +1,4 @@
-"""Rank 0's engine, which has the other ranks do the same at the same time."""
+"""The engine of rank 0. It mirrors every call on the other ranks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import RankLost
-from triforce_chat.parallel.failure import deserted
-from triforce_chat.parallel.orders import Call, Step
-from triforce_chat.parallel.team import Team
+from triforce_chat.parallel.commands import Call, Step
+from triforce_chat.parallel.failure import is_lost_peer
+from triforce_chat.parallel.workers import Workers
 
-SEEDS = 1 << 48
+MAX_SEED = 1 << 48
 
 
-class Conductor:
-    """Implements ``engine.answering.Answering``: every call goes to all ranks, and so does every step.
+class RankZeroEngine:
+    """Implements ``engine.protocol.Answering`` over all ranks: each call and each generator step is sent to them.
 
     A generator that is closed here is closed on the other ranks at the same event, so all caches hold the same
-    tokens. An error on any rank is the end of all: after it every call raises RankLost.
+    tokens. An error on any rank shuts down all of them; every later call raises RankLost.
     """
 
-    def __init__(self, engine: Engine, team: Team) -> None:
-        self.engine, self.team = engine, team
+    def __init__(self, engine: Engine, workers: Workers) -> None:
+        self.engine, self.workers = engine, workers
 
     @property
     def context(self) -> int:
@@ -60,33 +60,33 @@ class Conductor:
 
     def restack(self, options: StackOptions) -> None:
         self.engine.check(options)
-        with shared_fate(self.team):
-            self.team.tell(Call("restack", (options,)))
+        with shut_down_on_error(self.workers):
+            self.workers.send(Call("restack", (options,)))
             self.engine.restack(options)
 
     def settle(self, tokens: Sequence[int]) -> None:
-        with shared_fate(self.team):
-            self.team.tell(Call("settle", (tokens,)))
+        with shut_down_on_error(self.workers):
+            self.workers.send(Call("settle", (tokens,)))
             self.engine.settle(tokens)
 
     def prefill(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> Iterator[Prefilled]:
-        return self._together("prefill", prompt, spans)
+        return self._run_on_all("prefill", prompt, spans)
 
     def answer(self, request: Request, plain: bool = False) -> Iterator[Event]:
-        return self._together("answer", seeded(request), plain)
+        return self._run_on_all("answer", with_seed(request), plain)
 
     def rescore(
         self, request: Request, made: Sequence[int], rows: int = 64
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._together("rescore", request, made, rows)
+        return self._run_on_all("rescore", request, made, rows)
 
     def attended(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
-        return self._together("attended", request, made)
+        return self._run_on_all("attended", request, made)
 
-    def _together(self, method: str, *arguments: Any) -> Generator[Any, None, Any]:
-        """Run a generator of the engine on all ranks, from event to event."""
-        with shared_fate(self.team), closing(getattr(self.engine, method)(*arguments)) as events:
-            self.team.tell(Call(method, arguments))
+    def _run_on_all(self, method: str, *arguments: Any) -> Generator[Any, None, Any]:
+        """Run a generator of the engine on all ranks, event by event."""
+        with shut_down_on_error(self.workers), closing(getattr(self.engine, method)(*arguments)) as events:
+            self.workers.send(Call(method, arguments))
             while True:
                 try:
                     event = next(events)
@@ -95,31 +95,31 @@ class Conductor:
                 step = Step.CLOSE
                 try:
                     yield event
-                    step = Step.GO
+                    step = Step.NEXT
                 finally:
-                    self.team.tell(step)
+                    self.workers.send(step)
 
 
 @contextmanager
-def shared_fate(team: Team) -> Iterator[None]:
-    """Whatever goes wrong inside ends the other ranks, or comes from their end."""
+def shut_down_on_error(workers: Workers) -> Iterator[None]:
+    """Shut down the other ranks on any error in the block. If a lost rank caused it, raise its RankLost instead."""
     try:
         yield
     except (GeneratorExit, RankLost):
         raise
     except Exception as error:
-        lost = team.loss() if deserted(error) else None
-        team.release()
+        lost = workers.loss() if is_lost_peer(error) else None
+        workers.shut_down()
         raise (lost or error) from error
     except BaseException:
-        team.release()
+        workers.shut_down()
         raise
 
 
-def seeded(request: Request) -> Request:
-    """The same request with a seed, so that chance is the same on all ranks."""
+def with_seed(request: Request) -> Request:
+    """The request with a random seed if it has none, so that all ranks draw the same random numbers."""
     if request.sampling.seed is not None:
         return request
     return dataclasses.replace(
-        request, sampling=dataclasses.replace(request.sampling, seed=secrets.randbelow(SEEDS))
+        request, sampling=dataclasses.replace(request.sampling, seed=secrets.randbelow(MAX_SEED))
     )
