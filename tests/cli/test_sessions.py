@@ -80,7 +80,7 @@ def test_a_chat_goes_on_as_if_it_had_never_stopped(chat: Chat) -> None:
     first = chat("a.txt", "--session", "parts")
     second = chat("-c", lines="How?\n")
     third = chat("-c", "--session", "parts", lines="And?\n")
-    third.is_refusal(2, "leave it out to name one with --session")
+    third.is_refusal(2, "omit it to name one with --session")
     third = chat("--session", "parts", lines="And?\n")
     assert whole.out == first.out + second.out + third.out
     expected, parts = exported("whole"), exported("parts")

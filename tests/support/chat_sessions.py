@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from triforce_chat.chat.session import Session
 from triforce_chat.documents import Document, Page
+from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Event, Finished, Tally
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -78,7 +77,7 @@ class ScriptedDecoder:
     def __init__(self, engine: Engine, ids: list[int]) -> None:
         self.engine, self.ids = engine, iter(ids)
 
-    def rounds(self, tokens: torch.Tensor, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
+    def decode(self, history: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
         return ([token] for token in self.ids)
 
     def rollback(self, length: int) -> None:
