@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,28 @@ def test_the_terminal_never_reaches_torch(path: Path) -> None:
     own = [name for name in imports(path, types=True) if within(name, "triforce_chat")]
     allowed = ("ui", "chat", "documents", "errors", "engine.events", "models.progress", "settings")
     assert not [name for name in own if not within(name, *(f"triforce_chat.{room}" for room in allowed))]
+
+
+@pytest.mark.parametrize("path", modules("chat"), ids=lambda path: path.stem)
+def test_a_conversation_knows_no_terminal_and_no_storage(path: Path) -> None:
+    forbidden = [f"triforce_chat.{room}" for room in ("ui", "cli", "storage", "serve", "doctor", "lab")]
+    assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
+
+
+@pytest.mark.parametrize("path", modules("storage"), ids=lambda path: path.stem)
+def test_storage_knows_no_terminal(path: Path) -> None:
+    forbidden = [f"triforce_chat.{room}" for room in ("ui", "cli", "serve", "doctor", "lab")]
+    assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
+
+
+def test_no_two_rooms_need_each_other() -> None:
+    """Top-level packages and modules, also by what they import inside functions or for their types alone."""
+    needed: dict[str, set[str]] = {}
+    for path in modules(""):
+        room = path.relative_to(PACKAGE).with_suffix("").parts[0]
+        named = [name.split(".")[1] for name in imports(path, types=True) if within(name, "triforce_chat")]
+        needed.setdefault(room, set()).update(set(named) - {room})
+    TopologicalSorter(needed).prepare()  # raises CycleError
 
 
 @pytest.mark.parametrize("path", modules("models"), ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""What the terminal needs of a conversation; ``session.Session`` provides it."""
+"""The values and protocols of a conversation: turns, what was said before, and a conversation that goes on."""
 
 from __future__ import annotations
 
@@ -12,15 +12,39 @@ from triforce_chat.engine.events import Comparison, Event, Side, Tally
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and what was answered (partial when it was interrupted)."""
+    """One question and its answer, which is partial if it was interrupted."""
 
     question: str
     answer: str
     tally: Tally
 
 
-class Told(Protocol):
-    """What was said, and about what."""
+@dataclass(frozen=True, slots=True)
+class StoredTurn:
+    """A turn from a session store; it has no answer ids if it was never answered."""
+
+    turn: Turn
+    documents: tuple[Document, ...]  # placed before the question
+    question_ids: tuple[int, ...]
+    model: str
+    vocabulary: str  # identifies the tokenizer: the ids are valid wherever this is the same
+    asked: float  # seconds since the epoch
+    ended: str | None  # why; None while it is being answered
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSession:
+    """One line of a list of sessions."""
+
+    name: str
+    turns: int
+    titles: tuple[str, ...]  # of its documents
+    used: float  # seconds since the epoch
+    current: bool  # this conversation is written to it
+
+
+class ChatHistory(Protocol):
+    """The documents, turns and system text of a conversation, live or stored."""
 
     @property
     def documents(self) -> Sequence[Document]: ...
@@ -30,28 +54,36 @@ class Told(Protocol):
     def system(self) -> str: ...
 
 
-class Conversation(Told, Protocol):
-    """One that goes on. Every iterator below may be closed at any event: what was said so far is kept."""
+class Conversation(ChatHistory, Protocol):
+    """A live conversation.
+
+    Every generator below may be closed at any event; what was said up to then is kept.
+    """
 
     @property
-    def context_used(self) -> int: ...
+    def context_used(self) -> int:
+        """Tokens that the next prompt takes before its question."""
+        ...
+
     @property
-    def context_limit(self) -> int: ...
+    def context_limit(self) -> int:
+        """Tokens that prompt and answer may take together."""
+        ...
 
     def ask(self, question: str) -> Generator[Event, None, None]:
-        """Answer; raises ``DoesNotFit`` before anything is computed."""
+        """Answer a question. Raises DoesNotFit before anything is computed."""
         ...
 
     def retry(self) -> Generator[Event, None, None]:
-        """Answer the last question again; raises ``UsageError`` when there is none."""
+        """Answer the last question again. Raises UsageError if there is none."""
         ...
 
     def resume(self) -> Generator[Event, None, None]:
-        """Go on with the last answer where it was stopped or cut; ``UsageError`` when it came to its end."""
+        """Continue the last answer where it was stopped or cut. Raises UsageError if it is complete."""
         ...
 
     def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
-        """Answer twice, first hierarchically, then plainly; the ``Comparison`` comes last."""
+        """Answer twice, with and without speculation; yields the events of both, then the ``Comparison``."""
         ...
 
     def prefill(self) -> Generator[Event, None, None]:
@@ -59,18 +91,21 @@ class Conversation(Told, Protocol):
         ...
 
     def add(self, document: Document) -> int:
-        """Put a document behind what was said; returns its tokens; raises ``DoesNotFit``."""
+        """Append a document; returns its tokens. Raises DoesNotFit."""
         ...
 
-    def set_system(self, text: str) -> None: ...
+    def set_system(self, text: str) -> None:
+        """Replace the system text."""
+        ...
+
     def set_option(self, name: str, value: str) -> None:
-        """Change one setting; raises ``UsageError`` naming the valid ones."""
+        """Change one setting. Raises UsageError, which names the valid ones."""
         ...
 
     def options(self) -> dict[str, str]:
-        """Every setting that /set knows, with its present value."""
+        """All settings that can be changed, with their values."""
         ...
 
     def clear(self) -> None:
-        """Forget the turns, keep the documents."""
+        """Forget the turns; keep the documents."""
         ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from triforce_chat.chat.citations import check
-from triforce_chat.chat.conversation import Turn
+from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.chat.sources import Placed, sources
 from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.documents import Document, runs
@@ -26,7 +26,6 @@ from triforce_chat.models.failures import memory_watched
 from triforce_chat.models.load import LoadedModel, meaning
 from triforce_chat.prompts import prompt
 from triforce_chat.settings.settings import CHANGEABLE, Settings
-from triforce_chat.storage.sessions.values import Past
 
 QUESTION_ROOM = 64  # tokens kept free for a question when a document is added
 END = -2  # stands behind a document while a prompt is put together
@@ -144,7 +143,7 @@ class Session:
     def clear(self) -> None:
         self.waiting, self.exchanges = self.readings, []
 
-    def restore(self, past: Sequence[Past], waiting: Sequence[Document]) -> int:
+    def restore(self, past: Sequence[StoredTurn], waiting: Sequence[Document]) -> int:
         """Take up turns of an earlier run; returns how many had to be tokenized anew. Raises DoesNotFit."""
         foreign = [each.vocabulary != self.vocabulary for each in past]
         self.exchanges = [self._recalled(*each) for each in zip(past, foreign, strict=True)]
@@ -156,7 +155,7 @@ class Session:
             )
         return sum(foreign)
 
-    def _recalled(self, past: Past, foreign: bool) -> Exchange:
+    def _recalled(self, past: StoredTurn, foreign: bool) -> Exchange:
         readings, turn = tuple(map(self._read, past.documents)), past.turn
         if not foreign:
             return Exchange(readings, list(past.question_ids), turn)

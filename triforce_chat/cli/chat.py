@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,13 @@ from triforce_chat.cli.output import screen_of, show_notes, show_warning
 from triforce_chat.cli.reading import read_all, read_one
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
+
+if TYPE_CHECKING:
+    from triforce_chat.chat.conversation import Conversation
+    from triforce_chat.chat.session import Session
+    from triforce_chat.documents import Document
+    from triforce_chat.storage.sessions.session_opener import Restored, SessionOpener
+    from triforce_chat.ui.terminal import Screen
 
 
 def chat(
@@ -30,7 +37,7 @@ def chat(
     ] = None,
 ) -> None:
     """Talk about documents, turn by turn; /help lists the commands."""
-    from triforce_chat.storage.sessions.desk import Desk
+    from triforce_chat.storage.sessions.session_opener import SessionOpener
     from triforce_chat.ui.repl import Labels, Repl
 
     if options.json or options.jsonl:
@@ -42,20 +49,52 @@ def chat(
         raise UsageError("chat reads your questions from standard input; give it the document as a file")
     screen = screen_of(options)
     texts = read_all(documents or [], options, screen)
-    with Desk(name, last, partial(show_warning, options, screen)) as desk:
-        options = desk.options(options, given_flags(command_line))
+    with SessionOpener(name, last, partial(show_warning, options, screen)) as opener:
+        options = opener.options(options, given_flags(command_line))
         session, _ = open_session([], options, screen)
         repl = Repl(
-            desk.conversation(session, texts, lambda line: show_notes([line], screen)),
+            begin(opener, session, texts, options, screen),
             lambda path, pages: read_one(path, options, pages),
             screen,
             lambda: Labels(options.model, session.settings.stack),
             writable_history(),
-            desk.known,
+            opener.saved_sessions,
         )
         code = repl.run() if interactive else repl.run_lines(sys.stdin or ())
     if code:
         raise typer.Exit(code)
+
+
+def begin(
+    opener: SessionOpener, session: Session, documents: list[Document], options: Options, screen: Screen
+) -> Conversation:
+    """Restore the continued session, if any, and add the documents that it lacks. Raises DoesNotFit."""
+    conversation = opener.conversation(session)
+    restored = opener.restore(session)
+    if restored:
+        show_restored(restored, options, screen)
+    for document in documents:
+        if opener.has(document):
+            show_notes([f"{document.title} is in the session already"], screen)
+        else:
+            conversation.add(document)
+    return conversation
+
+
+def show_restored(restored: Restored, options: Options, screen: Screen) -> None:
+    """Tell which session goes on, and what is different from when it was made."""
+    from triforce_chat.ui import figures
+
+    if restored.other_models:
+        others = ", ".join(restored.other_models)
+        anew = restored.tokenized_anew
+        how = "its texts were tokenized anew" if anew else "its tokens mean the same and were taken over"
+        show_warning(options, screen, f"{restored.name} was made with {others}; {how}")
+    used = figures.moment(restored.used)
+    notes = [f"session {restored.name}: {figures.count(restored.turns, 'turn')}, last used {used}"]
+    if restored.unanswered is not None:
+        notes.append(f"its last question has no answer: {restored.unanswered}")
+    show_notes(notes, screen)
 
 
 def writable_history() -> Path | None:

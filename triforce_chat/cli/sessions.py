@@ -17,8 +17,9 @@ from triforce_chat.settings.options import Options
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from triforce_chat.chat.conversation import StoredTurn
     from triforce_chat.storage.sessions.catalog import Catalog
-    from triforce_chat.storage.sessions.values import Heading, Past, Record
+    from triforce_chat.storage.sessions.values import Heading, Record
 
 app = typer.Typer(help="Past chats: list, read, search, copy, export, delete.", no_args_is_help=True)
 
@@ -197,7 +198,7 @@ def document_of(document: Any) -> dict[str, Any]:
     }
 
 
-def turn_of(past: Past) -> dict[str, Any]:
+def turn_of(past: StoredTurn) -> dict[str, Any]:
     from triforce_chat.chat.records import said_object
     from triforce_chat.storage.sessions.values import pages_of
 

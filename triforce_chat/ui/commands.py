@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from triforce_chat.chat.conversation import Conversation
+from triforce_chat.chat.conversation import Conversation, SavedSession
 from triforce_chat.documents import Document, parse_pages
 from triforce_chat.documents.search import Hit, find, pattern
 from triforce_chat.engine.events import Rebuilt, Tally
@@ -33,17 +33,6 @@ SHOWN_SENTENCE = 300  # characters
 ReadDocument = Callable[[str, str | None], Document]
 Choice = tuple[str, str]  # what may be typed, and what it means
 WRITERS: Mapping[str, Callable[[Conversation], str]] = {".md": transcript, ".json": as_json}
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A session that was kept."""
-
-    name: str
-    turns: int
-    titles: tuple[str, ...]  # of its documents
-    used: float  # seconds since the epoch
-    here: bool  # this chat is written to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +64,7 @@ class Commands:
         read_document: ReadDocument,
         screen: Screen,
         show: Callable[..., None],
-        sessions: Callable[[], Sequence[Known]] = tuple,
+        sessions: Callable[[], Sequence[SavedSession]] = tuple,
     ) -> None:
         self.leaving = False
         self.draft: str | None = None  # a question to go on with in the editor
@@ -269,10 +258,10 @@ class Commands:
 
     def cmd_sessions(self, _arguments: str) -> None:
         """List the sessions; * is this one."""
-        known = self._sessions()
-        if known:
-            show_table(("session", "turns", "used", "documents"), [*map(_row, known)], self._screen)
-        if not any(each.here for each in known):
+        saved = self._sessions()
+        if saved:
+            show_table(("session", "turns", "used", "documents"), [*map(_row, saved)], self._screen)
+        if not any(each.current for each in saved):
             self._say("this chat becomes a session with its first question")
 
     def cmd_tokens(self, _arguments: str) -> None:
@@ -324,9 +313,9 @@ def _found(hit: Hit, wanted: re.Pattern[str]) -> Text:
     return Text.assemble((f"{clean(hit.document.title)} {place}: ", "dim"), line)
 
 
-def _row(known: Known) -> list[str]:
-    used, titles = figures.moment(known.used), ", ".join(known.titles)
-    cells = (f"{known.name}{' *' * known.here}", f"{known.turns:,}", used, titles)
+def _row(saved: SavedSession) -> list[str]:
+    used, titles = figures.moment(saved.used), ", ".join(saved.titles)
+    cells = (f"{saved.name}{' *' * saved.current}", f"{saved.turns:,}", used, titles)
     return [clean(cell) for cell in cells]
 
 

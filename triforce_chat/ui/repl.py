@@ -16,13 +16,13 @@ from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.shortcuts import PromptSession
 from rich.text import Text
 
-from triforce_chat.chat.conversation import Conversation
+from triforce_chat.chat.conversation import Conversation, SavedSession
 from triforce_chat.engine.events import Event
 from triforce_chat.errors import INTERRUPTED, RankLost, TriforceError, UsageError
 from triforce_chat.ui import figures
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, one_line
-from triforce_chat.ui.commands import Commands, Known, ReadDocument
+from triforce_chat.ui.commands import Commands, ReadDocument
 from triforce_chat.ui.keyboard import keys_kept
 from triforce_chat.ui.prompt import is_command, message, prompt_session
 from triforce_chat.ui.terminal import Leave, Screen
@@ -51,7 +51,7 @@ class Repl:
         screen: Screen,
         labels: Callable[[], Labels],
         history: Path | None = None,
-        sessions: Callable[[], Sequence[Known]] = tuple,
+        sessions: Callable[[], Sequence[SavedSession]] = tuple,
     ) -> None:
         self.exit_code = 0  # of the last thing that went wrong
         self._conversation, self._screen, self._labels = conversation, screen, labels

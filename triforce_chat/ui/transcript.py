@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from triforce_chat.chat.conversation import Told, Turn
+from triforce_chat.chat.conversation import ChatHistory, Turn
 from triforce_chat.chat.records import SCHEMA, said_object
 from triforce_chat.documents import Document
 from triforce_chat.documents.ranges import fold
@@ -14,12 +14,12 @@ from triforce_chat.ui.clean import clean
 from triforce_chat.ui.sourcing import line_of
 
 
-def transcript(conversation: Told, heading: str = "Conversation") -> str:
+def transcript(conversation: ChatHistory, heading: str = "Conversation") -> str:
     """Documents, system text and every turn; questions as quotations, answers as they are."""
     return "\n".join(_parts(conversation, heading)) + "\n"
 
 
-def as_json(conversation: Told) -> str:
+def as_json(conversation: ChatHistory) -> str:
     """The same with token ids and everything that was measured."""
     value = {
         "schema": SCHEMA,
@@ -37,7 +37,7 @@ def as_json(conversation: Told) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
 
-def _parts(conversation: Told, heading: str) -> Iterator[str]:
+def _parts(conversation: ChatHistory, heading: str) -> Iterator[str]:
     yield f"# {clean(heading)}\n"
     yield from (f"- {describe(document)}" for document in conversation.documents)
     if conversation.system:

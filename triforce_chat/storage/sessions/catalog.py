@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from triforce_chat.chat.conversation import Turn
+from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.documents import Document
 from triforce_chat.errors import StateError, UsageError
 from triforce_chat.storage.sessions import names
@@ -16,7 +16,6 @@ from triforce_chat.storage.sessions.store import Store
 from triforce_chat.storage.sessions.values import (
     Heading,
     Hit,
-    Past,
     Record,
     document_of,
     storable,
@@ -176,10 +175,10 @@ def fts_query(text: str) -> str:
     return " ".join(f'"{term.rstrip("*")}"' + "*" * term.endswith("*") for term in terms)
 
 
-def _past(row: Any, partial: dict[int, tuple[str, bytes]], documents: tuple[Document, ...]) -> Past:
+def _past(row: Any, partial: dict[int, tuple[str, bytes]], documents: tuple[Document, ...]) -> StoredTurn:
     answer, ids = partial.get(row["id"], (row["answer"], row["answer_ids"]))
     turn = Turn(row["question"], answer, tally_of(row["statistics"], unpacked(ids), answer))
-    return Past(
+    return StoredTurn(
         turn,
         documents,
         unpacked(row["question_ids"]),

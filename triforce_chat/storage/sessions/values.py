@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from triforce_chat.chat.conversation import Turn
+from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import (
     Citation,
@@ -35,19 +35,6 @@ class Answerer:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """A turn that was kept; without token ids it was never answered."""
-
-    turn: Turn
-    documents: tuple[Document, ...]  # put before its question
-    question_ids: tuple[int, ...]
-    model: str
-    vocabulary: str
-    asked: float  # seconds since the epoch
-    ended: str | None  # None: it is being answered
-
-
-@dataclass(frozen=True, slots=True)
 class Heading:
     """A session in one line."""
 
@@ -67,7 +54,7 @@ class Record:
     heading: Heading
     system: str
     settings: dict[str, Any]
-    past: tuple[Past, ...]
+    past: tuple[StoredTurn, ...]
     waiting: tuple[Document, ...]  # documents that belong to the next question
 
     @property
@@ -79,7 +66,7 @@ class Record:
         return [past.turn for past in self.past]
 
     @property
-    def answered(self) -> list[Past]:
+    def answered(self) -> list[StoredTurn]:
         return [past for past in self.past if past.turn.tally.token_ids]
 
 

@@ -1,0 +1,163 @@
+"""Opening a session for a chat: continue a stored one or begin a new one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from triforce_chat.chat.conversation import Conversation, SavedSession
+from triforce_chat.errors import UsageError
+from triforce_chat.settings.paths import sessions_file
+from triforce_chat.settings.settings import CHANGEABLE
+from triforce_chat.storage.sessions.catalog import Catalog
+from triforce_chat.storage.sessions.database import Unwritable
+from triforce_chat.storage.sessions.lease import Lease
+from triforce_chat.storage.sessions.names import checked
+from triforce_chat.storage.sessions.recorded import Recorded
+from triforce_chat.storage.sessions.store import Store
+from triforce_chat.storage.sessions.values import Answerer, Record
+
+if TYPE_CHECKING:
+    from triforce_chat.chat.session import Session
+    from triforce_chat.documents import Document
+    from triforce_chat.settings.options import Options
+
+SAVED_SETTINGS = (*CHANGEABLE, "context", "dtype")  # another dtype would read the documents again
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came back with a continued session."""
+
+    name: str
+    turns: int
+    used: float  # when it was used last, seconds since the epoch
+    other_models: tuple[str, ...]  # that made its answers, if another one goes on or the tokens differ
+    tokenized_anew: bool  # the stored token ids are of another vocabulary
+    unanswered: str | None  # the last question, if it has no answer
+
+
+class SessionOpener:
+    """The session that a chat continues, if any, and the store that the chat is written to."""
+
+    def __init__(self, name: str | None, last: bool, warn: Callable[[str], None]) -> None:
+        """``name``: the session to continue, or to begin if there is none; ``last``: continue the last one.
+
+        A new chat goes on even if nothing can be written, and ``warn`` says so. Raises UsageError, InUse if
+        another process has the session open, and StateError.
+        """
+        self.record: Record | None = None
+        self._recorded: Recorded | None = None
+        self._lease: Lease | None = None
+        self._name = checked(name) if name else None
+        self._open = ExitStack()
+        try:
+            self.store: Store | None = Store(sessions_file())
+        except Unwritable as error:
+            if name or last:
+                raise
+            self.store = None
+            warn(f"this chat is not kept: {error}")
+        else:
+            self._open.callback(self.store.close)
+            self._load(Catalog(self.store), last)
+
+    def _load(self, catalog: Catalog, last: bool) -> None:
+        if last:
+            heading = catalog.last()
+        elif self._name and catalog.store.taken(self._name):
+            heading = catalog.find(self._name)
+        else:
+            return
+        self._lease = catalog.store.lease(heading.id, heading.name)
+        self._open.callback(self._lease.release)
+        self.record = catalog.load(heading)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._recorded:
+            self._recorded.close()
+        self._open.close()
+
+    def options(self, options: Options, given: Collection[str]) -> Options:
+        """The session's saved options; those ``given`` on the command line take precedence."""
+        if self.record is None:
+            return options
+        saved = {"system": self.record.system, **self.record.settings}
+        wanted = {"system", "model", "draft", *SAVED_SETTINGS} - set(given)
+        if "model" in given:
+            wanted.discard("draft")  # it was one for the other model
+        return dataclasses.replace(
+            options, **{name: value for name, value in saved.items() if name in wanted}
+        )
+
+    def conversation(self, session: Session) -> Conversation:
+        """``session``, written to the store if there is one."""
+        if self.store is None:
+            return session
+        opened = (self.record.heading.id, self._lease) if self.record and self._lease else None
+        self._recorded = Recorded(
+            session, self.store, answerer_of(session), session.format.text, self._name, opened
+        )
+        return self._recorded
+
+    def restore(self, session: Session) -> Restored | None:
+        """Bring back the stored turns; None for a new session. Raises DoesNotFit."""
+        record = self.record
+        if record is None:
+            return None
+        past = record.answered
+        tokenized_anew = bool(session.restore(past, record.waiting))
+        models = {each.model for each in past}
+        differs = tokenized_anew or models - {answerer_of(session)().model}
+        pending = record.past[-1].turn.question if record.past and record.past[-1] not in past else None
+        return Restored(
+            name=record.heading.name,
+            turns=len(past),
+            used=record.heading.used,
+            other_models=tuple(sorted(models)) if differs else (),
+            tokenized_anew=tokenized_anew,
+            unanswered=pending,
+        )
+
+    def has(self, document: Document) -> bool:
+        """True if the continued session already holds these pages."""
+        stored: Sequence[Document] = self.record.documents if self.record else ()
+        return any(document.pages == each.pages for each in stored)
+
+    def saved_sessions(self) -> list[SavedSession]:
+        """All sessions, the last used first. Raises UsageError if this chat is not kept."""
+        if self.store is None:
+            raise UsageError("this chat is not kept, so the other sessions cannot be read either")
+        current = self._recorded.session if self._recorded else None
+        return [
+            SavedSession(heading.name, heading.turns, heading.titles, heading.used, heading.id == current)
+            for heading in Catalog(self.store).headings()
+        ]
+
+
+def answerer_of(session: Session) -> Callable[[], Answerer]:
+    """A function that returns the session's model and present settings, which /set may change."""
+
+    def answerer() -> Answerer:
+        settings = session.settings
+        saved = {name: getattr(settings, name) for name in SAVED_SETTINGS}
+        model, draft = portable_name(settings.model), portable_name(settings.draft)
+        return Answerer(model, session.vocabulary, {**saved, "model": model, "draft": draft})
+
+    return answerer
+
+
+def portable_name(model: str) -> str:
+    """A model's name that is valid in any working directory: paths become absolute."""
+    from triforce_chat.models.presets import find_preset
+
+    if find_preset(model) is None and Path(model).expanduser().exists():
+        return str(Path(model).expanduser().absolute())
+    return model
