@@ -18,8 +18,9 @@ from support.oom_models import starving
 
 from triforce_chat.chat.session import QUESTION_ROOM, Session
 from triforce_chat.documents import parse_pages
-from triforce_chat.engine.engine import PREFILL_CHUNK, Engine
+from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Comparison, Prefilled, Text
+from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
 from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError
 from triforce_chat.models.load import LoadedModel

@@ -20,7 +20,7 @@ class Pointing(Talk):
     """A session whose answers attended to given texts in the prompt, the first one most."""
 
     def points_at(self, *texts: str) -> None:
-        def attended(request: Request, _made: object) -> Generator[Retraced, None, list[float]]:
+        def attribute(request: Request, _made: object) -> Generator[Retraced, None, list[float]]:
             yield Retraced(1, 1)
             weights = [0.0] * len(request.prompt)
             for weight, text in zip((4.0, 2.0, 1.0), texts, strict=False):
@@ -29,7 +29,7 @@ class Pointing(Talk):
                 weights[at : at + len(wanted)] = [weight] * len(wanted)
             return weights
 
-        self.engine.attended = attended  # type: ignore[method-assign]
+        self.engine.attribute = attribute  # type: ignore[method-assign]
 
     def sources(self, question: str = "Where?") -> tuple[Source, ...]:
         tally = self.says(question)

@@ -173,11 +173,11 @@ def test_events_as_lines(ask: Ask) -> None:
 
 
 def test_nobody_waits_for_sources_that_nobody_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    def attended(*_: object) -> Iterator[Event]:
+    def attribute(*_: object) -> Iterator[Event]:
         raise AssertionError("sources were looked for")
         yield
 
-    monkeypatch.setattr(Engine, "attended", attended)
+    monkeypatch.setattr(Engine, "attribute", attribute)
     assert ask("ask", "a.txt", "Why?").code == 0
 
 

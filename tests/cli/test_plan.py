@@ -167,7 +167,7 @@ def test_a_hub_id_needs_its_configuration_alone(tmp_path: Path, monkeypatch: pyt
             "was made for 32,768 tokens; --context 40,000 is more",
         ),
         (("--device-memory", "much"), 2, "'much' is not a memory size; write for example 24GB"),
-        (("--device-memory", "24GB", "--device", "cpu"), 2, "with --device cpu give --host-memory"),
+        (("--device-memory", "24GB", "--device", "cpu"), 2, "with --device cpu use --host-memory"),
         (("--model", "qwen2.5-7b-1m", "--tp", 3, *CARD), 2, "which 3 GPUs cannot share; --tp takes 1, 2, 4"),
         (("--model", "default", "--draft", "nothing"), 5, "no model 'nothing'"),
     ],

@@ -11,7 +11,7 @@ from support.labs import Lab
 from torch import Tensor
 
 from triforce_chat.engine import attribution
-from triforce_chat.engine.attribution import AttributionCache, attended
+from triforce_chat.engine.attribution import AttributionCache, attribute
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Retraced, Text
 from triforce_chat.settings.settings import STACKS
@@ -34,7 +34,7 @@ def returned(steps: Generator[Retraced, None, list[float]]) -> list[float]:
 
 
 def weights(engine: Engine, request: Request, made: list[int]) -> list[float]:
-    return returned(engine.attended(request, made))
+    return returned(engine.attribute(request, made))
 
 
 @torch.no_grad()
@@ -68,11 +68,11 @@ def test_every_stack_tells_the_same_and_nothing_is_changed(lab: Lab, stack: str)
     assert said(engine, request) == made
     full = engine.full
     before = [each.clone() for each in (full.storage.keys, full.storage.values, full.queries.data)]
-    state = (full.length, list(full.queries.positions), list(engine.cached), list(engine.read))
+    state = (full.length, list(full.queries.positions), list(engine.cached), list(engine.prefix.chunks))
     found = weights(engine, request, made)
     assert found == pytest.approx(weights(plain, request, made), rel=1e-3, abs=1e-5)
     assert all(map(torch.equal, before, (full.storage.keys, full.storage.values, full.queries.data)))
-    assert state == (full.length, full.queries.positions, engine.cached, engine.read)
+    assert state == (full.length, full.queries.positions, engine.cached, engine.prefix.chunks)
     longer = Request([*request.prompt, *made, 3, 5], SAYS)
     assert said(engine, longer) == said(lab.engine("autoregressive"), longer)
 
@@ -114,7 +114,7 @@ def test_only_the_prompt_is_told(lab: Lab) -> None:
     request = Request(lab.text(PROMPT), SAYS)
     made = said(engine, request)
     tokens = torch.tensor([*request.prompt, *made[:-1]])
-    whole = returned(attended(lab.target, engine.full, tokens, PROMPT - 1, len(tokens)))
+    whole = returned(attribute(lab.target, engine.full, tokens, PROMPT - 1, len(tokens)))
     assert len(weights(engine, request, made)) == PROMPT
     assert weights(engine, request, made) == pytest.approx(whole[:PROMPT])
     assert sum(whole[PROMPT:]) > 0
@@ -125,4 +125,4 @@ def test_it_tells_how_far_it_is(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
     engine = lab.engine("autoregressive")
     request = Request(lab.text(PROMPT), SAYS)
     made = said(engine, request)
-    assert list(engine.attended(request, made)) == [Retraced(done, SAYS) for done in (5, 10, 13)]
+    assert list(engine.attribute(request, made)) == [Retraced(done, SAYS) for done in (5, 10, 13)]

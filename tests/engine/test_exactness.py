@@ -12,6 +12,7 @@ import torch
 from support.labs import Lab
 from torch import Tensor
 
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import (
@@ -210,7 +211,7 @@ def twins(lab: Lab, prompt: Sequence[int], difference: float) -> tuple[Engine, i
     head = stock.lm_head.weight.data
     head[twin] = head[choice] * (1 - difference)
     engine = lab.engine("autoregressive", draft=False)
-    return Engine(Runner(stock), 400, frozenset(), engine.decode, None, engine.options), choice, twin
+    return Engine(Runner(stock), 400, TextCodec(engine.decode), None, engine.options), choice, twin
 
 
 @pytest.mark.parametrize("difference", [0.0, 2e-7, 2e-6])

@@ -11,9 +11,10 @@ import torch
 from support.labs import SMALL_BUDGET, perturbed, random_model, spell
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import greedy_test, sampling_test, tokens_of
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention
@@ -33,7 +34,7 @@ def engine_on(device: str, stack: str = "triforce", store: Any = KVBuffer, layer
     draft = perturbed(model, 0.02)
     options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
     runners = [Runner(copy.deepcopy(each).to(device)) for each in (model, draft)]
-    return Engine(runners[0], 512, frozenset(), spell, runners[1], options, store=store)
+    return Engine(runners[0], 512, TextCodec(spell), runners[1], options, storage=store)
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -91,7 +92,7 @@ def test_many_tokens_take_the_flash_kernel(dtype: torch.dtype, length: int) -> N
 def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, pieces = engine_on("cuda"), engine_on("cuda")
     expected = tokens_of(whole, Request(PROMPT, 40))
-    monkeypatch.setattr(engine_module, "GPU_PREFILL_CHUNK", 32)
+    monkeypatch.setattr(prefix_cache, "GPU_PREFILL_CHUNK", 32)
     assert [event.done for event in pieces.prefill(PROMPT)] == [0, 32, 64, 90]
     assert tokens_of(pieces, Request(PROMPT, 40)) == expected
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from support.labs import SMALL_BUDGET, Lab
 
-from triforce_chat.engine import engine as engine_module
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine import prefix_cache
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Tally
 from triforce_chat.engine.speculation.planner import Plan, Planner
@@ -120,7 +120,7 @@ def test_stacks_change_on_one_engine(lab: Lab) -> None:
 def test_prompts_around_the_borders_of_prefill_chunks(
     lab: Lab, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 8)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 8)
     prompt = lab.text(length, seed=length)
     engine, progress = lab.engine(), []
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_prompts_around_the_borders_of_prefill_chunks(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_prefill_that_is_closed_and_resumed(lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 8)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 8)
     engine, prompt = lab.engine(), lab.text(50, seed=seed)
     for stop in (2, 1, 3):
         progress = engine.prefill(prompt[: 20 + 10 * stop])

@@ -13,7 +13,7 @@ from support.rules import middle_draws_from_its_target
 from support.toys import CPU, ToyCache, ToyModel, Walk, drafting, fixed_table, nothing, ruled
 from torch import Tensor
 
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Text, Verified

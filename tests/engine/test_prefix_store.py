@@ -7,7 +7,7 @@ import torch
 from support.labs import Lab
 from support.oom_models import starving
 
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.settings.settings import STACKS
@@ -27,7 +27,7 @@ def spoken(engine: Engine, request: Request, into: list[int] | None = None) -> l
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", CHUNK)
 
 
 @pytest.fixture(scope="module")

@@ -88,9 +88,9 @@ def test_a_restacked_engine_drafts_as_long_as_streaming_asks_for(
     monkeypatch.setattr(planning, "memory_of", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
     settings = settings_of(model, stack="auto")
     engine, loaded = load_engine(EngineSpec(settings))
-    assert engine.top.gamma == STREAMED_GAMMA
+    assert engine.top.planner.most == STREAMED_GAMMA
     engine.restack(stack_options(settings, loaded.context))
-    assert engine.top.gamma == STREAMED_GAMMA
+    assert engine.top.planner.most == STREAMED_GAMMA
 
 
 def test_the_cap_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +136,9 @@ def test_the_planner_may_draft_more_where_verifications_stream(
     sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
     settings = settings_of(model, stack="auto")
     engine, _ = loaded(settings, monkeypatch, sizes)
-    assert engine.top.gamma == gamma
+    assert engine.top.planner.most == gamma
     engine.restack(stack_options(settings, CONTEXT))  # as a setting that changes in a chat does
-    assert engine.top.gamma == gamma
+    assert engine.top.planner.most == gamma
 
 
 def test_a_cpu_has_one_memory(model: Path) -> None:
@@ -165,21 +165,17 @@ def test_what_is_not_pinned_is_said(model: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_dearer_verifications_make_longer_drafts() -> None:
     """The planner weighs a verification that streams against drafting that does not."""
-    from triforce_chat.engine.speculation.step_times import Average, StepTimes
-
-    from triforce_chat.engine.speculation.lookup import NoLookup
+    from triforce_chat.engine.speculation.cost_model import Average
     from triforce_chat.engine.speculation.planner import Arm, Planner
-    from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
 
     chosen = []
     for verification in (0.02, 1.2):
-        times = StepTimes()
+        arm = Arm(drafter=Any, cost=Average(1.0, 1.0, 0.01))  # type: ignore[arg-type]
+        arm.curve.overall = Average(1.0, 100, 95)
+        planner = Planner([arm], most=STREAMED_GAMMA)
         for _ in range(50):
-            times.add(1, verification)
-            times.add(9, verification)
-        arm = Arm(level=Any, cost=Average(1.0, 1.0, 0.01))  # type: ignore[arg-type]
-        arm.survival.overall = Average(1.0, 100, 95)
-        planner = Planner(times, NoLookup(9), [arm])
+            planner.times.add(1, verification)
+            planner.times.add(9, verification)
         chosen.append(planner._drafted(arm, STREAMED_GAMMA).n)
     assert chosen[0] < 8
     assert chosen[1] > 20

@@ -15,9 +15,11 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.engine import PREFILL_CHUNK, SLACK, Engine
+from triforce_chat.engine.detokenizer import TextCodec
+from triforce_chat.engine.engine import SLACK, Engine
 from triforce_chat.engine.forward.onednn import PackedLinear
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
@@ -160,7 +162,7 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
     options = StackOptions("triforce", gamma=4, draft_gamma=2)
     told = [description(each) for each in (model, small)]
     plan = work_of(*told, 700, options, CPU, dtype)
-    engine = Engine(Runner(model), 700, frozenset(), str, Runner(small), options)
+    engine = Engine(Runner(model), 700, TextCodec(str), Runner(small), options)
     middle: Any = engine.top.drafter
     assert plan.weights == held(model)
     full = engine.full

@@ -15,7 +15,7 @@ from rich.console import Console
 from support.tiny_models import VOCABULARY, save_model, save_tokenizer, save_weights
 
 from triforce_chat.cli.output import show_notes
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.forward.runner import fitted

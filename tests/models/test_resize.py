@@ -15,6 +15,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Tally
 from triforce_chat.engine.forward.runner import Runner
@@ -287,7 +288,7 @@ def speaker() -> Any:
 def spoken(model: Any, prompt: Tensor, stack: str) -> Tally:
     draft = Runner(perturbed(speaker(), 0.05))
     options = StackOptions(name=stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
-    engine = Engine(Runner(model), 400, frozenset(), spell, draft, options)
+    engine = Engine(Runner(model), 400, TextCodec(spell), draft, options)
     tally = Tally()
     for event in engine.answer(Request(prompt[0].tolist(), 48)):
         tally.add(event)

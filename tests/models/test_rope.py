@@ -15,7 +15,7 @@ from support.tiny_models import save_adapter, save_model
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.forward import attention
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.loading.load_engine import load_engine
@@ -89,7 +89,7 @@ def test_another_factor_is_another_model_to_the_library(folder: Path) -> None:
 def test_what_was_read_at_one_factor_is_not_taken_at_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)  # a desk sets it too, for good
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", CHUNK)  # a desk sets it too, for good
 
     def desk(factor: float) -> Desk:
         rope = {

@@ -140,7 +140,7 @@ def test_the_result_of_a_generator_comes_back(lab: Lab) -> None:
     workers: Any = FakeWorkers()
     rank_zero = RankZeroEngine(lab.engine("lookup"), workers)
     made = tokens_of(rank_zero, Request(PROMPT, 4))
-    attended = rank_zero.attended(Request(PROMPT, 4), made)
+    attended = rank_zero.attribute(Request(PROMPT, 4), made)
 
     def returned() -> Iterator[Any]:
         weights.extend((yield from attended))

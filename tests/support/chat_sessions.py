@@ -77,7 +77,7 @@ class ScriptedDecoder:
     def __init__(self, engine: Engine, ids: list[int]) -> None:
         self.engine, self.ids = engine, iter(ids)
 
-    def decode(self, history: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
+    def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
         return ([token] for token in self.ids)
 
     def rollback(self, length: int) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from support.labs import SMALL_BUDGET, Lab
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Text
 from triforce_chat.engine.prefix_store import DocumentSpan
@@ -35,11 +36,11 @@ class Desk:
         clock: Callable[[], int] = time.time_ns,
         **options: Any,
     ) -> None:
-        engine_module.PREFILL_CHUNK = CHUNK
+        prefix_cache.PREFILL_CHUNK = CHUNK
         self.library = Library(Shelf(folder, limit), model, "tiny", clock)
         settings = StackOptions(stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
         self.engine = Engine(
-            lab.target, 400, frozenset(), str, lab.draft, settings, options.get("memory", self.library)
+            lab.target, 400, TextCodec(str), lab.draft, settings, options.get("memory", self.library)
         )
 
     def read(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.speculation.stacks import StackOptions
@@ -83,7 +84,9 @@ class Lab:
         eos = options.pop("eos_ids", frozenset())
         settings: dict[str, Any] = {"gamma": 4, "draft_gamma": 2, "budget": SMALL_BUDGET, **options}
         drafter = self.draft if draft else None
-        return Engine(self.target, context, eos, spell, drafter, StackOptions(name=name, **settings))
+        return Engine(
+            self.target, context, TextCodec(spell, eos), drafter, StackOptions(name=name, **settings)
+        )
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
         """What stock transformers generates."""

@@ -40,15 +40,15 @@ def held(engine: Any) -> dict[str, Any]:
         "cached": len(engine.cached),
         "tokens": tokens,
         "levels": levels,
-        "read": len(engine.read),
+        "read": len(engine.prefix.chunks),
         "captured": captured(engine),
     }
 
 
 def captured(engine: Any) -> list[int]:
     """Tokens of the forwards that are captured over the full cache."""
-    captures = getattr(engine.target, "captures", None)
-    return list(captures.made.get(engine.full.storage, ())) if captures else []
+    graphs = engine.target.graphs
+    return list(graphs.made.get(engine.full.storage, ())) if graphs else []
 
 
 def fuse() -> None:
@@ -120,7 +120,7 @@ class Trial:
         self.prompt[60:80] = self.prompt[20:40]  # something to look up
 
     def restack(self, name: str, middle: str = "auto") -> None:
-        from triforce_chat.engine.cache.retrieval import Budget
+        from triforce_chat.engine.cache.layout import Budget
         from triforce_chat.engine.speculation.stacks import StackOptions
 
         budget = Budget(tokens=48, chunk=4, sinks=4, tail=8, stride=16, scratch=32, queries=4)
@@ -148,7 +148,7 @@ class Trial:
         self.each()
         self.restack("triforce")
         seeded = self.tokens(temperature=0.7, seed=11)
-        attended = value_of(self.answering.attended(self.request(), plain))
+        attended = value_of(self.answering.attribute(self.request(), plain))
         self.each()
         return {"plain": plain, "scores": scores, "seeded": seeded, "attended": attended}
 

@@ -19,7 +19,7 @@ from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Comparison, Event, Finished, Side, Sourced, Tally
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.prefix_store import DocumentSpan
-from triforce_chat.engine.protocol import Answering
+from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.loading.stack_options import sampling_of, stack_for
 from triforce_chat.models.failures import memory_watched
@@ -70,7 +70,7 @@ class Session:
     """Implements ``ui.conversation.Conversation`` on an engine."""
 
     def __init__(
-        self, engine: Answering, loaded: LoadedModel, settings: Settings, system: str | None = None
+        self, engine: EngineProtocol, loaded: LoadedModel, settings: Settings, system: str | None = None
     ) -> None:
         self.engine, self.loaded, self.settings = engine, loaded, settings
         self.format = ChatFormat(loaded.tokenizer)
@@ -245,7 +245,7 @@ class Session:
         """Where the answer that was just made came from, and whether the pages that it names hold."""
         started = time.perf_counter()
         readings = self.readings
-        weights = yield from self.engine.attended(request, tally.token_ids)
+        weights = yield from self.engine.attribute(request, tally.token_ids)
         placed = [
             each
             for span, reading in zip(request.spans, readings, strict=True)
@@ -307,7 +307,7 @@ class Session:
         return self._said(turn)
 
     def _shown(self, said: Sequence[int]) -> str:
-        return AnswerText(self.engine.decode, self.format.stop).recall(said)
+        return AnswerText(self.engine.decode, self.format.stop).resume(said)
 
     def _read(self, document: Document) -> Reading:
         heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from triforce_chat.chat.session import Session
     from triforce_chat.documents import Document
     from triforce_chat.engine.engine import Engine
-    from triforce_chat.engine.protocol import Answering
+    from triforce_chat.engine.protocol import EngineProtocol
     from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
     from triforce_chat.models.load import LoadedModel
     from triforce_chat.ui.terminal import Screen
@@ -62,7 +62,7 @@ def open_answering(
     remembering: bool = False,
     cache_size: float | None = None,
     warn: Note | None = None,
-) -> tuple[Answering, LoadedModel, float]:
+) -> tuple[EngineProtocol, LoadedModel, float]:
     """Load a model split over ``spec.settings.tp`` processes; parameters and result as of ``open_engine``.
 
     Several processes use no document cache.
@@ -70,7 +70,7 @@ def open_answering(
     if spec.settings.tp == 1:
         return open_engine(spec, screen, remembering, cache_size, warn)
 
-    def load(hooks: LoadHooks) -> tuple[Answering, LoadedModel]:
+    def load(hooks: LoadHooks) -> tuple[EngineProtocol, LoadedModel]:
         from triforce_chat.parallel.rank_info import this_rank
         from triforce_chat.parallel.rendezvous import connect_workers
 

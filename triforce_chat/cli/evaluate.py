@@ -150,7 +150,7 @@ def acceptance(
     from triforce_chat.loading.spec import EngineSpec
 
     engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + tokens), screen)
-    from triforce_chat.engine.cache.retrieval import Budget
+    from triforce_chat.engine.cache.layout import Budget
     from triforce_chat.lab.evaluation import runs
     from triforce_chat.lab.evaluation.acceptance import Plan
     from triforce_chat.loading.stack_options import LARGEST_BUDGET

@@ -16,7 +16,7 @@ from triforce_chat.errors import ExactnessError
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
-    from triforce_chat.engine.protocol import Answering
+    from triforce_chat.engine.protocol import EngineProtocol
 
 BUDGET = 128  # tokens, far below the text's length: a retrieval cache that holds everything proves nothing
 
@@ -64,7 +64,7 @@ def verify(
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 
 
-def stacks_to_test(options: Options, engine: Answering) -> list[str]:
+def stacks_to_test(options: Options, engine: EngineProtocol) -> list[str]:
     """The stack that the user named, or all that this engine can run."""
     if options.stack != "auto":
         return [options.stack]

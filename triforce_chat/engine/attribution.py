@@ -1,4 +1,4 @@
-"""What tokens that are in the full cache attend to, seen by feeding them again; nothing is written."""
+"""Attention attribution: which prompt tokens an answer attended to, found by feeding the answer's tokens again."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import Counted, KVView
+from triforce_chat.engine.cache.storage import KVCache, KVView
 from triforce_chat.engine.events import Retraced
 from triforce_chat.engine.forward.attention import causal_tail
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
 
-ROWS = 32  # tokens that are fed at a time
+ROWS = 32  # tokens fed at a time
 BLOCK = 4096  # keys whose logits exist at a time
 
-Watch = Callable[[Tensor, Tensor], None]  # queries [Hq, n, D], keys [Hkv, S, D]; the last n keys are theirs
+Watch = Callable[
+    [Tensor, Tensor], None
+]  # queries [Hq, n, D], keys [Hkv, S, D], the last n of them the queries' own
 
 
-class AttributionCache(Counted):
-    """Shows a forward the first tokens of ``source``, and ``watch`` what each layer asks of their keys.
+class AttributionCache(KVCache):
+    """A read-only view of ``source`` that passes each layer's queries and keys to ``watch``.
 
-    What is fed must be the tokens that ``source`` holds from position ``at`` on.
+    The tokens fed must be those that ``source`` holds from position ``start`` on; nothing is written.
     """
 
-    def __init__(self, source: FullCache, at: int, watch: Watch) -> None:
-        self.source, self.length, self.watch = source, at, watch
+    def __init__(self, source: FullCache, start: int, watch: Watch) -> None:
+        self.source, self.length, self.watch = source, start, watch
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
         view = self.source.storage.view(layer, self.length + q.shape[2])
@@ -36,10 +38,10 @@ class AttributionCache(Counted):
 
 
 class SharpAttention:
-    """Adds up, position by position, the squares of the attention weights of all layers, heads and tokens.
+    """Sums the squared attention weights that each position gets, over all layers, heads and tokens.
 
-    A square counts for little unless a head looks at few tokens, and such heads are the ones that fetch
-    something; the many that look at everything a little would drown them in a plain sum.
+    Squaring favours heads that look at few tokens: those are the ones that retrieve something, and a plain sum would
+    drown them in the many heads that look at everything a little.
     """
 
     def __init__(self, positions: int, device: torch.device) -> None:
@@ -50,44 +52,39 @@ class SharpAttention:
         norm = torch.full(rows.shape[:2], float("-inf"), device=rows.device)
         for _, logits in blocks(rows, keys, queries.shape[1]):
             norm = torch.logaddexp(norm, logits.logsumexp(-1))
-        for place, logits in blocks(rows, keys, queries.shape[1]):
-            weights = (logits - norm[:, :, None]).exp_()[:, :, : max(0, len(self.total) - place)]
-            self.total[place : place + BLOCK] += weights.square_().sum((0, 1))
+        for start, logits in blocks(rows, keys, queries.shape[1]):
+            weights = (logits - norm[:, :, None]).exp_()[:, :, : max(0, len(self.total) - start)]
+            self.total[start : start + BLOCK] += weights.square_().sum((0, 1))
 
 
 def blocks(rows: Tensor, keys: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
-    """Causal logits of n tokens in fp32, block by block: the first key's position and [Hkv, G*n, block].
+    """Causal fp32 logits of n tokens in blocks of keys: (position of the first key, logits [Hkv, G*n, block]).
 
-    rows: [Hkv, G*n, D], the queries of n tokens times a group of heads; keys: [Hkv, S, D], the last n theirs.
+    rows: [Hkv, G*n, D], the scaled queries of n tokens times a group of heads; keys: [Hkv, S, D], the last n theirs.
     """
     length = keys.shape[1]
     tail = causal_tail(n, rows.shape[1] // n, torch.float32, rows.device)
     for start in range(0, length, BLOCK):
         end = min(start + BLOCK, length)
         logits = rows.float() @ keys[:, start:end].transpose(1, 2).float()
-        own = max(start, length - n)  # the first of the new tokens' keys in this block
+        own = max(start, length - n)  # the first key of the new tokens in this block
         if own < end:
             logits[:, :, own - start :] += tail[:, own - (length - n) : end - (length - n)]
         yield start, logits
 
 
-def attended(
-    target: Runner,
-    full: FullCache,
-    tokens: Tensor,
-    first: int,
-    positions: int,
-    group: RankGroup = SINGLE,
+def attribute(
+    target: Runner, full: FullCache, tokens: Tensor, first: int, positions: int, group: RankGroup = SINGLE
 ) -> Generator[Retraced, None, list[float]]:
-    """How sharply ``tokens[first:]`` attend to each of the first ``positions`` tokens.
+    """The summed squared attention that ``tokens[first:]`` paid to each of the first ``positions`` tokens.
 
-    All of ``tokens`` must be in ``full``, which stays as it is. Costs about one verification of every
-    ``ROWS`` tokens; may be closed between them.
+    All of ``tokens`` must be in ``full``, which stays unchanged. Costs about one verification per ``ROWS`` tokens; may
+    be closed after any of them.
     """
     sharp = SharpAttention(positions, target.device)
     cache = AttributionCache(full, first, sharp)
     while cache.length < len(tokens):
         target.prefill(tokens[cache.length :][:ROWS], cache)
         yield Retraced(cache.length - first, len(tokens) - first)
-    found: list[float] = group.all_reduce_sum(sharp.total).tolist()  # of the heads of all ranks
-    return found
+    weights: list[float] = group.all_reduce_sum(sharp.total).tolist()  # over the heads of all ranks
+    return weights

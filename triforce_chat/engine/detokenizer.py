@@ -1,27 +1,36 @@
-"""From token ids to characters, without ever showing half a character or a piece of a stop string."""
+"""Token ids to text, without ever showing half a character or a piece of a stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 BROKEN = "\ufffd"
 
 
-class Detokenizer:
-    """Decodes a growing answer.
+@dataclass(frozen=True, slots=True)
+class TextCodec:
+    """What an engine needs of a tokenizer."""
 
-    Only the tail since the last safe point is decoded again, with the tokens before it as context, because
-    a token's text depends on its neighbours. Text that ends inside a character is held back.
+    decode: Callable[[Sequence[int]], str]
+    eos_ids: frozenset[int] = frozenset()  # tokens that end an answer
+
+
+class Detokenizer:
+    """Decodes a growing answer incrementally.
+
+    Only the tail since the last safe point is decoded again, together with the tokens before it, because a token's text
+    depends on its neighbours. Text that ends inside a character is held back.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self.decode = decode
         self.ids: list[int] = []
-        self.context = 0  # decode from here
-        self.shown = 0  # tokens whose text is out
+        self.context = 0  # index of the first token that is decoded again
+        self.shown = 0  # tokens whose text was returned
 
     def push(self, ids: Sequence[int]) -> str:
-        """The characters that these tokens complete."""
+        """Append tokens; returns the characters that they complete."""
         self.ids.extend(ids)
         before = self.decode(self.ids[self.context : self.shown])
         after = self.decode(self.ids[self.context :])
@@ -31,21 +40,21 @@ class Detokenizer:
         return after[len(before) :]
 
     def flush(self) -> str:
-        """What was held back, at the end of an answer."""
+        """End the answer; returns the text that was held back."""
         before = self.decode(self.ids[self.context : self.shown])
         self.shown = len(self.ids)
         return self.decode(self.ids[self.context :])[len(before) :]
 
 
 class StopStrings:
-    """Cuts a stream of text at the first of several strings, even when it arrives in pieces."""
+    """Cuts a stream of text at the first of several strings, even if they arrive in pieces."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = [stop for stop in stops if stop]
         self.held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that is safe to show, whether a stop string was met)."""
+        """Returns (text that is safe to show, whether a stop string was found)."""
         text = self.held + text
         found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
@@ -57,24 +66,24 @@ class StopStrings:
 
 
 class AnswerText:
-    """The characters of an answer, token by token, up to a stop string."""
+    """The text of an answer, token by token, up to a stop string."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
         self.detokenizer, self.stops = Detokenizer(decode), StopStrings(stops)
 
     def push(self, token: int) -> tuple[str, bool]:
-        """(text that is safe to show, whether a stop string was met)."""
+        """Returns (text that is safe to show, whether a stop string was found)."""
         return self.stops.push(self.detokenizer.push([token]))
 
-    def recall(self, said: Sequence[int]) -> str:
-        """Take an answer up where it was stopped; returns what of it could be shown then."""
-        return "".join(self.push(token)[0] for token in said)
+    def resume(self, made: Sequence[int]) -> str:
+        """Push the tokens of an interrupted answer; returns the text that was shown of it."""
+        return "".join(self.push(token)[0] for token in made)
 
     def flush(self) -> str:
-        """What was held back, at the end of an answer."""
+        """End the answer; returns the text that was held back."""
         return self.stops.push(self.detokenizer.flush())[0] + self.stops.held
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

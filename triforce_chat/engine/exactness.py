@@ -1,4 +1,4 @@
-"""Checks that what was decoded is what the target alone would have decoded (or could have, when sampling)."""
+"""Checks that decoded tokens are those of plain decoding: equal if greedy, equally distributed if sampled."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch import Tensor
 
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Text
-from triforce_chat.engine.protocol import Answering
+from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.ops import warp_fully
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How a speculative answer compares with a plain one."""
+    """How a speculative answer compares with the plain one."""
 
     tokens: int
     identical: bool
-    ties: int | None  # None: sampled
-    mismatches: int
+    ties: int | None  # differences within rounding; None: sampled, not greedy
+    mismatches: int  # all other differences of a greedy answer
 
 
-def judge(engine: Answering, request: Request, fast: Sequence[int], plain: Sequence[int]) -> Judgement:
-    """Compare two answers; where greedy ones differ, prove every token of the fast one a choice or a tie.
+def judge(engine: EngineProtocol, request: Request, fast: Sequence[int], plain: Sequence[int]) -> Judgement:
+    """Compare two answers; where greedy ones differ, check that each token of ``fast`` is an argmax or a tie.
 
-    Plain decoding is replayed over the fast answer, so differences behind a tie are judged like any other.
+    The target scores the fast answer itself, so tokens after a tie are judged like any other.
     """
     identical = list(fast) == list(plain)
     if not request.sampling.greedy:
@@ -42,23 +42,24 @@ def judge(engine: Answering, request: Request, fast: Sequence[int], plain: Seque
 
 
 class Doubts(NamedTuple):
-    """Of greedy tokens those that plain decoding behind the same ones would not have chosen."""
+    """Greedy tokens that differ from the target's argmax given the same prefix."""
 
-    ties: int  # within rounding of the best
-    mismatches: int  # and below it
-    widest: float  # how far the worst of all lies below the best, in logits
+    ties: int  # scores within rounding of the best
+    mismatches: int  # scores below that
+    widest: float  # largest distance from the best score, in logits
 
 
-def doubts(engine: Answering, request: Request, made: Sequence[int]) -> Doubts:
-    """Score an answer anew, over the full cache alone."""
+def doubts(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Doubts:
+    """Score the answer ``made`` again, over the full cache alone."""
     doubtful = [(gap, tolerance) for gap, tolerance, chosen in gaps(engine, request, made) if not chosen]
     ties = sum(gap <= tolerance for gap, tolerance in doubtful)
     return Doubts(ties, len(doubtful) - ties, max((gap for gap, _ in doubtful), default=0.0))
 
 
-def gaps(engine: Answering, request: Request, made: Sequence[int]) -> Iterator[tuple[float, float, bool]]:
-    """For each made token: how far its score lies below the best, how much of that may be rounding, and
-    whether plain decoding would have chosen it."""
+def gaps(
+    engine: EngineProtocol, request: Request, made: Sequence[int]
+) -> Iterator[tuple[float, float, bool]]:
+    """For each made token: (distance of its score from the best, tolerance for rounding, whether it is the argmax)."""
     relative = max(1e-5, 2 * torch.finfo(engine.target.shape.dtype).eps)
     for scores, tokens in engine.rescore(request, made):
         best = scores.max(-1).values
@@ -69,10 +70,10 @@ def gaps(engine: Answering, request: Request, made: Sequence[int]) -> Iterator[t
 
 
 class SamplingTest:
-    """Whether sampled tokens follow the target's own law, from its conditionals at every position.
+    """Tests whether sampled tokens follow the target's distribution, given its conditionals at every position.
 
-    Two statistics that are computed token by token: the randomized probability integral transform, uniform
-    when the law is right, and the surprise -log p minus its expectation, which sees over-confident copying.
+    It combines two statistics over all tokens: the randomized probability integral transform, which is uniform if the
+    distribution is right, and the surprisal -log p minus its expectation, which detects over-confident copying.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -80,8 +81,8 @@ class SamplingTest:
         self.transformed: list[float] = []
         self.surprise = self.variance = 0.0
 
-    def add(self, engine: Answering, request: Request, made: Sequence[int]) -> None:
-        """Judge one sampled answer."""
+    def add(self, engine: EngineProtocol, request: Request, made: Sequence[int]) -> None:
+        """Add the tokens of one sampled answer."""
         for scores, tokens in engine.rescore(request, made):
             for row, token in zip(
                 warp_fully(scores, request.sampling).double().cpu(), tokens.tolist(), strict=True
@@ -98,7 +99,7 @@ class SamplingTest:
 
     @property
     def p_value(self) -> float:
-        """Of both statistics together (Bonferroni)."""
+        """The probability of statistics at least this extreme if the distribution is right (Bonferroni over both)."""
         return min(1.0, 2 * min(kolmogorov_p(self.transformed), self._surprise_p()))
 
     def _surprise_p(self) -> float:
@@ -108,27 +109,27 @@ class SamplingTest:
 
 
 def kolmogorov_p(values: Sequence[float]) -> float:
-    """P-value of the hypothesis that ``values`` are uniform on [0, 1] (Kolmogorov-Smirnov, Stephens' form)."""
+    """P-value of the hypothesis that ``values`` are uniform on [0, 1] (Kolmogorov-Smirnov in Stephens' form)."""
     ordered, n = sorted(values), len(values)
     if n == 0:
         return 1.0
     distance = max(max((i + 1) / n - u, u - i / n) for i, u in enumerate(ordered))
     x = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * distance
-    if x < 0.3:  # the series converges slowly where the answer is 1 anyway
+    if x < 0.3:  # the series converges slowly here, where the result is 1
         return 1.0
     tail = sum((-1.0) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 101))
     return min(1.0, max(0.0, 2 * tail))
 
 
-def greedy_test(engine: Answering, request: Request) -> Judgement:
-    """Decode hierarchically and plainly, and compare."""
+def greedy_test(engine: EngineProtocol, request: Request) -> Judgement:
+    """Decode speculatively and plainly, and compare."""
     return judge(engine, request, tokens_of(engine, request), tokens_of(engine, request, plain=True))
 
 
 def sampling_test(
-    engine: Answering, request: Request, seeds: Sequence[int], enough: float = math.inf
+    engine: EngineProtocol, request: Request, seeds: Sequence[int], enough: float = math.inf
 ) -> SamplingTest:
-    """Sample one answer per seed, until there are ``enough`` tokens, and test them together."""
+    """Sample one answer per seed, until there are ``enough`` tokens, and test all tokens together."""
     test = SamplingTest()
     for seed in seeds:
         if len(test.transformed) >= enough:
@@ -138,7 +139,7 @@ def sampling_test(
     return test
 
 
-def tokens_of(engine: Answering, request: Request, plain: bool = False) -> list[int]:
-    """Only the ids of an answer."""
+def tokens_of(engine: EngineProtocol, request: Request, plain: bool = False) -> list[int]:
+    """The token ids of an answer."""
     events = engine.answer(request, plain)
     return [token for event in events if isinstance(event, Text) for token in event.token_ids]

@@ -1,7 +1,7 @@
-"""How the processes that share one model's weights stay in step, and put together what each computed.
+"""How the ranks that share one model's weights stay in step and combine their partial results.
 
-Each of them runs the same decoder on the same request and holds some of the target's heads. What the clock,
-chance or rounding has a say in is decided by rank 0 alone, so that no rank ever feeds other tokens than it does.
+Every rank runs the same decoder on the same request with its share of the target's heads. Whatever depends on the
+clock, on chance or on rounding is decided by rank 0 alone, so that no rank ever feeds other tokens than the others.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Recorder(Protocol):
-    """Has CUDA graphs in which ranks talk to each other."""
+class GraphOwner(Protocol):
+    """Holds CUDA graphs that contain collective operations."""
 
     def forget(self) -> None:
-        """Give them up."""
+        """Release the graphs; they are captured again when needed."""
         ...
 
 
 class RankGroup(Protocol):
-    """Every rank calls these in the same order, with values of the same shape."""
+    """Collective operations: every rank calls them in the same order, with values of the same shape."""
 
     @property
     def rank(self) -> int:
-        """This one."""
+        """The index of this rank, from 0."""
         ...
 
     @property
@@ -34,36 +34,36 @@ class RankGroup(Protocol):
 
     @property
     def sharing(self) -> int:
-        """Ranks that take their memory from where this one takes it."""
+        """Ranks that allocate from the same memory as this one, itself included."""
         ...
 
     def broadcast_tokens(self, own: Tensor) -> Tensor:
-        """Rank 0's token ids [n]."""
+        """Rank 0's token ids, in the shape of ``own``."""
         ...
 
     def broadcast_ints(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """Rank 0's numbers, as many as everybody's."""
+        """Rank 0's integers, as many as ``own`` has."""
         ...
 
     def broadcast(self, own: Tensor) -> Tensor:
-        """Rank 0's word on a draft, on the device: whole numbers [.], as many as everybody's."""
+        """Rank 0's integers on the device, in the shape of ``own``; the host does not wait."""
         ...
 
     def all_reduce_sum(self, own: Tensor) -> Tensor:
-        """What the ranks' tensors add up to, in place of ``own``; bit by bit the same on all ranks."""
+        """The sum of the ranks' tensors, written over ``own``; the same on all ranks bit by bit."""
         ...
 
     def all_reduce_min(self, own: int) -> int:
         """The smallest of the ranks' numbers."""
         ...
 
-    def register_graphs(self, by: Recorder) -> None:
-        """Its graphs may hold calls of ``all_reduce_sum``; they are given up before the ranks part."""
+    def register_graphs(self, by: GraphOwner) -> None:
+        """Note that graphs of ``by`` may contain ``all_reduce_sum``: they must be released before the group ends."""
         ...
 
 
 class SingleRank:
-    """One process with the whole model: nobody to agree with."""
+    """The group of one process that has the whole model: every operation returns its argument."""
 
     rank = 0
     size = 1
@@ -84,7 +84,7 @@ class SingleRank:
     def all_reduce_min(self, own: int) -> int:
         return own
 
-    def register_graphs(self, by: Recorder) -> None:
+    def register_graphs(self, by: GraphOwner) -> None:
         pass
 
 

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can be used here: asked before anything of theirs is imported."""
+"""Whether Triton kernels can be used; asked before any module that imports Triton."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import torch
 
 
 def kernels_run(device: torch.device) -> bool:
+    """Whether Triton kernels run on this device."""
     return device.type == "cuda" and kernels_compile()
 
 
-@cache  # it searches folders, and is asked for every layer
+@cache  # the search reads folders, and every layer asks
 def kernels_compile() -> bool:
-    """Whether Triton is here and what it needs of the system."""
+    """Whether Triton is installed, and the C compiler that it needs."""
     return find_spec("triton") is not None and c_compiler() is not None
 
 
 def c_compiler() -> str | None:
-    """With which Triton makes the code that launches a kernel; looked for as it does."""
+    """The compiler that Triton uses for its kernel launchers, found in the same way; None if there is none."""
     return os.environ.get("CC") or which("gcc") or which("clang")

@@ -1,9 +1,9 @@
-"""What an engine asks of a memory that outlives it, and the chunks in which a prompt is read and remembered.
+"""A store of prompt prefixes that outlives the engine, and the chunks in which prompts are prefilled and stored.
 
-Where the chunks of a prompt end depends on the prompt alone, and a chunk of a text is recalled only in place of
-the very forward that would have computed it. So an answer about documents has the same bits with a memory as
-without one. Chunks that hold what the model itself said are kept as decoding computed them: a conversation that
-is taken up again goes on from the numbers it had, which a prefill would give up to rounding.
+Chunk boundaries depend on the prompt alone, and a chunk of text is recalled only in place of the very forward that
+would compute it. So an answer about documents has the same bits with a store as without one. Chunks with decoded
+tokens are stored as decoding computed them: a resumed conversation continues from the numbers it had, from which a
+prefill would differ by rounding.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Protocol
 
 from triforce_chat.engine.cache.full import FullCache
 
-ROOT = bytes(hashlib.sha256().digest_size)  # prefix_hash of nothing
+ROOT = bytes(hashlib.sha256().digest_size)  # prefix hash of the empty prefix
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSpan:
-    """A text within a prompt that other prompts may begin with as well."""
+    """The end of a document within a prompt: other prompts may begin with the same text."""
 
-    end: int  # tokens of the prompt up to its end
+    end: int  # tokens of the prompt up to the document's end
     title: str = ""
 
 
@@ -33,19 +33,19 @@ class Chunk:
 
     start: int
     ids: tuple[int, ...]
-    parent: bytes  # prefix_hash of the chunks before
-    prefix_hash: bytes  # the same for the same tokens in the same chunks, from the first token on
-    title: str = ""  # of the span that it ends
+    parent: bytes  # prefix hash of the chunks before
+    prefix_hash: bytes  # equal for equal tokens in equal chunks, counted from the first token
+    title: str = ""  # of the document that ends here
 
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
 
 
-def chunks(prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int) -> list[Chunk]:
-    """Cut a prompt into chunks of ``most`` tokens; a span ends the chunk that it ends in.
+def split_prompt(prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int) -> list[Chunk]:
+    """Split a prompt into chunks of ``most`` tokens, with a chunk boundary at the end of every document.
 
-    What would be shorter only because the prompt is over is left out: in a longer prompt it is another chunk.
+    A last chunk that is shorter only because the prompt ends is left out: a longer prompt has another chunk there.
     """
     titles = {span.end: span.title for span in spans}
     borders = sorted(end for end in titles if end > 0)
@@ -63,27 +63,27 @@ def chunks(prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int) -> l
 
 
 class PrefixStore(Protocol):
-    """Keys and values of chunks. Whatever goes wrong in it, it forgets; it never raises and never invents."""
+    """Keys and values of chunks. After an error a chunk counts as not stored; nothing is raised or made up."""
 
     def known(self, plan: Sequence[Chunk]) -> int:
-        """A prompt begins with ``plan``: how many of these chunks, from the first on, can be recalled."""
+        """How many chunks of ``plan``, with which a prompt begins, are stored without a gap from the first one on."""
         ...
 
     def recall(self, chunk: Chunk, cache: FullCache) -> bool:
-        """Write one chunk into its slots; False where it turns out to be lost."""
+        """Load a chunk into its slots of the cache; False if it turns out to be lost or damaged."""
         ...
 
     def keep(self, chunk: Chunk, cache: FullCache) -> None:
-        """The slots of ``chunk`` hold it now; they may be read until ``cut``."""
+        """Store a chunk whose slots are filled; they may be read until the next ``cut``."""
         ...
 
     def cut(self, length: int) -> None:
-        """The slots behind the first ``length`` tokens are about to be written again."""
+        """The slots after the first ``length`` tokens are about to be overwritten."""
         ...
 
 
 class NullStore:
-    """Remembers nothing."""
+    """Stores nothing."""
 
     def known(self, plan: Sequence[Chunk]) -> int:  # noqa: ARG002
         return 0

@@ -1,4 +1,4 @@
-"""What sessions, tests of exactness and benchmarks ask of an engine, whether one process runs it or several."""
+"""The interface of an engine, whether it runs in one process or in several."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from triforce_chat.engine.engine import Request
 
 
-class Answering(Protocol):
-    """``Engine`` says what each of these is. One generator at a time: it is closed before the next begins."""
+class EngineProtocol(Protocol):
+    """Implemented by ``Engine``, where each member is documented.
+
+    One generator at a time: it must be closed or exhausted before the next call.
+    """
 
     @property
     def context(self) -> int: ...
@@ -45,4 +48,4 @@ class Answering(Protocol):
         self, request: Request, made: Sequence[int], rows: int = 64
     ) -> Iterator[tuple[Tensor, Tensor]]: ...
 
-    def attended(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]: ...
+    def attribute(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]: ...

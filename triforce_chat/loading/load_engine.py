@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.forward.runner import Runner
@@ -84,13 +85,11 @@ def build_engine(
         return Engine(
             Runner(target.model, group=group),
             plan.work.context,
-            target.eos_ids,
-            decoder(target.tokenizer),
+            TextCodec(decoder(target.tokenizer), target.eos_ids),
             Runner(draft.model, target.vocab_size) if draft else None,
             stack_for(spec.settings, target),
             prefix_store,
             kv_storage(plan, spec.settings, hooks.note),
-            group,
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.models.load import LoadedModel

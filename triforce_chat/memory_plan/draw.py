@@ -10,9 +10,10 @@ from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.offload import BUFFERS
 from triforce_chat.engine.cache.storage import GRAIN
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
-from triforce_chat.engine.engine import GPU_PREFILL_CHUNK, PREFILL_CHUNK, SLACK
+from triforce_chat.engine.engine import SLACK
 from triforce_chat.engine.forward import onednn
 from triforce_chat.engine.group import RankGroup
+from triforce_chat.engine.prefix_cache import GPU_PREFILL_CHUNK, PREFILL_CHUNK
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import MOST_DRAFT_GAMMA, MOST_GAMMA, StackOptions
 from triforce_chat.errors import ModelError, UsageError

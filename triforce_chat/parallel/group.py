@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from triforce_chat.engine.group import Recorder
+from triforce_chat.engine.group import GraphOwner
 from triforce_chat.errors import UsageError
 from triforce_chat.parallel.rank_info import RankInfo
 from triforce_chat.parallel.rendezvous import NO_TIMEOUT
@@ -46,7 +46,7 @@ class DistributedGroup:
         self.rank, self.size = info.rank, info.size
         self.device = torch.device(device)
         self.sharing = info.local_size if self.device.type == "cpu" else 1
-        self.recorders: WeakSet[Recorder] = WeakSet()
+        self.recorders: WeakSet[GraphOwner] = WeakSet()
         atexit.register(self.forget)
         os.environ["LOCAL_RANK"] = str(info.local_rank)  # read by transformers
         if self.device.type == "cpu":
@@ -85,7 +85,7 @@ class DistributedGroup:
         dist.all_reduce(number, dist.ReduceOp.MIN)
         return int(number)
 
-    def register_graphs(self, by: Recorder) -> None:
+    def register_graphs(self, by: GraphOwner) -> None:
         self.recorders.add(by)
 
     def forget(self) -> None:

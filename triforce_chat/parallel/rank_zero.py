@@ -25,7 +25,7 @@ MAX_SEED = 1 << 48
 
 
 class RankZeroEngine:
-    """Implements ``engine.protocol.Answering`` over all ranks: each call and each generator step is sent to them.
+    """Implements ``engine.protocol.EngineProtocol`` over all ranks: each call and each generator step is sent to them.
 
     A generator that is closed here is closed on the other ranks at the same event, so all caches hold the same
     tokens. An error on any rank shuts down all of them; every later call raises RankLost.
@@ -80,8 +80,8 @@ class RankZeroEngine:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         return self._run_on_all("rescore", request, made, rows)
 
-    def attended(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
-        return self._run_on_all("attended", request, made)
+    def attribute(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
+        return self._run_on_all("attribute", request, made)
 
     def _run_on_all(self, method: str, *arguments: Any) -> Generator[Any, None, Any]:
         """Run a generator of the engine on all ranks, event by event."""

@@ -12,9 +12,9 @@ import torch
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import MeanKey
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
 from triforce_chat.engine.cache.streaming import StreamingCache
@@ -79,7 +79,7 @@ def rows(store: KVStorage, layer: int, head: int, n: int) -> Tensor:
 
 def check_retrieval(cache: RetrievalCache) -> None:
     """Every slot up to the verified end is a verbatim copy of one committed token's row."""
-    if not cache.built:
+    if cache.state is not State.READY:
         return
     source, verified_length, base = (
         cache.source,
@@ -247,7 +247,7 @@ def test_what_a_forward_leaves_in_a_cache_that_nobody_asks_for(lab: Lab) -> None
     [cache] = caches(engine, RetrievalCache)
     for end in (159, 160):
         lab.target.prefill(engine.full.pending(tokens[:end]), engine.full)
-    assert not cache.built
+    assert cache.state is not State.READY
     assert not cache.storage.keys.any()
 
 
@@ -340,7 +340,7 @@ def answer_of(engine: Engine, prompt: list[int], n: int = 16) -> list[int]:
 
 @pytest.mark.parametrize("stack", ["triforce", "streaming", "naive", "auto"])
 def test_closing_at_every_event(lab: Lab, stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 16)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 16)
     monkeypatch.setattr(Planner, "_choose", in_turn)
     small_streaming(monkeypatch)
     first, engine = lab.text(50), lab.engine(stack)
@@ -367,7 +367,7 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
     lab: Lab, stack: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C raises at some attention call, before or after that layer's cache was written."""
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 16)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 16)
     monkeypatch.setattr(Planner, "_choose", in_turn)
     small_streaming(monkeypatch)
     luck = random.Random(seed)
@@ -409,7 +409,7 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
 
 def test_an_interrupt_while_the_retrieval_cache_is_built(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = lab.engine(), lab.text(100)
-    for method in ("_begin", "_best", "_build", "on_layer", "on_forward"):
+    for method in ("_begin", "_select", "_build", "on_layer", "on_forward"):
         real = getattr(RetrievalCache, method)
 
         def broken(cache: RetrievalCache, *arguments: Any, real: Any = real) -> Any:
@@ -432,9 +432,9 @@ def test_a_later_build_that_breaks_off_leaves_no_half_built_cache(
     engine, prompt = lab.engine(), lab.text(100)
     prompt += answer_of(engine, prompt, 3)
     [cache] = caches(engine, RetrievalCache)
-    assert cache.built
+    assert cache.state is State.READY
     built = cache.layout.total
-    real = RetrievalCache._best
+    real = RetrievalCache._select
 
     def broken(cache: RetrievalCache, layer: int, *arguments: Any) -> Tensor:
         if layer == 1:
@@ -442,10 +442,10 @@ def test_a_later_build_that_breaks_off_leaves_no_half_built_cache(
         return real(cache, layer, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RetrievalCache, "_best", broken)
+        patch.setattr(RetrievalCache, "_select", broken)
         with pytest.raises(KeyboardInterrupt):
             answer_of(engine, [*prompt, *lab.text(30, seed=8)])
-    assert not cache.built
+    assert cache.state is not State.READY
     engine.top.rollback(len(prompt))  # back to where the old build would still serve
     assert not cache.ready(1)
     assert answer_of(engine, prompt) == lab.greedy(prompt, 16)

@@ -19,10 +19,12 @@ from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.offload import OffloadedKV
-from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Rebuilt, Text, Verified
+from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.sampling.sampler import Sampling
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.stacks import StackOptions
@@ -38,9 +40,9 @@ def deep() -> Lab:
     return Lab.of(seed=4, num_hidden_layers=LAYERS)
 
 
-def engine_of(lab: Lab, stack: str = "triforce", store: Any = KVBuffer, **more: Any) -> Engine:
+def engine_of(lab: Lab, stack: str = "triforce", storage: Any = KVBuffer, **more: Any) -> Engine:
     options = StackOptions(name=stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
-    return Engine(lab.target, 400, frozenset(), spell, lab.draft, options, store=store, **more)
+    return Engine(lab.target, 400, TextCodec(spell), lab.draft, options, storage=storage, **more)
 
 
 def told(engine: Engine, prompt: list[int], sampling: Sampling, n: int = 20) -> list[Any]:
@@ -69,15 +71,15 @@ def test_every_stack_says_and_does_the_same(
 
 
 def check_layout(one: RetrievalCache, other: RetrievalCache) -> None:
-    assert (one.layout, one.built, one.verified_length) == (other.layout, other.built, other.verified_length)
-    n = one._slot(one.verified_length) if one.built else 0
+    assert (one.layout, one.state, one.verified_length) == (other.layout, other.state, other.verified_length)
+    n = one._slot(one.verified_length) if one.state is State.READY else 0
     assert torch.equal(one.storage.keys[:, :, :n], other.storage.keys[:, :, :n])
     assert torch.equal(one.storage.values[:, :, :n], other.storage.values[:, :, :n])
 
 
 @pytest.mark.parametrize("resident", RESIDENT)
 def test_layers_that_stay_on_the_device(deep: Lab, resident: int) -> None:
-    engine = engine_of(deep, store=partial(OffloadedKV, resident=resident))
+    engine = engine_of(deep, storage=partial(OffloadedKV, resident=resident))
     prompt = deep.text(120)
     assert answer_of(engine, prompt, 40) == deep.greedy(prompt, 40)
     assert engine.full.storage.near.keys.shape[0] == resident
@@ -149,7 +151,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_bus_carries_each_token_once_per_forward(deep: Lab, carried: list[int]) -> None:
     """The prefix that a layer holds, and no slot behind it; what the device has already, not at all."""
-    cache = FullCache(deep.target.shape, 300, store=OffloadedKV)
+    cache = FullCache(deep.target.shape, 300, storage=OffloadedKV)
     deep.target.prefill(torch.tensor(deep.text(100)), cache)
     assert sum(carried) == 100  # the first layer comes back for the next forward
     carried.clear()
@@ -163,7 +165,7 @@ def test_the_bus_carries_each_token_once_per_forward(deep: Lab, carried: list[in
 def test_as_many_layers_as_there_are_buffers_never_leave_the_device(
     deep: Lab, carried: list[int], far: int
 ) -> None:
-    cache = FullCache(deep.target.shape, 300, store=partial(OffloadedKV, resident=LAYERS - far))
+    cache = FullCache(deep.target.shape, 300, storage=partial(OffloadedKV, resident=LAYERS - far))
     for n in (100, 2, 3):
         deep.target.prefill(torch.tensor(deep.text(n)), cache)
         cache.truncate(cache.length - 1)
@@ -229,7 +231,7 @@ def interrupted(code: CodeType, lines: int) -> Iterator[None]:
 @pytest.mark.parametrize("lines", range(1, 40, 2))
 def test_an_interrupt_at_any_line_leaves_both_buffers(deep: Lab, lines: int) -> None:
     """One alone would take the next layer while this one is computed."""
-    engine, prompt = engine_of(deep, store=OffloadedKV), deep.text(40)
+    engine, prompt = engine_of(deep, storage=OffloadedKV), deep.text(40)
     with interrupted(OffloadedKV._arrived.__code__, lines):
         answer_of(engine, prompt, 6)
     assert len(engine.full.storage.buffers) == 2
@@ -240,18 +242,18 @@ def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Pat
     prompt = deep.text(300)
     expected = deep.greedy(prompt, 20)
     computed = engine_of(deep)
-    computed.__class__ = SmallChunks
+    computed.prefix.__class__ = SmallChunks
     assert answer_of(computed, prompt, 20) == expected
     for store in (OffloadedKV, KVBuffer, partial(OffloadedKV, resident=2)):
         memory = Library(Shelf(tmp_path), b"a model", "tiny")
-        engine = engine_of(deep, store=store, memory=memory)
-        engine.__class__ = SmallChunks
+        engine = engine_of(deep, storage=store, prefix_store=memory)
+        engine.prefix.__class__ = SmallChunks
         answer_of(engine, deep.text(30, seed=3), 5)  # other tokens in the same slots, and in the buffers
         assert answer_of(engine, prompt, 20) == expected
         check_same_numbers(engine, computed)
         memory.writer.finish()
-        fresh = engine_of(deep, store=store, memory=Library(Shelf(tmp_path), b"a model", "tiny"))
-        fresh.__class__ = SmallChunks
+        fresh = engine_of(deep, storage=store, prefix_store=Library(Shelf(tmp_path), b"a model", "tiny"))
+        fresh.prefix.__class__ = SmallChunks
         assert next(reversed([*fresh.prefill(prompt)])).recalled == 288
         assert answer_of(fresh, prompt, 20) == expected
 
@@ -263,20 +265,20 @@ def check_same_numbers(one: Engine, other: Engine) -> None:
             assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
 
 
-class SmallChunks(Engine):
+class SmallChunks(PrefixCache):
     """Reads 32 tokens at a time, so that short prompts have whole chunks."""
 
-    _most = 32  # type: ignore[assignment]
+    chunk_size = 32  # type: ignore[assignment]
 
 
 def test_sources_are_found_in_host_memory(deep: Lab) -> None:
     prompt = deep.text(90)
     found = []
     for store in (KVBuffer, partial(OffloadedKV, resident=1)):
-        engine = engine_of(deep, store=store)
+        engine = engine_of(deep, storage=store)
         request = Request(prompt, 20)
         made = answer_of(engine, prompt, 20)
-        steps = engine.attended(request, made)
+        steps = engine.attribute(request, made)
         while True:
             try:
                 next(steps)

@@ -19,6 +19,7 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, s
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner as runner_module
@@ -66,7 +67,7 @@ def test_fused_blocks_compute_the_same(architecture: str, monkeypatch: pytest.Mo
         cache = FullCache(made.shape, 128)
         ids = torch.tensor(PROMPT[:50], device=DEVICE)
         made.prefill(ids[:30], cache)
-        logits.append([made(part, cache, len(part)).clone() for part in (ids[30:33], ids[33:34], ids[34:])])
+        logits.append([made(part[None], cache, len(part))[0].clone() for part in (ids[30:33], ids[33:34], ids[34:])])
     for plain, fused in zip(*logits, strict=True):
         torch.testing.assert_close(fused, plain, atol=2e-5, rtol=1e-4)
 
@@ -77,7 +78,7 @@ def test_every_stack_says_the_same(stack: str, model: Any, monkeypatch: pytest.M
     for fused in (False, True):
         target, draft = (runner(each, monkeypatch, fused) for each in (model, perturbed(model, 0.02)))
         options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
-        engine = Engine(target, 256, frozenset(), spell, draft, options)
+        engine = Engine(target, 256, TextCodec(spell), draft, options)
         first = tokens_of(engine, Request(PROMPT, 40))
         said.append((first, tokens_of(engine, Request([*PROMPT, *first, 7, 8, 9], 20))))
     assert said[0] == said[1]
@@ -88,8 +89,8 @@ def test_tokens_of_no_meaning_leave_nothing_behind(model: Any, monkeypatch: pyte
     made = runner(model, monkeypatch, True)
     ids = torch.tensor(PROMPT[:20], device=DEVICE)
     whole, pieces = FullCache(made.shape, 64), FullCache(made.shape, 64)
-    expected = made(ids, whole, 20).clone()
-    got = torch.cat([made(part, pieces, len(part)).clone() for part in (ids[:7], ids[7:9], ids[9:])])
+    expected = made(ids[None], whole, 20)[0].clone()
+    got = torch.cat([made(part[None], pieces, len(part))[0].clone() for part in (ids[:7], ids[7:9], ids[9:])])
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
     assert pieces.length == 20
     latest = pieces.queries.latest(0, 20, 64)
@@ -104,9 +105,9 @@ def test_queries_that_were_overwritten_are_known_to_be_lost(
     cache = FullCache(made.shape, 200, query_window=64)
     ids = torch.tensor(PROMPT, device=DEVICE)
     made.prefill(ids[:64], cache)
-    made(ids[64:], cache, 1)  # the first one of a buffer captures all up to USUAL tokens
+    made(ids[None, 64:], cache, 1)  # the first one of a buffer captures all up to USUAL tokens
     assert cache.queries.latest(0, 70, 64).shape[1] == 70 - USUAL
-    made(ids[:23], cache, 1)  # 23 tokens in a forward of 24
+    made(ids[None, :23], cache, 1)  # 23 tokens in a forward of 24
     assert cache.queries.latest(0, 93, 64).shape[1] == 93 - 30
 
 
@@ -114,15 +115,15 @@ def test_a_cache_that_is_nearly_full_takes_the_other_way(model: Any, monkeypatch
     made = runner(model, monkeypatch, True)
     cache = FullCache(made.shape, 23)
     ids = torch.tensor(PROMPT[:23], device=DEVICE)
-    made(ids[:16], cache, 1)
-    made(ids[16:], cache, 1)  # 7 tokens fit, 8 do not
+    made(ids[None, :16], cache, 1)
+    made(ids[None, 16:], cache, 1)  # 7 tokens fit, 8 do not
     assert cache.length == 23
 
 
-def test_captured_forwards_go_with_their_slab(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_forwards_go_with_their_buffer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = runner(model, monkeypatch, True)
     cache = StreamingCache(made.shape)
-    made(torch.tensor([1, 2, 3], device=DEVICE), cache, 1)
+    made(torch.tensor([[1, 2, 3]], device=DEVICE), cache, 1)
     assert [list(sizes) for sizes in made.graphs.made.values()] == [[size for size in SIZES if size <= USUAL]]
     del cache
     gc.collect()
@@ -134,7 +135,7 @@ def test_graphs_that_were_given_up_are_captured_anew(model: Any, monkeypatch: py
     ids, said = torch.tensor(PROMPT[:9], device=DEVICE), []
     cache = FullCache(made.shape, 64)
     for _ in range(2):
-        said.append(made(ids, cache, 9).clone())
+        said.append(made(ids[None], cache, 9).clone())
         made.graphs.forget()
         assert not made.graphs.made
         cache.truncate(0)
@@ -149,7 +150,7 @@ def test_sizes_leave_no_room_unused() -> None:
 def test_eight_bits_are_nearly_right_and_share_the_rest(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = runner(model, monkeypatch, True)
     ids = torch.tensor(PROMPT[:20], device=DEVICE)
-    exact, near = (each(ids, FullCache(made.shape, 64), 20) for each in (made, made.quantized))
+    exact, near = (each(ids[None], FullCache(made.shape, 64), 20) for each in (made, made.quantized))
     assert not torch.equal(exact, near)
     assert (exact - near).abs().max() < 0.1 * exact.abs().max()
     assert made.quantized is made.quantized
@@ -161,5 +162,5 @@ def test_an_eight_bit_middle_changes_no_answer(model: Any, monkeypatch: pytest.M
     for middle in ("full", "int8"):
         target, draft = (runner(each, monkeypatch, True) for each in (model, perturbed(model, 0.02)))
         options = StackOptions("triforce", gamma=5, draft_gamma=2, budget=SMALL_BUDGET, middle=middle)
-        said.append(tokens_of(Engine(target, 256, frozenset(), spell, draft, options), Request(PROMPT, 60)))
+        said.append(tokens_of(Engine(target, 256, TextCodec(spell), draft, options), Request(PROMPT, 60)))
     assert said[0] == said[1]

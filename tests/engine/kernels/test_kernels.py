@@ -13,9 +13,11 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
-from triforce_chat.engine.cache import retrieval, selection
+from triforce_chat.engine.cache import layout as layout_module
+from triforce_chat.engine.cache import selection
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.retrieval import Budget, Layout, RetrievalCache
+from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import Shape
 from triforce_chat.engine.kernels import linear
@@ -250,7 +252,7 @@ def test_gather_chunks(
     expected.copy_(found)
     kernels.gather_chunks(source, chosen, found[1:-1], layout.sinks, layout.tail, total, chunk)
     for layer in range(layers):
-        layout.take(source[layer], None if chosen is None else chosen[layer], expected[1 + layer])
+        layout.gather_layer(source[layer], None if chosen is None else chosen[layer], expected[1 + layer])
     assert torch.equal(found.view(bits(dtype)), expected.view(bits(dtype)))
 
 
@@ -282,7 +284,7 @@ def picked(layers: int, heads: int, layout: Layout) -> Tensor | None:
 @pytest.fixture
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches take the way of a GPU, whatever the device."""
-    for module in (retrieval, selection):
+    for module in (layout_module, selection):
         monkeypatch.setattr(module, "kernels_run", lambda _device: True)
 
 
@@ -294,15 +296,15 @@ def test_layers_are_scored_together_as_one_by_one(
 ) -> None:
     queries, slab = noise(3, 4, m, 16), noise(3, 2, 100, 16, seed=1)
     keys = slab[:, :, 8:72].unflatten(2, (-1, 8))
-    monkeypatch.setattr(selection, "LOGITS", together * 4 * 8 * 4 * max(1, m))
+    monkeypatch.setattr(selection, "LOGITS_BYTES", together * 4 * 8 * 4 * max(1, m))
     launches: list[Tensor] = []
     monkeypatch.setattr(kernels, "chunk_scores", counted(kernels.chunk_scores, launches))
-    found = selection.masses(selection.MeanKey(), queries, keys)
+    found = selection.layer_scores(selection.MeanKey(), queries, keys)
     assert len(launches) == -(-3 // together)
     assert {seen.untyped_storage().data_ptr() for seen in launches} == {slab.data_ptr()}  # no copies
     monkeypatch.setattr(selection, "kernels_run", lambda _device: False)
     for layer in range(3):
-        assert close(found[layer], selection.mass(selection.MeanKey(), queries[layer], keys[layer]))
+        assert close(found[layer], selection.MeanKey().scores(queries[layer], keys[layer]))
 
 
 def counted(call: Callable[..., Tensor], seen: list[Tensor]) -> Callable[..., Tensor]:
@@ -317,11 +319,11 @@ def counted(call: Callable[..., Tensor], seen: list[Tensor]) -> Callable[..., Te
 @pytest.mark.parametrize("policy", [selection.MeanKey(), selection.MinMaxKey(), selection.Recent()])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_a_retrieval_cache_built_by_kernels_is_the_plain_one(
-    policy: selection.Policy | selection.Recent, at_once: bool, monkeypatch: pytest.MonkeyPatch
+    policy: selection.Policy, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a forward tells of all layers together, or of each while it is on the device."""
     found = built(policy, at_once)
-    monkeypatch.setattr(retrieval, "kernels_run", lambda _device: False)
+    monkeypatch.setattr(layout_module, "kernels_run", lambda _device: False)
     monkeypatch.setattr(selection, "kernels_run", lambda _device: False)
     expected = built(policy, at_once=False)
     assert found.layout.chunks == expected.layout.chunks == 5
@@ -334,7 +336,7 @@ def test_a_retrieval_cache_built_by_kernels_is_the_plain_one(
     assert not found.storage.keys[:, :, found._slot(201) :].any()
 
 
-def built(policy: selection.Policy | selection.Recent, at_once: bool) -> RetrievalCache:
+def built(policy: selection.Policy, at_once: bool) -> RetrievalCache:
     """By a token that follows 200 others through three layers."""
     full = FullCache(Shape(3, 4, 2, 16, torch.float32, torch.device(DEVICE)), 300)
     budget = Budget(tokens=64, chunk=8, sinks=8, tail=16, stride=8, scratch=8)
@@ -352,7 +354,7 @@ def built(policy: selection.Policy | selection.Recent, at_once: bool) -> Retriev
             full.wrote(1, 1)
         full.advance(end - start)
         cache.ready(1)
-    assert cache.built
+    assert cache.state is State.READY
     return cache
 
 

@@ -13,6 +13,7 @@ from support.toys import CPU, ToyCache, nothing
 from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import SIZES, USUAL
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
@@ -54,7 +55,7 @@ def pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
 def engines(pair: tuple[Runner, Runner], stack: str) -> tuple[Engine, Engine]:
     """Eager, and replayed."""
     options = StackOptions("autoregressive" if stack == "overlapping" else stack, 5, 2, budget=SMALL_BUDGET)
-    both = tuple(Engine(pair[0], 400, frozenset(), spell, pair[1], options) for _ in range(2))
+    both = tuple(Engine(pair[0], 400, TextCodec(spell), pair[1], options) for _ in range(2))
     for engine, executor in zip(both, (EagerExecutor(), GraphExecutor()), strict=True):
         engine.executor = executor
         if stack in ("overlapping", "autoregressive"):
@@ -76,7 +77,7 @@ def test_answers_are_equal(pair: tuple[Runner, Runner], stack: str, settings: st
 
 
 def test_the_engine_of_a_gpu_replays(pair: tuple[Runner, Runner]) -> None:
-    engine = Engine(pair[0], 100, frozenset(), spell)
+    engine = Engine(pair[0], 100, TextCodec(spell))
     assert isinstance(engine.executor, GraphExecutor) == (engine.target.device.type == "cuda")
 
 

@@ -13,7 +13,8 @@ from support.labs import Lab
 from support.toys import ToyCache
 from torch import Tensor
 
-from triforce_chat.engine.cache.retrieval import Budget, FallingAcceptance, Layout
+from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.retrieval import FallingAcceptance
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 from triforce_chat.engine.detokenizer import Detokenizer, StopStrings, overlap
@@ -461,15 +462,15 @@ def test_mean_and_bounding_box() -> None:
 def test_selection_sums_attention_over_the_group_and_reads_in_order() -> None:
     torch.manual_seed(0)
     keys, queries = torch.randn(2, 9, 4, 8), torch.randn(4, 3, 8)  # two query heads per KV head
-    chosen = select(MeanKey(), queries, keys, 4)
+    chosen = select(MeanKey(), queries[None], keys[None], 4)[0]
     for head in range(2):
         mass = torch.zeros(9)
         for query in queries[2 * head : 2 * head + 2].flatten(0, 1):
             mass += torch.softmax(keys[head].mean(1) @ query / 8**0.5, 0)
         assert chosen[head].tolist() == sorted(mass.topk(4).indices.tolist())
-    none = select(Recent(), queries[:, :0], keys, 3)
+    none = select(Recent(), queries[None, :, :0], keys[None], 3)
     assert (none == torch.tensor([6, 7, 8])).all()
-    many = select(Recent(), queries, torch.randn(2, 5000, 4, 8).bfloat16(), 3000)
+    many = select(Recent(), queries[None], torch.randn(1, 2, 5000, 4, 8).bfloat16(), 3000)
     assert (many == torch.arange(2000, 5000)).all()
 
 
@@ -483,7 +484,7 @@ def test_a_layout_takes_the_first_the_chosen_and_the_last(
     part, out = torch.randn(2, total + 7, 3), torch.zeros(2, budget.capacity, 3)
     count = layout.candidates(part).shape[1]
     picks = [sorted(data.draw(st.permutations(range(count)))[: layout.chunks]) for _ in range(2)]
-    layout.take(part, torch.tensor(picks) if layout.chunks else None, out)
+    layout.gather_layer(part, torch.tensor(picks) if layout.chunks else None, out)
     assert layout.filled <= budget.tokens + 2 * chunk
     for head in range(2):
         chosen = [layout.sinks + pick * chunk + i for pick in picks[head] for i in range(chunk)]

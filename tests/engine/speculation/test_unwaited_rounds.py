@@ -13,7 +13,8 @@ from support.labs import SMALL_BUDGET, spell
 from support.no_sync import no_waits
 from support.toys import CPU, LONGER, ROOM, Stack, ToyModel, three_levels, toy, unwaited
 
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text, Verified
@@ -159,7 +160,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
 def engine_of(pair: tuple[Runner, Runner], name: str, planned: bool = False, draft: bool = True) -> Engine:
     gammas = (None, None) if planned else (5, 2)
     options = StackOptions(name, *gammas, budget=SMALL_BUDGET)
-    engine = Engine(pair[0], 400, frozenset(), spell, pair[1] if draft else None, options)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[1] if draft else None, options)
     engine.executor = GraphExecutor()
     return engine
 
@@ -198,7 +199,7 @@ def test_levels_that_know_the_target_are_always_right(
     Six drafted tokens are judged by a graph of seven.
     """
     options = StackOptions(name, *gammas, budget=Budget(tokens=512))
-    engine = Engine(pair[0], 400, frozenset(), spell, pair[0], options)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[0], options)
     engine.executor = GraphExecutor()
     middle_of(engine).planner._threshold = lambda _: ORDERS + 1  # type: ignore[method-assign]
     events = [event for event in engine.answer(Request(TEXT, 150)) if isinstance(event, Verified)]
@@ -226,7 +227,7 @@ def test_an_answer_outgrows_its_room_between_proposals(
     """A graph captured inside of one would write over its drafts, and again for the next."""
     monkeypatch.setattr(executor, "LEAST_ROOM", 32)
     options = StackOptions("triforce", 20, 4, budget=Budget(tokens=512))
-    engine = Engine(pair[0], 400, frozenset(), spell, pair[0], options)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[0], options)
     engine.executor = GraphExecutor()
     request = Request(TEXT, 200, Sampling(repetition_penalty=1.05))
     events = [event for event in engine.answer(request) if isinstance(event, Verified)]
@@ -294,7 +295,7 @@ def test_the_window_of_the_draft_begins_again(pair: tuple[Runner, Runner], plann
     """Behind more tokens than it holds, with the slots of all rounds inside of it."""
     gammas = (None, None) if planned else (9, 3)
     options = StackOptions("triforce", *gammas, budget=Budget(tokens=1024))
-    engine = Engine(pair[0], 900, frozenset(), spell, pair[0], options)
+    engine = Engine(pair[0], 900, TextCodec(spell), pair[0], options)
     engine.executor = GraphExecutor()
     cache = middle_of(engine).planner.arms[0].drafter.cache  # type: ignore[attr-defined]
     starts = set()

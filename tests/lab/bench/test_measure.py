@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished, Tally, Verified
 from triforce_chat.engine.exactness import Doubts, tokens_of
@@ -266,7 +266,7 @@ def small_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_stacks")
 def test_one_prefill_of_a_prompt_serves_all_cases(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restacked engine reads the prompt's last tokens again, whose queries choose chunks, and no others."""
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 32)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 32)
     engine, fed = lab.engine(), []
     prefill = engine.target.prefill
     monkeypatch.setattr(

@@ -11,9 +11,10 @@ import torch
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
-from triforce_chat.engine.cache.retrieval import Budget
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.selection import Recent
 from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling
@@ -261,7 +262,7 @@ def test_continuations_are_plain_samples_up_to_the_end(lab: Lab) -> None:
     a, b, again = continuations(engine, *behind(prompt, *warm), 20)
     assert a == again != b
     assert continuations(engine, *behind(prompt, Sampling()), 20) == [greedy]
-    ending = Engine(lab.target, 400, frozenset({greedy[3]}), engine.decode)
+    ending = Engine(lab.target, 400, TextCodec(engine.decode, frozenset({greedy[3]})))
     assert continuations(ending, *behind(prompt, Sampling()), 20) == [greedy[: greedy.index(greedy[3]) + 1]]
 
 
@@ -272,7 +273,7 @@ def test_continuations_at_once_are_those_made_one_by_one(lab: Lab) -> None:
     slow = one_by_one(engine, prefix, asked, 20, ())
     assert at_once(engine, prefix, asked, 20) == slow
     assert slow[0] != slow[1]
-    ending = Engine(lab.target, 400, frozenset({slow[0][3]}), engine.decode)
+    ending = Engine(lab.target, 400, TextCodec(engine.decode, frozenset({slow[0][3]})))
     assert at_once(ending, prefix, asked, 20) == one_by_one(ending, prefix, asked, 20, ())
 
 

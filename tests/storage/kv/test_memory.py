@@ -16,9 +16,9 @@ from support.kv_store_process import CHUNK, TOKENS, Desk, Tokens, files
 from support.labs import Lab, random_model
 from torch import Tensor
 
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.events import Tally
-from triforce_chat.engine.prefix_store import ROOT, DocumentSpan, NullStore, chunks
+from triforce_chat.engine.prefix_store import ROOT, DocumentSpan, NullStore, split_prompt
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.settings.settings import STACKS
 from triforce_chat.storage.kv import block
@@ -29,7 +29,7 @@ from triforce_chat.ui import figures
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", CHUNK)
 
 
 def stored(desk: Desk, length: int | None = None) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def test_whatever_happened_it_gives_what_a_prefill_computes(
         fresh.read(prompt, ends)
         assert same(stored(reader), stored(fresh))
         desk.read(prompt, ends)
-        whole = desk.engine.read[-1].end if desk.engine.read else 0
+        whole = desk.engine.prefix.chunks[-1].end if desk.engine.prefix.chunks else 0
         assert same(stored(desk, whole), stored(fresh, whole))
 
 
@@ -165,7 +165,7 @@ def test_what_is_nearer_is_taken_first(lab: Lab, tmp_path: Path) -> None:
     Desk(lab, tmp_path).read(prompt)
     desk = Desk(lab, tmp_path)
     desk.read(prompt[:70])
-    assert len(desk.engine.read) == 2
+    assert len(desk.engine.prefix.chunks) == 2
     seen = [*desk.engine.prefill(prompt)]
     assert [(each.done, each.cached, each.recalled) for each in seen] == [
         (96, 96, 32),
@@ -274,7 +274,7 @@ def latest(desk: Desk, layer: int, most: int) -> Tensor:
 
 def test_chunks_are_whole_or_end_a_passage() -> None:
     def spans(length: int, *ends: int) -> list[tuple[int, int, str]]:
-        made = chunks(range(length), [DocumentSpan(end, f"to {end}") for end in ends], 10)
+        made = split_prompt(range(length), [DocumentSpan(end, f"to {end}") for end in ends], 10)
         assert all(chunk.ids == tuple(range(chunk.start, chunk.end)) for chunk in made)
         assert [chunk.parent for chunk in made] == [ROOT, *(chunk.prefix_hash for chunk in made)][: len(made)]
         return [(chunk.start, chunk.end, chunk.title) for chunk in made]
@@ -290,14 +290,14 @@ def test_chunks_are_whole_or_end_a_passage() -> None:
 
 def test_a_longer_prompt_has_the_same_chunks_first() -> None:
     ends = [DocumentSpan(13), DocumentSpan(40)]
-    longest = chunks(range(90), ends, 10)
+    longest = split_prompt(range(90), ends, 10)
     for length in range(90):
-        made = chunks(range(length), ends, 10)
+        made = split_prompt(range(length), ends, 10)
         assert made == longest[: len(made)]
 
 
 def test_the_same_tokens_in_other_chunks_are_something_else() -> None:
-    apart, together = chunks(range(20), [DocumentSpan(5)], 10), chunks(range(20), [], 10)
+    apart, together = split_prompt(range(20), [DocumentSpan(5)], 10), split_prompt(range(20), [], 10)
     assert not {chunk.prefix_hash for chunk in apart} & {chunk.prefix_hash for chunk in together}
 
 

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from support.kv_store_process import CHUNK, Desk, files
 from support.labs import Lab
 
-from triforce_chat.engine import engine as engine_module
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.storage.kv import block
 from triforce_chat.storage.kv.shelf import SHARE, Shelf
@@ -28,7 +28,7 @@ from triforce_chat.storage.kv.shelf import SHARE, Shelf
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", CHUNK)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_a_disk_that_refuses(
     assert len(calls) == 2  # what would follow on the block that is missing is not tried
     assert len([*tmp_path.iterdir()]) == 1
     monkeypatch.undo()
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", CHUNK)
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", CHUNK)
     check(Desk(lab, tmp_path), prompt, expected, CHUNK)
 
 

@@ -1,8 +1,8 @@
-"""Keys and values in host memory, which stream through the device layer by layer, ahead of their use.
+"""Keys and values in host memory that are streamed to the device layer by layer, ahead of their use.
 
-TriForce, section 5.3. Two buffers on the device hold one layer each: while one layer is computed, the next one's
-tokens are copied into the other buffer, and behind the last layer the first one's for the next forward. Copies
-and arithmetic wait for each other by events; the host waits for nothing.
+TriForce, section 5.3. Two buffers on the device hold one layer each: while one layer is computed, the next layer's
+tokens are copied into the other buffer, and after the last layer those of the first one, for the next forward. Copies
+and arithmetic wait for each other by events; the host waits for neither.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 
-Event = torch.cuda.Event | None  # None on a device without queues: there everything is over at once
+Event = torch.cuda.Event | None  # None on a device without a queue, where every copy is complete at once
 BUFFERS = 2
 
 
 class CopyStream:
-    """Copies in a queue of their own, beside the device's arithmetic."""
+    """A queue of copies that runs beside the device's arithmetic."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.last: Event = None  # when all that was queued so far is over
+        self.last: Event = None  # completed with the copies queued so far
 
     def run(self, copies: Iterable[tuple[Tensor, Tensor]], *after: Event) -> None:
-        """Queue copies, each (from, to), which begin when ``after`` is over."""
+        """Queue copies, each (source, target), to start when the events ``after`` have completed."""
         if self.stream is None:
             for source, target in copies:
                 target.copy_(source)
@@ -46,24 +46,27 @@ class CopyStream:
 
 @dataclass(slots=True)
 class LayerBuffer:
-    """Room for one layer, in host memory or on the device, with its first ``tokens`` tokens."""
+    """Room for one layer, in host memory or on the device, that holds the layer's first ``tokens`` tokens."""
 
     layer: int
     storage: KVBuffer
     tokens: int = 0
-    ready: Event = None  # when they are there
+    ready: Event = None  # completed when they are there
 
     def copies(self, to: LayerBuffer, start: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of these tokens, head by head: only such a piece is contiguous, and nothing else is copied directly."""
+        """Tokens ``start`` .. ``end-1``, head by head: only contiguous pieces are copied without a detour."""
         for mine, theirs in zip(self.storage.layer(0), to.storage.layer(0), strict=True):
             yield from zip(mine[:, start:end], theirs[:, start:end], strict=True)
 
 
 class OffloadedKV:
-    """A ``KVStorage`` that keeps its first ``resident`` layers on the device and the others in host memory.
+    """A ``KVStorage`` with its first ``resident`` layers on the device and the others in host memory.
 
-    ``pageable`` counts layers for which the system gave no pinned memory: they cross the bus more slowly.
+    ``pageable`` counts the layers that the system refused to pin: they cross the bus more slowly.
     """
+
+    streams = True
+    buffer = None
 
     def __init__(self, shape: Shape, capacity: int, resident: int = 0) -> None:
         self.shape, self.capacity, self.resident = shape, capacity, resident
@@ -72,9 +75,7 @@ class OffloadedKV:
         one, there = replace(shape, layers=1), replace(shape, layers=1, device=torch.device("cpu"))
         self.far = [LayerBuffer(layer, room(there)) for layer in range(resident, shape.layers)]
         self.pageable = self._pin()
-        self.buffers = [
-            LayerBuffer(-1, room(one)) for _ in self.far[:BUFFERS]
-        ]  # the latest in use comes last
+        self.buffers = [LayerBuffer(-1, room(one)) for _ in self.far[:BUFFERS]]  # the latest used comes last
         self.inward, self.outward = CopyStream(shape.device), CopyStream(shape.device)
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
@@ -109,9 +110,9 @@ class OffloadedKV:
             held.tokens = min(held.tokens, length)
 
     def _arrived(self, layer: int, n: int) -> LayerBuffer:
-        """The buffer with a layer's first n tokens, from when on the device's arithmetic may use it."""
+        """A device buffer with a layer's first n tokens; arithmetic queued from now on may use it."""
         buffer = next((each for each in self.buffers if each.layer == layer), self.buffers[0])
-        # At once: an interrupt may come at any line, and must not leave a buffer out.
+        # In one statement: an interrupt may come at any line, and must not lose a buffer.
         self.buffers = [*(each for each in self.buffers if each is not buffer), buffer]
         self._fetch(buffer, layer, n)
         if buffer.ready is not None:
@@ -119,27 +120,29 @@ class OffloadedKV:
         return buffer
 
     def _fetch_next(self, layer: int) -> None:
-        """Begin to copy the layer that comes after this one into the buffer that is not in use."""
+        """Start to copy the layer after this one into the buffer that is not in use."""
         following = self.far[(layer + 1 - self.resident) % len(self.far)]
         self._fetch(self.buffers[0], following.layer, following.tokens)
 
     def _fetch(self, buffer: LayerBuffer, layer: int, n: int) -> None:
+        """Start to copy what ``buffer`` lacks of a layer's first n tokens."""
         if buffer.layer != layer:
             buffer.layer, buffer.tokens = layer, 0
         if buffer.tokens < n:
             copies = self.far[layer - self.resident].copies(buffer, buffer.tokens, n)
-            # What is computed may still read the buffer, and what was computed be on its way to its home.
+            # Queued arithmetic may still read the buffer, and its newest tokens may still be on their way home.
             self.inward.run(copies, self._computed(), self.outward.last)
             buffer.tokens, buffer.ready = n, self.inward.last
 
     def _computed(self) -> Event:
-        """When the arithmetic that was queued so far is over."""
+        """An event that completes with the arithmetic queued so far."""
         if self.shape.device.type != "cuda":
             return None
         event: Event = torch.cuda.current_stream(self.shape.device).record_event()
         return event
 
     def _pin(self) -> int:
+        """Pin the layers in host memory until this object is collected; returns how many could not be."""
         if self.shape.device.type != "cuda":
             return 0
         with torch.cuda.device(self.shape.device):
@@ -149,18 +152,19 @@ class OffloadedKV:
 
 
 def pin(part: Tensor) -> bool:
-    """Have the device reach memory directly that is there already; False where the system declines.
+    """Page-lock memory that is already allocated, for direct access by the device; False if the system refuses.
 
-    torch's own pinned memory comes in powers of two, which could double the cache.
+    torch's own pinned memory is allocated in powers of two, which could double the cache.
     """
     error = torch.cuda.cudart().cudaHostRegister(part.data_ptr(), part.nbytes, 0)
     if int(error):
-        with suppress(RuntimeError):  # the error waits for the next kernel, whosever that is
+        with suppress(RuntimeError):  # clears the error, which the next kernel would report as its own
             torch.zeros(1, device="cuda")
         return False
     return True
 
 
 def unpin(parts: Iterable[Tensor]) -> None:
+    """Undo ``pin``."""
     for part in parts:
         torch.cuda.cudart().cudaHostUnregister(part.data_ptr())

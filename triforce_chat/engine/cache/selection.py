@@ -1,7 +1,8 @@
-"""Which chunks of the context deserve a place in the retrieval cache: two policies, one interface."""
+"""Which chunks of the context a retrieval cache keeps: the policies that score them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -9,23 +10,55 @@ from torch import Tensor
 
 from triforce_chat.engine.kernels_available import kernels_run
 
-LARGEST_SCORED, SMALLEST_SCORED = 64, 16  # tokens of a chunk, numbers of a head: what the kernel takes
-LOGITS = 64 << 20  # bytes of the logits that are made at once; their softmax takes as much again
+LARGEST_CHUNK, SMALLEST_HEAD = 64, 16  # tokens and dimensions that the scoring kernel is limited to
+LOGITS_BYTES = 64 << 20  # of the logits that exist at once; their softmax takes as much again
 
 
 class Policy(Protocol):
-    """Scores one layer's chunks of keys against recent queries, by a summary of each chunk."""
+    """Scores the chunks of a layer's keys; several layers are scored as one layer with more heads."""
 
+    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """What each chunk is worth to each KV head: queries [Hq, m, D], keys [Hkv, C, chunk, D] -> [Hkv, C]."""
+        ...
+
+    def layers_at_once(self, queries: Tensor, keys: Tensor) -> int:
+        """How many layers to score in one call: queries [layers, Hq, m, D], keys [layers, Hkv, C, chunk, D]."""
+        ...
+
+
+class SummaryPolicy(ABC):
+    """Scores chunks by the attention that recent queries would pay to a summary of each chunk's keys.
+
+    Each query spreads one unit of attention over the chunks (softmax of the estimated logits), and a KV head sums
+    over the queries of its group. So every query has the same influence, however large its logits are.
+    """
+
+    @abstractmethod
     def summarize(self, keys: Tensor) -> Tensor:
         """keys [Hkv, C, chunk, D] -> summary [Hkv, C, R] for some R."""
-        ...
 
+    @abstractmethod
     def bound(self, queries: Tensor, summary: Tensor) -> Tensor:
         """Estimated logits: queries [Hkv, Q, D], summary [Hkv, C, R] -> [Hkv, Q, C]."""
-        ...
+
+    def logits(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Estimated scaled logits: queries [Hkv, Q, D], keys [Hkv, C, chunk, D] -> [Hkv, Q, C]."""
+        return self.bound(queries * keys.shape[-1] ** -0.5, self.summarize(keys))
+
+    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """See ``Policy``; without queries (m = 0) a zero query stands in, so all chunks are equal."""
+        kv_heads, dim = keys.shape[0], keys.shape[-1]
+        grouped = queries.unflatten(0, (kv_heads, -1)).flatten(1, 2)  # [Hkv, G*m, D]
+        if grouped.shape[1] == 0:
+            grouped = queries.new_zeros(kv_heads, 1, dim)
+        return torch.softmax(self.logits(grouped, keys).float(), -1).sum(1)
+
+    def layers_at_once(self, queries: Tensor, keys: Tensor) -> int:  # noqa: ARG002
+        """One: a summary takes more memory than the logits."""
+        return 1
 
 
-class MeanKey:
+class MeanKey(SummaryPolicy):
     """The mean of a chunk's keys stands for the chunk (TriForce, section 4.1)."""
 
     def summarize(self, keys: Tensor) -> Tensor:
@@ -34,8 +67,20 @@ class MeanKey:
     def bound(self, queries: Tensor, summary: Tensor) -> Tensor:
         return queries @ summary.transpose(-1, -2)
 
+    def logits(self, queries: Tensor, keys: Tensor) -> Tensor:
+        if not kernel_fits(keys):
+            return super().logits(queries, keys)
+        from triforce_chat.engine.kernels import chunk_scores
 
-class MinMaxKey:
+        return chunk_scores(queries, keys.flatten(1, 2), keys.shape[2])
+
+    def layers_at_once(self, queries: Tensor, keys: Tensor) -> int:
+        """As many as ``LOGITS_BYTES`` allows where the kernel runs, which stores no summary."""
+        bytes_ = 4 * keys.shape[2] * queries.shape[1] * max(1, queries.shape[2])  # of one layer's fp32 logits
+        return max(1, LOGITS_BYTES // bytes_) if kernel_fits(keys) else 1
+
+
+class MinMaxKey(SummaryPolicy):
     """The largest logit that any key inside the chunk's bounding box could reach (Quest, arXiv 2406.10774)."""
 
     def summarize(self, keys: Tensor) -> Tensor:
@@ -49,61 +94,38 @@ class MinMaxKey:
 class Recent:
     """No retrieval: the latest chunks win, which makes the cache a StreamingLLM cache of the target."""
 
-    def worth(self, keys: Tensor) -> Tensor:
-        """keys [Hkv, C, chunk, D] -> [Hkv, C]: later is better. A softmax of ranks would make most of them zero."""
+    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:  # noqa: ARG002
+        """The rank of each chunk, exactly; as summands of a softmax most of them would vanish."""
         return torch.arange(keys.shape[1], device=keys.device).expand(keys.shape[:2])
 
+    def layers_at_once(self, queries: Tensor, keys: Tensor) -> int:  # noqa: ARG002
+        return 1
 
-def select(policy: Policy | Recent, queries: Tensor, keys: Tensor, count: int) -> Tensor:
-    """The ``count`` best chunks of one layer for every KV head, in reading order: [Hkv, count].
 
-    queries: [Hq, m, D]; keys: [Hkv, C, chunk, D].
+def select(policy: Policy, queries: Tensor, keys: Tensor, count: int) -> Tensor:
+    """The ``count`` best chunks of each layer and KV head, in reading order: [layers, Hkv, count].
+
+    queries: [layers, Hq, m, D]; keys: [layers, Hkv, C, chunk, D].
     """
-    return best(mass(policy, queries, keys), count)
+    return best(layer_scores(policy, queries, keys), count)
 
 
-def masses(policy: Policy | Recent, queries: Tensor, keys: Tensor) -> Tensor:
-    """``mass`` of several layers: queries [layers, Hq, m, D], keys [layers, Hkv, C, chunk, D] -> [layers, Hkv, C].
-
-    Layers are so many heads more. Where the kernel scores them, as many go together as ``LOGITS`` allows; a
-    summary takes more room than logits, so other policies get one by one.
-    """
+def layer_scores(policy: Policy, queries: Tensor, keys: Tensor) -> Tensor:
+    """The scores of several layers' chunks: [layers, Hkv, C]; shapes as in ``select``."""
     layers, heads, chunks = keys.shape[:3]
-    bytes_ = 4 * chunks * queries.shape[1] * max(1, queries.shape[2])  # of one layer's logits, in fp32
-    together = max(1, LOGITS // bytes_) if by_kernel(policy, keys) else 1
+    together = policy.layers_at_once(queries, keys)
     groups = zip(queries.split(together), keys.split(together), strict=True)
-    found = [mass(policy, asked.flatten(0, 1), held.flatten(0, 1)) for asked, held in groups]
+    found = [policy.scores(asked.flatten(0, 1), held.flatten(0, 1)) for asked, held in groups]
     return torch.cat(found).view(layers, heads, chunks)
 
 
-def mass(policy: Policy | Recent, queries: Tensor, keys: Tensor) -> Tensor:
-    """What the chunks of one layer are worth to each KV head: [Hkv, C]; shapes as in ``select``.
-
-    Each query spreads one unit of attention over the chunks (softmax of the estimated logits), and a KV head adds
-    up what its group's queries gave, so that no loud head decides alone.
-    """
-    if isinstance(policy, Recent):
-        return policy.worth(keys)
-    kv_heads, _, chunk, dim = keys.shape
-    grouped = queries.unflatten(0, (kv_heads, -1)).flatten(1, 2)  # [Hkv, G*m, D]
-    if grouped.shape[1] == 0:
-        grouped = queries.new_zeros(kv_heads, 1, dim)
-    if by_kernel(policy, keys):
-        from triforce_chat.engine.kernels import chunk_scores
-
-        logits = chunk_scores(grouped, keys.flatten(1, 2), chunk)
-    else:
-        logits = policy.bound(grouped * dim**-0.5, policy.summarize(keys))
-    return torch.softmax(logits.float(), -1).sum(1)
+def best(scores: Tensor, count: int) -> Tensor:
+    """The ``count`` chunks with the highest scores, in reading order: [..., C] -> [..., count]."""
+    return scores.topk(count, -1).indices.sort(-1).values
 
 
-def best(worth: Tensor, count: int) -> Tensor:
-    """The ``count`` chunks that are worth most, in reading order: [..., C] -> [..., count]."""
-    return worth.topk(count, -1).indices.sort(-1).values
-
-
-def by_kernel(policy: Policy | Recent, keys: Tensor) -> bool:
-    """Whether a kernel makes the logits: it knows mean keys [..., chunk, D], and not of every size."""
+def kernel_fits(keys: Tensor) -> bool:
+    """Whether the scoring kernel runs on this device and takes chunks of keys [..., chunk, D] of this size."""
     chunk, dim = keys.shape[-2:]
-    fits = chunk.bit_count() == dim.bit_count() == 1 and chunk <= LARGEST_SCORED and dim >= SMALLEST_SCORED
-    return isinstance(policy, MeanKey) and fits and kernels_run(keys.device)
+    fits = chunk.bit_count() == dim.bit_count() == 1 and chunk <= LARGEST_CHUNK and dim >= SMALLEST_HEAD
+    return fits and kernels_run(keys.device)

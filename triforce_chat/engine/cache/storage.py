@@ -1,4 +1,4 @@
-"""Preallocated key/value storage, and what the attention function sees of it."""
+"""Preallocated storage for keys and values, and the interface of the caches built on it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+PAGE = 4096  # bytes; pinned memory must not share a page with anything else
+GRAIN = 64  # slots; kernels compiled for one width serve this many lengths
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dimensions that one model's keys and values have."""
+    """The dimensions of one model's keys and values, or of one rank's share of them."""
 
     layers: int
     query_heads: int
@@ -24,7 +27,7 @@ class Shape:
 
     @staticmethod
     def of(config: Any, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> Shape:
-        """Read them off a transformers configuration; of heads that ``ranks`` share, this one has its part."""
+        """Read from a transformers configuration; the heads are split evenly between ``ranks``."""
         heads = config.num_attention_heads
         return Shape(
             layers=config.num_hidden_layers,
@@ -42,143 +45,64 @@ class Shape:
 
     @property
     def bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
-PAGE = 4096  # bytes; what is pinned must not share one with anything else
-GRAIN = 64  # slots; kernels that are made for one width serve this many tokens
-
-
 class KVView(NamedTuple):
-    """What one layer's attention reads: everything stored, the new tokens last, then finite padding."""
+    """What one layer's attention reads: the stored tokens, the newest last, then finite padding."""
 
     keys: Tensor  # [1, Hkv, S, D]
     values: Tensor  # [1, Hkv, S, D]
     length: int  # slots that hold tokens; S is the next multiple of GRAIN
 
 
-class Queries(Protocol):
-    """Room for the latest queries: position p's go to slot p % size of data [layers, Hq, size, D]."""
-
-    data: Tensor
-    size: int
-
-
-class WriteSlot(NamedTuple):
-    """Where a forward may leave the keys and values of new tokens on its own, and read all that stand before."""
-
-    storage: KVBuffer
-    start: int  # of the first new token
-    queries: Queries | None = None  # where queries belong as well
-
-
-class KVCache(Protocol):
-    """A cache as the forward and the levels use it. ``length`` counts the tokens of the history it covers."""
-
-    length: int
-
-    @property
-    def position(self) -> int:
-        """The position (for RoPE) of the next token."""
-        ...
-
-    def ready(self, more: int) -> bool:
-        """Whether proposals can be made out of it now that feed it ``more`` tokens beyond the committed ones."""
-        ...
-
-    def pending(self, tokens: Tensor) -> Tensor:
-        """The ids to feed so that all of ``tokens`` [m] is covered; may first drop what must go."""
-        ...
-
-    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
-        """Store k, v [1, Hkv, n, D] behind what is there; q [1, Hq, n, D] is the same tokens' queries."""
-        ...
-
-    def write_slot(self) -> WriteSlot | None:
-        """Where the next tokens go; None for a cache that has to be told of them layer by layer."""
-        ...
-
-    def wrote(self, n: int, size: int) -> None:
-        """Instead of updates, a forward left n tokens in that place, and ``size`` - n more of no meaning."""
-        ...
-
-    def advance(self, n: int) -> None:
-        """Count n tokens as stored; once per forward, after its last layer."""
-        ...
-
-    def truncate(self, length: int) -> None:
-        """Forget everything behind the first ``length`` tokens of the history."""
-        ...
-
-    def judged(self, proposed: int, accepted: int) -> None:
-        """How tokens that were proposed out of this cache fared one level up."""
-        ...
-
-
-class Counted:
-    """How a cache counts that covers the history from its first token on, in order."""
-
-    length = 0
-
-    @property
-    def position(self) -> int:
-        return self.length
-
-    def ready(self, more: int) -> bool:  # noqa: ARG002
-        return True
-
-    def pending(self, tokens: Tensor) -> Tensor:
-        return tokens[self.length :]
-
-    def write_slot(self) -> WriteSlot | None:
-        return None
-
-    def wrote(self, n: int, size: int) -> None:
-        pass
-
-    def advance(self, n: int) -> None:
-        self.length += n
-
-    def truncate(self, length: int) -> None:
-        self.length = min(self.length, length)
-
-    def judged(self, proposed: int, accepted: int) -> None:
-        pass
-
-
 class KVStorage(Protocol):
     """Where a full cache keeps its keys and values, layer by layer."""
 
     capacity: int  # tokens
+    streams: bool  # reading fetches layers from host memory
+
+    @property
+    def buffer(self) -> KVBuffer | None:
+        """All layers as tensors on the device, for forwards that write by themselves; None if some are elsewhere."""
+        ...
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
-        """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``, the last that the view holds."""
+        """Store k, v [1, Hkv, n, D] in slots ``at`` .. ``at+n-1``; returns a view of slots 0 .. ``at+n-1``."""
         ...
 
     def view(self, layer: int, end: int) -> KVView:
-        """What one layer holds in its first ``end`` slots, where attention can read it."""
+        """The first ``end`` slots of a layer, where attention can read them."""
         ...
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values where they stay, to read and to fill: [Hkv, capacity, D] each."""
+        """One layer's keys and values where they are kept, to read and to fill: [Hkv, capacity, D] each."""
         ...
 
     def truncate(self, length: int) -> None:
-        """The slots behind the first ``length`` are about to be written again."""
+        """Invalidate the slots after the first ``length``: they will be written again."""
         ...
 
 
 class KVBuffer:
-    """The plain ``KVStorage``: all layers in two tensors [layers, Hkv, capacity, D] on the model's device."""
+    """Keys and values of all layers in two tensors [layers, Hkv, capacity, D] on the model's device."""
+
+    streams = False
 
     def __init__(self, shape: Shape, capacity: int) -> None:
         self.shape = shape
         self.capacity = capacity
         size = (shape.layers, shape.kv_heads, rounded_up(capacity), shape.head_dim)
-        # Zeros, not garbage: padding is read, and a NaN times a weight of zero is a NaN.
+        # Zeros, because padding is read: a NaN times a weight of zero is a NaN.
         self.keys, self.values = zeros(size, shape), zeros(size, shape)
 
+    @property
+    def buffer(self) -> KVBuffer:
+        return self
+
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
+        """See ``KVStorage``. Raises ValueError where the capacity does not suffice."""
         n = k.shape[2]
         end = at + n
         if end > self.capacity:
@@ -198,11 +122,110 @@ class KVBuffer:
         pass
 
 
-def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
-    """A tensor of zeros of that size. In main memory it takes room only where it is written.
+class QueryRing:
+    """The queries of the latest positions, which select what a retrieval cache keeps.
 
-    torch fills what it allocates, 6 GB for 131,072 tokens of a small model; the system's own zeroed pages
-    exist from their first use on.
+    Position p is kept in slot p % size of ``data`` [layers, Hq, size, D].
+    """
+
+    def __init__(self, shape: Shape, size: int) -> None:
+        self.size = size
+        dimensions = (shape.layers, shape.query_heads, size, shape.head_dim)
+        self.data = torch.empty(dimensions, dtype=shape.dtype, device=shape.device)
+        self.positions = [-1] * size  # the position that each slot holds; -1: none
+
+    def write(self, layer: int, position: int, q: Tensor) -> None:
+        """Store one layer's queries q [1, Hq, n, D] of positions ``position`` .. ``position+n-1``."""
+        n = min(q.shape[2], self.size)
+        first = position + q.shape[2] - n
+        fresh, start = q[0, :, q.shape[2] - n :], first % self.size
+        fitting = min(n, self.size - start)  # slots before the ring wraps around
+        self.data[layer, :, start : start + fitting] = fresh[:, :fitting]
+        self.data[layer, :, : n - fitting] = fresh[:, fitting:]
+        self.mark_written(first, n)
+
+    def mark_written(self, position: int, n: int, lost: int = 0) -> None:
+        """The slots of n positions from ``position`` on were filled, and the ``lost`` after them overwritten."""
+        for at in range(position, position + n + lost):
+            self.positions[at % self.size] = at if at < position + n else -1
+
+    def forget(self) -> None:
+        """Drop all queries: other tokens are at these positions now."""
+        self.positions = [-1] * self.size
+
+    def latest(self, layer: int | slice, length: int, most: int) -> Tensor:
+        """Queries of up to ``most`` consecutive positions that end at ``length - 1``, the latest first.
+
+        Returns [Hq, m, D], or [layers, Hq, m, D] for a slice of layers.
+        """
+        slots: list[int] = []
+        for position in range(length - 1, max(length - 1 - most, -1), -1):
+            slot = position % self.size
+            if self.positions[slot] != position:
+                break
+            slots.append(slot)
+        return self.data[layer][..., slots, :]
+
+
+class WriteSlot(NamedTuple):
+    """Where a forward writes the keys and values of new tokens itself; it reads all slots before them."""
+
+    storage: KVBuffer
+    start: int  # slot of the first new token
+    queries: QueryRing | None = None  # where to write the queries too
+
+
+class KVCache:
+    """The keys and values that a forward reads and extends.
+
+    ``length`` counts the tokens of the history that the cache covers, from the first one on and in order; subclasses
+    override what they count differently. It is a number of the host: forwards that run ahead of the host take an
+    offset on the device instead.
+    """
+
+    length = 0
+
+    @property
+    def position(self) -> int:
+        """The position (for RoPE) of the next token."""
+        return self.length
+
+    def ready(self, more: int) -> bool:  # noqa: ARG002
+        """Whether proposals can be drawn from it now that feed it ``more`` tokens after the committed ones."""
+        return True
+
+    def pending(self, tokens: Tensor) -> Tensor:
+        """The ids to feed so that the cache covers all of ``tokens`` [m]; may make room first."""
+        return tokens[self.length :]
+
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
+        """Append one layer's k, v [1, Hkv, n, D]; q [1, Hq, n, D] are the queries of the same tokens."""
+        raise NotImplementedError
+
+    def write_slot(self) -> WriteSlot | None:
+        """Where a forward may write the next tokens itself; None if it has to call ``update`` for each layer."""
+        return None
+
+    def wrote(self, n: int, size: int) -> None:
+        """A forward wrote n tokens to ``write_slot`` instead of calling ``update``, and touched ``size`` slots."""
+
+    def advance(self, n: int) -> None:
+        """Count n tokens as stored; called once per forward, after its last layer."""
+        self.length += n
+
+    def truncate(self, length: int) -> None:
+        """Drop everything after the first ``length`` tokens of the history."""
+        self.length = min(self.length, length)
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        """The level above accepted the first ``accepted`` of ``proposed`` tokens drawn from this cache."""
+
+
+def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
+    """A zero tensor with the dtype and device of ``shape``.
+
+    In main memory it occupies only the pages that are written: torch.zeros would fill all of it, 6 GB for 131,072
+    tokens of a small model, while the system's own zero pages are allocated at their first use.
     """
     if shape.device.type != "cpu":
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)
@@ -213,4 +236,5 @@ def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
 
 
 def rounded_up(slots: int) -> int:
+    """The next multiple of GRAIN."""
     return -(-slots // GRAIN) * GRAIN

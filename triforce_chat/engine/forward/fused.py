@@ -1,13 +1,12 @@
-"""A model's decoder blocks in few kernels: what transformers computes in thirty, fused and merged to ten or,
-in 8 bits, to seven.
+"""Decoder blocks of ten kernels, or seven in 8 bits, where transformers launches thirty.
 
-Of a step of a middle level, the many small kernels of transformers' own forward would take nearly half. The
-projections that read the same input are merged, norms, rotary embeddings and gates are one kernel each, and sums
-into the residual stream belong to the matrix products. The model keeps its weights: its matrices become parts of
-the merged ones, and its own forward works as before.
+In a step of the middle level, the many small kernels of transformers' forward would take nearly half of the time. Here
+projections that read the same input are merged, norms, rotary embeddings and gates are one kernel each, and the
+matrix products add to the residual stream themselves. The model keeps its weights: they become views of the merged
+ones, and its own forward still works.
 
-Ranks that share a model have some of the heads and neurons each. Twice in a block their summands of the stream are
-added up, to which rank 0 alone contributes what all have alike: the stream so far, and biases.
+Ranks that share a model hold some of the heads and neurons each. Twice per block their partial sums are all-reduced;
+what all ranks have in common, the residual stream and biases, is contributed by rank 0 alone.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.shards import Embedding, gather_logits, local_shard, set_weight
 from triforce_chat.engine.group import SINGLE, RankGroup
 
-# the layer's number, q [n, Hq, D], k and v [n, Hkv, D], not rotated yet -> [n, Hq, D]
+# (layer, q [n, Hq, D], k and v [n, Hkv, D] before RoPE, the rotary embedding) -> [n, Hq, D]
 Attend = Callable[[int, Tensor, Tensor, Tensor, RotaryEmbedding], Tensor]
 
 
 class Dense:
-    """A linear layer with its weights [O, I] as they are."""
+    """A linear layer with weights [O, I] in the model's dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias, self.size = weight, bias, weight.numel()
@@ -40,27 +39,27 @@ class Dense:
         return nn.functional.linear(x, self.weight, self.bias)
 
     def normed(self, x: Tensor, norm: kernels.Norm) -> Tensor:
-        """The product of the normed x [n, I]."""
+        """Norm x [n, I], then project: [n, O]."""
         return self(kernels.rms_norm(x, *norm))
 
     def gated(self, x: Tensor, norm: kernels.Norm) -> Tensor:
-        """Of [gates, others] of the normed x [n, I]: silu of the gates times the others, [n, O/2]."""
+        """Norm x [n, I] and project to [gates, others]; silu(gates) * others: [n, O/2]."""
         return kernels.silu_mul(self.normed(x, norm))
 
-    def onto(self, stream: Tensor | None, x: Tensor) -> Tensor:
-        """The product of x [n, I] added to ``stream`` [n, O], which is overwritten; by itself without one."""
-        if stream is None:
+    def add_to(self, residual: Tensor | None, x: Tensor) -> Tensor:
+        """``residual`` [n, O] plus the projection of x [n, I]; may overwrite it. None stands for zeros."""
+        if residual is None:
             return self(x)
         if self.bias is not None:
-            stream += self.bias
-        summed: Tensor = stream.addmm_(x, self.weight.t())
+            residual += self.bias
+        summed: Tensor = residual.addmm_(x, self.weight.t())
         return summed
 
 
 class Int8Linear:
-    """The same in 8 bits, for whoever may be a little wrong: a step reads half the bytes."""
+    """``Dense`` with weights rounded to 8 bits, for proposals: a step reads half the bytes."""
 
-    def __init__(self, dense: Product) -> None:
+    def __init__(self, dense: Linear) -> None:
         assert isinstance(dense, Dense)
         self.weight, self.bias, self.size = kernels.quantize(dense.weight), dense.bias, dense.size
 
@@ -75,19 +74,19 @@ class Int8Linear:
             return kernels.silu_mul(self.normed(x, norm))
         return kernels.int8_linear(x, self.weight, norm=norm, gated=True)
 
-    def onto(self, stream: Tensor | None, x: Tensor) -> Tensor:
-        out = kernels.int8_linear(x, self.weight, stream)
+    def add_to(self, residual: Tensor | None, x: Tensor) -> Tensor:
+        out = kernels.int8_linear(x, self.weight, residual)
         return out if self.bias is None else out + self.bias
 
     def _bias(self, n: int) -> Tensor | None:
         return None if self.bias is None else self.bias.expand(n, -1)
 
 
-Product = Dense | Int8Linear
+Linear = Dense | Int8Linear
 
 
 def merged(*linears: Any) -> Dense:
-    """One product for several that read the same input; their weights become its rows."""
+    """One layer in place of several that read the same input; their weights become views of its rows."""
     weights = [local_shard(linear.weight) for linear in linears]
     weight = torch.cat(weights)
     for linear, own in zip(linears, weight.split([len(each) for each in weights]), strict=True):
@@ -96,69 +95,71 @@ def merged(*linears: Any) -> Dense:
     return Dense(weight, None if biases[0] is None else torch.cat(biases))
 
 
-def partial_product(linear: Any, group: RankGroup) -> Dense:
-    """A product of inputs that the ranks share, of which each makes a summand."""
+def row_parallel(linear: Any, group: RankGroup) -> Dense:
+    """A layer whose inputs are split between the ranks, so that each computes a partial sum."""
     return Dense(local_shard(linear.weight), local_shard(linear.bias) if group.rank == 0 else None)
 
 
 class Block:
-    """One decoder block of a Llama, Mistral, Qwen2 or Qwen3, or a rank's part of it."""
+    """One decoder block of a Llama, Mistral, Qwen2 or Qwen3, or one rank's share of it."""
 
     def __init__(self, layer: Any, shape: Shape, group: RankGroup) -> None:
         attention, mlp, self.group = layer.self_attn, layer.mlp, group
         self.number: int = attention.layer_idx
         self.heads = (shape.query_heads, shape.kv_heads, shape.kv_heads)
         self.dim = shape.head_dim
-        self.before, self.between = map(plain, (layer.input_layernorm, layer.post_attention_layernorm))
+        self.input_norm, self.post_norm = map(
+            norm_of, (layer.input_layernorm, layer.post_attention_layernorm)
+        )
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.head_norms = [norm and plain(norm) for norm in norms]
-        self.into: Product = merged(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out: Product = partial_product(attention.o_proj, group)
-        self.gates: Product = merged(mlp.gate_proj, mlp.up_proj)
-        self.down: Product = partial_product(mlp.down_proj, group)
+        self.head_norms = [norm and norm_of(norm) for norm in norms]
+        self.qkv_proj: Linear = merged(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.o_proj: Linear = row_parallel(attention.o_proj, group)
+        self.gate_up_proj: Linear = merged(mlp.gate_proj, mlp.up_proj)
+        self.down_proj: Linear = row_parallel(mlp.down_proj, group)
 
     def quantized(self) -> Block:
-        """The same with copies of the matrices in 8 bits."""
+        """A copy of the block with 8-bit weights."""
         made = copy(self)
-        made.into, made.out, made.gates, made.down = map(
-            Int8Linear, (self.into, self.out, self.gates, self.down)
+        made.qkv_proj, made.o_proj, made.gate_up_proj, made.down_proj = map(
+            Int8Linear, (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
         )
         return made
 
-    def __call__(self, stream: Tensor, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
-        """stream [n, C], which is overwritten."""
-        n = len(stream)
-        q, k, v = self.into.normed(stream, self.before).view(n, -1, self.dim).split(self.heads, 1)
+    def __call__(self, residual: Tensor, rotary: RotaryEmbedding, attend: Attend) -> Tensor:
+        """The residual stream [n, C] after the block; ``residual`` may be overwritten."""
+        n = len(residual)
+        q, k, v = self.qkv_proj.normed(residual, self.input_norm).view(n, -1, self.dim).split(self.heads, 1)
         q, k = (
             each if norm is None else kernels.rms_norm(each, *norm)
             for each, norm in zip((q, k), self.head_norms, strict=True)
         )
         mixed = attend(self.number, q, k, v, rotary)
-        stream = self._onto(stream, self.out, mixed.reshape(n, -1))
-        return self._onto(stream, self.down, self.gates.gated(stream, self.between))
+        residual = self._add(residual, self.o_proj, mixed.reshape(n, -1))
+        return self._add(residual, self.down_proj, self.gate_up_proj.gated(residual, self.post_norm))
 
-    def _onto(self, stream: Tensor, product: Product, x: Tensor) -> Tensor:
-        """The stream [n, C] and what all ranks' products of x [n, I] add to it."""
-        return self.group.all_reduce_sum(product.onto(stream if self.group.rank == 0 else None, x))
+    def _add(self, residual: Tensor, linear: Linear, x: Tensor) -> Tensor:
+        """``residual`` [n, C] plus all ranks' partial sums of the projection of x [n, I]."""
+        return self.group.all_reduce_sum(linear.add_to(residual if self.group.rank == 0 else None, x))
 
 
-def plain(norm: Any) -> kernels.Norm:
-    """A norm of transformers'."""
+def norm_of(norm: Any) -> kernels.Norm:
+    """The parameters of a norm module of transformers."""
     return kernels.Norm(local_shard(norm.weight), norm.variance_epsilon)
 
 
 class Decoder:
-    """A whole model, or what one of the ranks in ``group`` has of it."""
+    """The blocks, embedding and head of a whole model, or one rank's share of them."""
 
     def __init__(self, model: Any, shape: Shape, group: RankGroup = SINGLE) -> None:
         base, self.vocabulary, self.group = model.base_model, model.config.vocab_size, group
         self.embed = Embedding(local_shard(base.embed_tokens.weight), self.vocabulary, group)
-        self.rotary, self.norm = base.rotary_emb, plain(base.norm)
+        self.rotary, self.norm = base.rotary_emb, norm_of(base.norm)
         self.blocks = [Block(layer, shape, group) for layer in base.layers]
-        self.head: Product = Dense(local_shard(model.lm_head.weight), local_shard(model.lm_head.bias))
+        self.head: Linear = Dense(local_shard(model.lm_head.weight), local_shard(model.lm_head.bias))
 
     def quantized(self) -> Decoder:
-        """The same with copies of the matrices in 8 bits; the embeddings are shared."""
+        """A copy of the decoder with 8-bit weights; the embedding is shared."""
         made = copy(self)
         made.blocks = [block.quantized() for block in self.blocks]
         made.head = Int8Linear(self.head)
@@ -166,18 +167,18 @@ class Decoder:
 
     @property
     def matrix_numbers(self) -> int:
-        """How many numbers a step of few tokens reads."""
-        inner = [(block.into, block.out, block.gates, block.down) for block in self.blocks]
+        """Elements of the weight matrices that every step reads."""
+        inner = [(block.qkv_proj, block.o_proj, block.gate_up_proj, block.down_proj) for block in self.blocks]
         return sum(each.size for each in (self.head, *(each for four in inner for each in four)))
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """ids and positions [n] -> the last hidden states [n, C]."""
-        stream = self.embed(ids)
+        """ids and positions [n] -> last hidden states [n, C], normed."""
+        residual = self.embed(ids)
         rotary = RotaryEmbedding(self.rotary, positions)
         for block in self.blocks:
-            stream = block(stream, rotary, attend)
-        return kernels.rms_norm(stream, *self.norm)
+            residual = block(residual, rotary, attend)
+        return kernels.rms_norm(residual, *self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Last hidden states [n, C] -> [n, V]."""
+        """Last hidden states [n, C] -> logits [n, V], on all ranks."""
         return gather_logits(self.head(hidden), self.vocabulary, self.group)

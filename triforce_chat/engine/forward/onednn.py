@@ -1,8 +1,8 @@
 """oneDNN's fp32 matrix products for CPUs.
 
-PyTorch multiplies dense fp32 matrices with MKL, which repacks the weights at every call and leaves half the
-vector width of some processors unused. oneDNN reads weights that are packed once, so that verifying eight
-tokens costs little more than decoding one. The operators are the ones that torch.compile emits for CPUs.
+PyTorch multiplies dense fp32 matrices with MKL, which repacks the weights in every call and leaves half the vector
+width of some processors unused. oneDNN reads weights that were packed once, so verifying eight tokens costs little
+more than decoding one. The operators are those that torch.compile emits for CPUs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from triforce_chat.engine.cache.storage import KVView
 
 BLOCK_ROWS = 128
-ROWS_HINT = 8  # rows that the packed layout is chosen for; others run as well
+ROWS_HINT = 8  # rows that the packed layout is optimized for; any number works
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this build of torch has the operators, and the model's numbers suit them."""
+    """Whether this build of torch has the operators, and device and dtype suit them."""
     return (
         device.type == "cpu"
         and dtype == torch.float32
@@ -27,18 +27,18 @@ def available(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [n, I] times weight [O, I] transposed: [n, O]; the weight is dense or packed."""
+    """x [n, I] times the transposed weight [O, I], dense or packed, plus bias [O]: [n, O]."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
 
 
 class PackedLinear(nn.Module):
-    """An ``nn.Linear`` whose weight is stored in oneDNN's blocked layout; the numbers are the same."""
+    """An ``nn.Linear`` whose weight is stored in oneDNN's blocked layout, with the same values."""
 
     def __init__(self, dense: nn.Linear) -> None:
         super().__init__()
         self.bias = dense.bias
-        # Neither a parameter nor a buffer: an opaque tensor has no storage that modules could move.
+        # Not a parameter or buffer: an opaque tensor has no storage that a module could move.
         self.packed = torch.ops.mkldnn._reorder_linear_weight(dense.weight.detach(), ROWS_HINT)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace every linear layer of ``model`` by a packed one, freeing the dense weights one by one."""
+    """Replace every linear layer of ``model`` by a packed one, layer by layer to save memory."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
@@ -54,7 +54,7 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> Tensor:
-    """Softmax attention in blocks whose scores stay in the processor's cache.
+    """Softmax attention in blocks of rows whose scores fit the processor's cache.
 
     rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].
     """

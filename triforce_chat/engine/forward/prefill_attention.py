@@ -1,9 +1,9 @@
-"""Attention of a whole chunk of a prefill, block of keys by block of keys.
+"""Attention of a full prefill chunk over a long context, in blocks of keys.
 
-On Hopper cuDNN's attention does twice as much in a second as torch's flash-attention, but it plans every new shape
-anew and aligns its causal mask with the first key. So whatever lies far enough before the chunk is read without a
-mask, in blocks of few sizes, and the rest by flash-attention with one. Log-sum-exps put the parts together, as
-flash-attention does with its own tiles (arXiv 2205.14135, section 3.1).
+On Hopper, cuDNN's attention has twice the throughput of torch's flash-attention, but it plans every new shape anew and
+aligns its causal mask with the first key. So keys far enough before the chunk are read by cuDNN without a mask, in
+blocks of a few sizes, and the rest by flash-attention with a mask. The partial results are merged by their
+log-sum-exps, as flash-attention merges its tiles (arXiv 2205.14135, section 3.1).
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CHUNK = 8192  # tokens of a whole chunk; smaller ones are rare, and every shape costs a plan
-BLOCKS = (65536, 32768, 16384, 8192)  # keys of one block
+CHUNK = 8192  # tokens of a full chunk; shorter ones are rare, and every shape costs a plan
+BLOCKS = (65536, 32768, 16384, 8192)  # keys per block
 HOPPER = (9, 0)  # compute capability
-HEADS = (64, 128)  # numbers of a head for which the kernel is good
+HEADS = (64, 128)  # head dimensions for which the kernel is fast
 
 
 def serves(query: Tensor, length: int) -> bool:
-    """Whether queries [1, Hq, n, D] that end a context of ``length`` tokens are better read like this."""
+    """Whether this is the faster way for queries [1, Hq, n, D] at the end of a context of ``length`` tokens."""
     whole = query.is_cuda and query.shape[2] == CHUNK and length >= CHUNK + BLOCKS[-1]
     sixteen = query.dtype in (torch.bfloat16, torch.float16) and query.shape[3] in HEADS
     return whole and sixteen and torch.cuda.get_device_capability(query.device) == HOPPER
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Causal attention of the last n tokens: query [1, Hq, n, D], keys and values [1, Hkv, S, D]."""
+    """Causal attention of the last n tokens: query [1, Hq, n, D], keys and values [1, Hkv, S, D] -> [1, Hq, n, D]."""
     blocks = list(spans(keys.shape[2] - query.shape[2]))
     near = blocks[-1][1] if blocks else 0
     mixed, summed = masked(query, keys[:, :, near:], values[:, :, near:], scale)
-    mixed = mixed.float()  # a new rounding for every block would add up
+    mixed = mixed.float()  # rounding after every block would accumulate
     for start, end in blocks:
-        mixed, summed = joined(
+        mixed, summed = merged(
             mixed, summed, *unmasked(query, keys[:, :, start:end], values[:, :, start:end], scale)
         )
     return mixed.to(query.dtype)
 
 
 def spans(length: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of blocks of the usual sizes that cover the first ``length`` tokens as far as that goes."""
+    """(start, end) of consecutive blocks of sizes in BLOCKS, the largest first, within the first ``length`` tokens."""
     start = 0
     for size in BLOCKS:
         while length - start >= size:
@@ -49,7 +49,7 @@ def spans(length: int) -> Iterator[tuple[int, int]]:
 
 
 def unmasked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention over all of the keys [1, Hq, n, D], and its log-sum-exps [1, Hq, n]."""
+    """Attention to all keys without a mask: the result [1, Hq, n, D] and its log-sum-exps [1, Hq, n]."""
     out, summed, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, keys, values, None, True, scale=scale
     )
@@ -57,17 +57,17 @@ def unmasked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple
 
 
 def masked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The same where the last keys are those of the queries themselves."""
+    """``unmasked`` with a causal mask: the last n keys are the queries' own."""
     out, summed, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
         query, keys, values, is_causal=True, scale=scale
     )
     return out, summed[:, :, : query.shape[2]]
 
 
-def joined(mixed: Tensor, summed: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over two parts of the keys out of each part's own; ``mixed`` in fp32 is overwritten.
+def merged(mixed: Tensor, summed: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over two parts of the keys from the results of each part; ``mixed`` (fp32) is overwritten.
 
-    mixed and out: [1, Hq, n, D]; summed and sums: [1, Hq, n], their log-sum-exps.
+    mixed and out: [1, Hq, n, D]; summed and sums: [1, Hq, n], their log-sum-exps. Returns both for all keys.
     """
     both = torch.logaddexp(summed, sums)
     mixed.mul_((summed - both).exp()[..., None]).addcmul_(out, (sums - both).exp()[..., None])

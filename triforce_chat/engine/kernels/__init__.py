@@ -1,8 +1,8 @@
-"""Triton kernels for decoding a few tokens on a CUDA device, where every step waits for memory.
+"""Triton kernels for decoding a few tokens on a CUDA device, where memory bandwidth limits every step.
 
-Each call can be captured in a CUDA graph: shapes follow from the arguments' shapes, and a length that changes
-from replay to replay is read from a device tensor. Numbers are 16 or 32 bit wide, arithmetic is fp32.
-Importing this needs triton, which torch brings along on Linux where it is built for CUDA.
+Each call can be captured in a CUDA graph: result shapes follow from argument shapes, and a length that changes between
+replays is read from a device tensor. Tensors are 16 or 32 bits wide, arithmetic is fp32. Importing this package
+requires triton, which torch's CUDA builds for Linux bring along.
 """
 
 from __future__ import annotations

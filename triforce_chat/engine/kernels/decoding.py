@@ -1,8 +1,8 @@
-"""Attention of a few new tokens over a long cache (flash-decoding, split over the cache's length).
+"""Attention of a few new tokens over a long cache (flash-decoding, split along the cache).
 
-The query heads that share a KV head are rows of one tile, so every key and value is read once. A fixed number
-of programs for each KV head share its visible tiles evenly, by the length that they read on the device; a
-second kernel joins their parts. One captured graph serves every length.
+The query heads that share a KV head are rows of one tile, so every key and value is read once. A fixed number of
+programs per KV head divide its visible tiles evenly by a length that they read on the device, and a second kernel
+merges their partial results. So one captured graph serves every length.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROCESSORS = 132  # of a Hopper GPU
-RESIDENT = 2  # programs that one of them holds at a time
-LEAST = 128  # slots for which a program of its own pays
+PROCESSORS = 132  # streaming multiprocessors of a Hopper GPU
+RESIDENT = 2  # programs that run on one multiprocessor at a time
+LEAST = 128  # slots that are worth a program of their own
 MOST_SPLITS = 128
-GOOD = 0.95  # share of the processors' places that one wave of programs should take
-TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a processor
-LARGEST_ROWS = {2: 64, 4: 16}  # by bytes of a number: fp32 has no tensor cores, its products fill registers
+GOOD = 0.95  # occupancy that the waves of programs should reach on average
+TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
+LARGEST_ROWS = {2: 64, 4: 16}  # by bytes per element: without tensor cores, fp32 products fill registers
 
 
 class Tiling(NamedTuple):
-    """How the kernel is built: rows and slots of a tile, stages of its pipeline, warps of a program."""
+    """Compile-time parameters: rows and slots of a tile, pipeline stages, warps of a program."""
 
     rows: int
     slots: int
@@ -34,16 +34,16 @@ class Tiling(NamedTuple):
 
 
 def tiling(rows: int, dim: int, dtype: torch.dtype) -> Tiling:
-    """The tiles for ``rows`` queries that share a KV head, by the room that they take on the chip."""
+    """The tiling for ``rows`` queries that share a KV head, limited by shared memory and registers."""
     slots = TILE_BYTES // (dim * dtype.itemsize)
     height = max(16, min(LARGEST_ROWS[dtype.itemsize], triton.next_power_of_2(rows)))
     return Tiling(height, max(16, min(128, slots)))
 
 
 def splits(heads: int, row_tiles: int, most: int) -> int:
-    """Programs that share one KV head's visible slots, of which there are ``most`` at the utmost.
+    """The number of programs that divide one KV head's visible slots, at most ``most`` of them.
 
-    The fewest for which all programs fill the GPU's processors a whole number of times, or nearly.
+    The fewest for which all programs fill the GPU in (nearly) complete waves.
     """
     places, programs = PROCESSORS * RESIDENT, heads * row_tiles
     limit = max(1, min(MOST_SPLITS, -(-most // LEAST), 2 * places // programs))
@@ -65,12 +65,12 @@ def decode_attention(
     shape: Tiling | None = None,
     parts: int | None = None,
 ) -> Tensor:
-    """Causal attention of n new tokens whose own keys stand in slots ``at`` .. ``at+n-1``.
+    """Causal attention of n new tokens whose own keys are in slots ``at`` .. ``at+n-1``.
 
-    q [n, Hq, D], keys and values [Hkv, S, D], the last dimension contiguous; ``at`` is a tensor with one integer
-    on the device: row i sees slots 0 .. at+i. ``most`` bounds at+n; it only fixes how many programs share a head.
-    Slots behind the visible ones are not read. Returns [n, Hq, D]. ``shape`` and ``parts`` override the tiles and
-    the number of programs.
+    q [n, Hq, D], keys and values [Hkv, S, D], the last dimension contiguous; ``at`` is a device tensor with one
+    integer: row i sees slots 0 .. at+i, and slots after the visible ones are not read. ``most`` is an upper bound of
+    at+n and only determines the number of programs. Returns [n, Hq, D]. ``shape`` and ``parts`` override the tiling
+    and the number of programs per head. Raises ValueError unless D is a power of two.
     """
     n, query_heads, dim = q.shape
     heads = keys.shape[0]
@@ -132,7 +132,7 @@ def _attend(
     sums,
     tops,
     totals,
-    scale,  # of the scores, in units of log 2
+    scale,  # of the scores, times log2(e)
     n,
     q_token,
     q_head,
@@ -158,14 +158,14 @@ def _attend(
     q_at = q + token.to(tl.int64) * q_token + (head * group + row % group) * q_head
     queries = tl.load(q_at[:, None] + column, mask=row[:, None] < rows, other=0.0)
 
-    # A finite floor: a row that sees nothing here gets weights of zero, not of NaN.
+    # Finite, so that a row that sees no slot of this program gets zero weights instead of NaN.
     top = tl.full((height,), -1.0e30, tl.float32)
     total = tl.zeros((height,), tl.float32)
     mixed = tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)
     k_at = keys + head.to(tl.int64) * keys_head + first.to(tl.int64) * width * keys_slot
     v_at = values + head.to(tl.int64) * values_head + first.to(tl.int64) * width * values_slot
-    # One loop that always masks: a second one for the last tile would start its pipeline anew.
+    # One loop that always masks: a separate loop for the last tile would restart the pipeline.
     for tile in range(first, last):
         slot = tile * width + lane
         stored = slot < before + n

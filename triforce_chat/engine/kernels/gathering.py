@@ -1,4 +1,4 @@
-"""Copying what a retrieval cache keeps out of the full cache, all layers at once."""
+"""Copies what a retrieval cache keeps from the full cache, all layers in one launch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE_BYTES = 16384  # that one program copies: with four warps, eight times 16 bytes in flight for each thread
+TILE_BYTES = 16384  # copied by one program: with four warps, each thread has eight 16-byte loads in flight
 
 
 def gather_chunks(
     source: Tensor, chosen: Tensor | None, out: Tensor, sinks: int, tail: int, total: int, chunk: int
 ) -> None:
-    """Fill the first slots of out: source's first ``sinks``, the chosen chunks, then ``tail`` .. ``total-1``.
+    """Fill the first slots of out with source's first ``sinks`` slots, the chosen chunks, and ``tail`` .. ``total-1``.
 
     source [layers, Hkv, S, D] and out [layers, Hkv, capacity, D], the last dimension contiguous; chosen
-    [layers, Hkv, chunks] counts chunks of ``chunk`` slots from ``sinks`` on, None if there are none. What stands
-    behind in out stays.
+    [layers, Hkv, chunks] are indices of chunks of ``chunk`` slots, counted from slot ``sinks``; None if there are none.
+    The other slots of out stay unchanged.
     """
     layers, heads, _, dim = source.shape
     kept = 0 if chosen is None else chosen.shape[-1] * chunk
@@ -43,7 +43,7 @@ def gather_chunks(
     )
 
 
-# What changes from build to build gets no variant of its own for multiples of 16: to compile it stops the answer.
+# These change with every build; specialized variants (multiples of 16) would be compiled in the middle of an answer.
 @triton.jit(do_not_specialize=["sinks", "kept", "tail", "filled"])
 def _gather(
     source,
@@ -67,7 +67,7 @@ def _gather(
     head, layer = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     slot = tl.program_id(0) * height + tl.arange(0, height)
     column = tl.arange(0, width)
-    among = slot - sinks  # the chosen chunks
+    among = slot - sinks  # slot within the chosen chunks
     picked = (among >= 0) & (among < kept)
     first = picks + (layer * tl.num_programs(1) + head) * (kept // chunk)
     pick = tl.load(first + among // chunk, mask=picked, other=0).to(tl.int64)

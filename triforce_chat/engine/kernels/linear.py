@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit weights for a few tokens, where time is the time to read the weights."""
+"""Linear layers with 8-bit weights for a few tokens, where reading the weights takes all the time."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from torch import Tensor
 
 from triforce_chat.engine.kernels.decoding import PROCESSORS
 
-LARGEST = 127  # of a symmetric 8-bit number
-MEMORY = 232_448  # bytes on the chip of one processor
-RESERVED = 1_024  # of them that each program takes unasked
-MOST_SUMS = {2: 2048, 4: 512}  # of a tile, by bytes of a number: more do not fit the registers
-TILES, MOST_TILES = 2, 3  # in flight for each program
+LARGEST = 127  # magnitude of a symmetric 8-bit integer
+MEMORY = 232_448  # bytes of shared memory of one multiprocessor
+RESERVED = 1_024  # bytes of it that the system reserves per program
+MOST_SUMS = {2: 2048, 4: 512}  # accumulators of a tile that fit the registers, by bytes per element
+TILES, MOST_TILES = 2, 3  # in flight per program, wanted and at most
 LINE = 128  # bytes of a cache line
-PIECES = (LINE, 64, 32, 16)  # inputs of one warp's piece of a tile
+PIECES = (LINE, 64, 32, 16)  # candidates for the inputs of a tile that one warp reads
 
 
 class Int8Weight(NamedTuple):
-    """A weight [O, I] as 8-bit numbers with one scale for each output: ``data`` [O, I], ``scale`` fp32 [O]."""
+    """A weight [O, I] as 8-bit integers with one scale per output: ``data`` [O, I], ``scale`` fp32 [O]."""
 
     data: Tensor
     scale: Tensor
 
 
 def quantize(weight: Tensor) -> Int8Weight:
-    """The nearest 8-bit numbers to a weight [O, I], each row by its largest magnitude."""
+    """Round a weight [O, I] to 8 bits, each row scaled by its largest magnitude."""
     scale = weight.abs().amax(1).float() / LARGEST
     divisor = torch.where(scale > 0, scale, 1.0)
     return Int8Weight((weight / divisor[:, None]).round().to(torch.int8), scale)
 
 
 class Blocking(NamedTuple):
-    """How the kernel is built: outputs of a tile, inputs of each warp's piece of it, stages, warps of a program."""
+    """Compile-time parameters: outputs of a tile, inputs that each warp reads of it, pipeline stages, warps."""
 
     outputs: int
     inputs: int
@@ -44,10 +44,10 @@ class Blocking(NamedTuple):
 
 
 def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
-    """Tiles of which enough are in flight, in two programs that a processor holds at a time.
+    """The tiling with enough tiles in flight for two programs per multiprocessor.
 
-    Tall ones where there are outputs enough, or many tokens: x is read less often. In fp32, whose products are
-    made without tensor cores, in registers, they are shallow.
+    Tiles are tall if there are enough outputs, or many tokens, because then x is read less often. In fp32 they are
+    shallow: its products are computed in registers, without tensor cores.
     """
     wanted = n > 16 or outputs >= 32 * 2 * PROCESSORS
     sums = 32 * padded(n) * (2 if gated else 1)
@@ -63,7 +63,7 @@ def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> B
 
 
 def tile_bytes(n: int, shape: Blocking, dtype: torch.dtype, gated: bool = False) -> int:
-    """What one stage takes on the chip: weights, x and the norm's weight."""
+    """Bytes of shared memory that one pipeline stage takes: weights, x and the norm's weight."""
     heights = 2 * shape.outputs if gated else shape.outputs
     each: int = heights + dtype.itemsize * (padded(n) + 1)
     return shape.warps * shape.inputs * each
@@ -76,7 +76,7 @@ def padded(n: int) -> int:
 
 
 class Norm(NamedTuple):
-    """A root mean square norm of the input: its weight [I] and what keeps it from dividing by zero."""
+    """Parameters of an RMS norm of the input: ``weight`` [I], and ``eps`` against division by zero."""
 
     weight: Tensor
     eps: float
@@ -90,11 +90,11 @@ def int8_linear(
     gated: bool = False,
     shape: Blocking | None = None,
 ) -> Tensor:
-    """x [n, I], normed if there is a norm, times the weight transposed, plus ``add`` [n, O]: [n, O].
+    """Norm x [n, I] (optional), multiply by the transposed weight and add ``add`` [n, O] (optional): [n, O].
 
-    ``add`` is a residual or an expanded bias. ``gated``: the weight's rows are gates [M, I] and as many others
-    below them; the result [n, M] is silu of the gates' products times the others', and nothing is added. The last
-    dimension of each tensor must be contiguous. ``shape`` overrides the tiles.
+    ``add`` is a residual or an expanded bias. ``gated``: the weight's rows are gates [M, I] followed by as many others,
+    and the result is silu(gates) * others [n, M], for which there is no ``add``. The last dimension of each tensor must
+    be contiguous. ``shape`` overrides the tiling.
     """
     n, inputs = x.shape
     outputs = weight.data.shape[0] // (2 if gated else 1)
@@ -154,14 +154,14 @@ def _multiply(
     token = tl.arange(0, tokens)
     row = tl.minimum(output, outputs - 1)
     valid = (output[:, None] < outputs) & (token[None, :] < n)
-    # What the end needs is asked for before the long way there.
+    # Load early what is needed at the end.
     factor = tl.load(scale + row)
     if gates:
         other_factor = tl.load(scale + outputs + row)
     if adds:
         base = tl.load(add + token[None, :] * add_row + output[:, None], mask=valid, other=0.0).to(tl.float32)
 
-    # Each warp has a piece of the inputs of its own: no two read the same number.
+    # Each warp reads its own part of the inputs, so no element is loaded twice.
     lane = tl.arange(0, pieces)[:, None, None] * depth
     across, down = lane + tl.arange(0, depth)[None, None, :], lane + tl.arange(0, depth)[None, :, None]
     w_at = data + row.to(tl.int64)[None, :, None] * data_row + across
@@ -177,7 +177,7 @@ def _multiply(
             squares += tl.sum(wide * wide, 1)
             weigh = tl.load(norm + start + down, mask=down < inputs - start, other=0.0)
             part = (wide * weigh.to(tl.float32)).to(part.dtype)
-        # 127 is exact in every dtype; bfloat16 first, for which Triton converts four bytes at a time.
+        # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
         w = w.to(tl.bfloat16).to(part.dtype)
         total = tl.dot(w, part, total, input_precision="ieee")
         if gates:

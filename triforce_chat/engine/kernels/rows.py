@@ -1,4 +1,4 @@
-"""What a layer does to each token by itself: norms, rotary positions, storing keys, the gated activation."""
+"""Operations on single tokens: norms, rotary embeddings and storing keys and values, the gated activation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ACTIVATIONS = 1024  # numbers of a gated activation that one program makes
+ACTIVATIONS = 1024  # elements of a gated activation computed by one program
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Rows of x [n, C] or [n, H, C] over their root mean square, times weight [C]; contiguous.
+    """RMS norm of the rows of x [n, C] or [n, H, C] with weight [C]; returns a contiguous tensor.
 
-    As transformers' LlamaRMSNorm: the normalised row is rounded to x's dtype before it meets the weight. The
-    last dimension of x must be contiguous, the others need not be.
+    As in transformers' LlamaRMSNorm, the normalised row is rounded to x's dtype before it is multiplied by the weight.
+    Only the last dimension of x must be contiguous.
     """
     width, inner = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
     out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype), device=x.device)
@@ -36,7 +36,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def warps(block: int) -> int:
-    """Threads for one row of ``block`` numbers: 16 bytes each where the row is long enough."""
+    """Warps for one row of ``block`` elements: 16 bytes per thread if the row is long enough."""
     return min(16, max(1, block // 256))
 
 
@@ -64,12 +64,12 @@ def rotate_and_store(
     values: Tensor,
     at: Tensor,
 ) -> None:
-    """Turn queries and keys to their positions in place, and store keys and values in the cache.
+    """Apply rotary embeddings to queries and keys in place, and store keys and values in the cache.
 
-    q [n, Hq, D], k and v [n, Hkv, D]; ``positions`` [n] are whole numbers, ``frequencies`` [D/2] fp32 and contiguous.
-    As transformers' rotary embeddings: cos and sin of their products in fp32, times ``factor``, rounded to q's dtype.
-    keys and values [Hkv, S, D] are written in slots ``at`` .. ``at+n-1``, ``at`` being a tensor with one integer
-    on the device. The last dimension of each must be contiguous.
+    q [n, Hq, D], k and v [n, Hkv, D]; ``positions`` [n] are integers, ``frequencies`` [D/2] fp32 and contiguous. As in
+    transformers, cos and sin of their products are computed in fp32, multiplied by ``factor`` and rounded to q's dtype.
+    keys and values [Hkv, S, D] are written in slots ``at`` .. ``at+n-1``, where ``at`` is a device tensor with one
+    integer. The last dimension of each tensor must be contiguous.
     """
     n, query_heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -153,7 +153,7 @@ def _rotate_head(
 
 
 def silu_mul(both: Tensor) -> Tensor:
-    """silu of the left half of each row times its right half: both [n, 2M] -> [n, M]."""
+    """silu(left half) * right half of each row: both [n, 2M] -> [n, M]."""
     n, half = both.shape[0], both.shape[1] // 2
     out = both.new_empty(n, half)
     grid = (n, triton.cdiv(half, ACTIVATIONS))

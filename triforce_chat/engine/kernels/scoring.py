@@ -1,4 +1,4 @@
-"""The logits of chunks' mean keys, which choose what a retrieval cache keeps, in one pass over the keys."""
+"""Logits of the mean keys of chunks, by which a retrieval cache selects, in one pass over the keys."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ STAGES = 4
 def chunk_scores(
     q: Tensor, keys: Tensor, chunk: int, scale: float | None = None, shape: Tiling | None = None
 ) -> Tensor:
-    """The mean of q k ``scale`` over the keys of each chunk: fp32 [Hkv, G*m, C].
+    """The mean of ``scale`` * q @ k over the keys of each chunk: fp32 [Hkv, G*m, C].
 
-    q [Hq, m, D], keys [Hkv, C*chunk, D], the last dimension contiguous; ``chunk`` is a power of two up to 64, and
-    ``scale`` is D**-0.5 unless given. What a KV head's G query heads ask stands one head after the other. The mean
-    of the products is the product with the mean key, so no mean is stored.
+    q [Hq, m, D], keys [Hkv, C*chunk, D], the last dimension contiguous; ``scale`` is D**-0.5 unless given. The rows of
+    a KV head are those of its G query heads, one head after the other. The mean of the products equals the product
+    with the mean key, so no mean keys are stored. Raises ValueError unless ``chunk`` is a power of two up to 64 that
+    divides the number of slots. ``shape`` overrides the tiling.
     """
     query_heads, m, dim = q.shape
     heads, slots = keys.shape[:2]

@@ -1,4 +1,4 @@
-"""Looking the last words of a history up in all that stands before them."""
+"""Lookup of the last tokens of a history in everything before them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024  # places that one program looks at
-SPAN = 32  # bits of a place, below those of its match
+BLOCK = 1024  # positions searched by one program
+SPAN = 32  # bits of a position, below those of its match length
 
 
 def search(history: Tensor, end: Tensor, orders: int) -> tuple[Tensor, Tensor]:
-    """Where the last of the first ``end`` [] tokens of history [m] stood before: what is behind it, and the match.
+    """Find an earlier occurrence of the last of the first ``end`` [] tokens of history [m].
 
-    The longest match up to ``orders`` tokens wins, of equals the latest; (0, 0) without any. Both [].
+    Returns (position after the match, length of the match), both []; (0, 0) without a match. The longest match up to
+    ``orders`` tokens wins, and the latest among equals.
     """
     best = history.new_zeros(())
     _search[(triton.cdiv(len(history), BLOCK),)](history, end, best, orders=orders, block=BLOCK, span=SPAN)
@@ -23,7 +24,7 @@ def search(history: Tensor, end: Tensor, orders: int) -> tuple[Tensor, Tensor]:
 @triton.jit
 def _search(history, end, best, orders: tl.constexpr, block: tl.constexpr, span: tl.constexpr):
     length = tl.load(end)
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)  # behind the match
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)  # position after the match
     same = at < length
     match = tl.zeros((block,), tl.int64)
     for back in tl.static_range(1, orders + 1):

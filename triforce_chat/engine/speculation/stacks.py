@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.offload import OffloadedKV
-from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
+from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
-from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
@@ -110,7 +109,7 @@ class Builder:
         Where the device works by itself and a forward is cheap to take back; ranks would have to agree on a plan for
         every token.
         """
-        queue = self.target.device.type == "cuda" and isinstance(self.full.storage, KVBuffer)
+        queue = self.target.device.type == "cuda" and self.full.storage.buffer is not None
         return queue and (self.group.size == 1 or not planner.decides)
 
     @property
@@ -121,7 +120,7 @@ class Builder:
     @property
     def streamed(self) -> bool:
         """Whether every verification fetches keys and values from host memory."""
-        return isinstance(self.full.storage, OffloadedKV)
+        return self.full.storage.streams
 
     def middle(self, cache: RetrievalCache, drafts: bool = True) -> Speculative:
         """The target over a small cache."""

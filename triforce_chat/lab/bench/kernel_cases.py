@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from triforce_chat.engine import kernels
-from triforce_chat.engine.cache.retrieval import Budget, Layout
+from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward.attention import causal_attention

@@ -12,7 +12,7 @@ from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.engine import PLAIN, Request
 from triforce_chat.engine.events import Prefilled, Tally
 from triforce_chat.engine.exactness import Doubts, doubts
-from triforce_chat.engine.protocol import Answering
+from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.row import Measured, Read, Row, Run, against, row_of
 from triforce_chat.lab.bench.stock import Stock
@@ -43,7 +43,7 @@ class Bench:
 
     def __init__(
         self,
-        engine: Answering,
+        engine: EngineProtocol,
         loaded: LoadedModel,
         repeats: int,
         warmup: int = WARMUP,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.retrieval import Budget, RetrievalCache
+from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.sampling.options import Sampling

@@ -9,7 +9,7 @@ from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Outcome
 from triforce_chat.engine.exactness import greedy_test, sampling_test
-from triforce_chat.engine.protocol import Answering
+from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit
@@ -20,7 +20,12 @@ SHORT_ANSWERS = 4  # times as many as would do if none ended early
 
 
 def verify_stacks(
-    engine: Answering, loaded: LoadedModel, text: str, options: StackOptions, names: list[str], tokens: int
+    engine: EngineProtocol,
+    loaded: LoadedModel,
+    text: str,
+    options: StackOptions,
+    names: list[str],
+    tokens: int,
 ) -> Iterator[Outcome]:
     """Test each stack with ``tokens`` greedy tokens against plain decoding and as many sampled by their law."""
     form = ChatFormat(loaded.tokenizer)

@@ -1,0 +1,138 @@
+"""Reuse of prompt prefixes: only tokens that neither the full cache nor the prefix store holds are computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.events import Prefilled
+from triforce_chat.engine.forward import prefill_attention
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.prefix_store import Chunk, DocumentSpan, PrefixStore, split_prompt
+
+PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
+GPU_PREFILL_CHUNK = prefill_attention.CHUNK  # tokens; each forward costs a GPU thousands of kernel launches
+
+
+class PrefixCache:
+    """Knows which tokens a full cache holds, and brings it to a given prompt with as few forwards as possible.
+
+    A prompt is read in three steps: keep the longest common prefix of prompt and cache, recall further chunks from
+    ``store``, prefill the rest. ``rollback(length)`` must truncate every cache of the stack to ``length`` tokens.
+    """
+
+    def __init__(
+        self, target: Runner, full: FullCache, store: PrefixStore, rollback: Callable[[int], None]
+    ) -> None:
+        self.target, self.full, self.store = target, full, store
+        self._rollback_stack = rollback
+        self.ids: list[int] = []  # the tokens whose keys and values the full cache holds
+        self.chunks: list[Chunk] = []  # the complete chunks at their start
+        self.prefilled = 0  # tokens up to the first one that was decoded instead of prefilled
+        self.spans: Sequence[DocumentSpan] = ()  # of the prompt that was read last
+
+    @property
+    def chunk_size(self) -> int:
+        """Tokens that one forward of a prefill takes at most."""
+        return GPU_PREFILL_CHUNK if self.target.device.type == "cuda" else PREFILL_CHUNK
+
+    def prefill(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> Iterator[Prefilled]:
+        """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later."""
+        started = time.perf_counter()
+        self.spans = spans
+        plan, recalled = split_prompt(prompt, spans, self.chunk_size), 0
+        self._reuse(prompt, plan)
+        self._align(plan)
+        for recalled in self._recall(plan):
+            done = len(self.ids)
+            yield Prefilled(done, len(prompt), done, time.perf_counter() - started, recalled)
+        cached = len(self.ids)
+        while True:
+            done = len(self.ids)
+            yield Prefilled(done, len(prompt), cached, time.perf_counter() - started, recalled)
+            if done == len(prompt):
+                return
+            self._compute_next(prompt, plan)
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Keep what the full cache holds of the committed ``tokens``, without the last one, and drop the rest."""
+        self.ids = list(tokens[: min(self.full.length, len(tokens) - 1)])
+        self.rollback(len(self.ids))
+        if len(self.ids) - self._complete >= self.chunk_size:
+            self._store_complete(split_prompt(self.ids, self.spans, self.chunk_size))
+
+    def rollback(self, length: int) -> None:
+        """Drop everything after the first ``length`` tokens, in the other caches of the stack as well."""
+        self.store.cut(length)
+        self._rollback_stack(length)
+        del self.ids[length:]
+        self.prefilled = min(self.prefilled, length)
+        while self.chunks and self.chunks[-1].end > length:
+            self.chunks.pop()
+
+    @property
+    def _complete(self) -> int:
+        """Tokens in complete chunks."""
+        return self.chunks[-1].end if self.chunks else 0
+
+    def _reuse(self, prompt: Sequence[int], plan: Sequence[Chunk]) -> None:
+        """Keep the longest common prefix of the cache and ``prompt``."""
+        pairs = enumerate(zip(self.ids, prompt, strict=False))
+        shorter = min(len(self.ids), len(prompt))
+        self.rollback(next((at for at, (have, want) in pairs if have != want), shorter))
+        pairs_of_chunks = zip(self.chunks, plan, strict=False)
+        same = sum(mine.prefix_hash == theirs.prefix_hash for mine, theirs in pairs_of_chunks)
+        del self.chunks[same:]
+
+    def _align(self, plan: Sequence[Chunk]) -> None:
+        """Drop a partial chunk that was prefilled in other pieces, so that one forward computes it in every process.
+
+        A partial chunk with decoded tokens is completed instead: a turn computes only what is new.
+        """
+        if len(plan) > len(self.chunks):
+            end = plan[len(self.chunks)].end
+            if min(end, len(self.ids)) <= self.prefilled:
+                self.rollback(self._complete)
+
+    def _recall(self, plan: Sequence[Chunk]) -> Iterator[int]:
+        """Load chunks from the store if it has more than the cache; yields the tokens recalled so far."""
+        known = self.store.known(plan)
+        if not known or plan[known - 1].end <= len(self.ids):
+            return
+        first = self._complete
+        self.rollback(first)
+        for chunk in plan[len(self.chunks) : known]:
+            if not self.store.recall(chunk, self.full):
+                return
+            self.full.restored(len(chunk.ids))
+            self._extend(chunk.ids)
+            self.chunks.append(chunk)
+            yield chunk.end - first
+
+    def _compute_next(self, prompt: Sequence[int], plan: Sequence[Chunk]) -> None:
+        """Prefill up to the next chunk boundary."""
+        done = len(self.ids)
+        chunk = next((each for each in plan if each.end > done), None)
+        ids = list(prompt[done : chunk.end if chunk else len(prompt)])
+        self.target.prefill(torch.tensor(ids, dtype=torch.long, device=self.target.device), self.full)
+        self._extend(ids)
+        if chunk:  # recalled chunks bring no queries, and drafts must not depend on how a chunk came here
+            self.full.queries.forget()
+        self._store_complete(plan)
+
+    def _extend(self, ids: Sequence[int]) -> None:
+        """Record that ``ids`` were prefilled or recalled."""
+        if self.prefilled == len(self.ids):
+            self.prefilled += len(ids)
+        self.ids += ids
+
+    def _store_complete(self, plan: Sequence[Chunk]) -> None:
+        """Hand the chunks of ``plan`` that have become complete to the store."""
+        for chunk in plan[len(self.chunks) :]:
+            if chunk.end > len(self.ids):
+                return
+            self.chunks.append(chunk)
+            self.store.keep(chunk, self.full)
