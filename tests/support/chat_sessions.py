@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from triforce_chat.chat.session import Session
 from triforce_chat.documents import Document, Page
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Event, Finished, Tally
@@ -26,7 +27,7 @@ class Talk(Session):
         self, loaded: tuple[Engine, LoadedModel], context: int = CONTEXT, **settings: object
     ) -> None:
         first, model = loaded
-        engine = Engine(first.target, context, model.eos_ids, first.decode)
+        engine = Engine(first.target, context, TextCodec(first.decode, model.eos_ids))
         super().__init__(engine, model, Settings(**{"max_tokens": SAYS, **settings}), "Be brief.")  # type: ignore[arg-type]
         self.set_option("stack", str(settings.get("stack", "triforce")))
 
@@ -45,7 +46,7 @@ class Talk(Session):
     def answers_like_a_fresh_one(self, question: str) -> None:
         """Exactness of every cache that was reused: plain decoding from nothing gives the same tokens."""
         request = self._request(question)
-        fresh = Engine(self.engine.target, CONTEXT, self.engine.eos_ids, self.engine.decode)
+        fresh = Engine(self.engine.target, CONTEXT, TextCodec(self.engine.decode, self.engine.eos_ids))
         assert self.says(question).token_ids == folded(fresh.answer(request, plain=True)).token_ids
 
 

@@ -67,7 +67,9 @@ def test_fused_blocks_compute_the_same(architecture: str, monkeypatch: pytest.Mo
         cache = FullCache(made.shape, 128)
         ids = torch.tensor(PROMPT[:50], device=DEVICE)
         made.prefill(ids[:30], cache)
-        logits.append([made(part[None], cache, len(part))[0].clone() for part in (ids[30:33], ids[33:34], ids[34:])])
+        logits.append(
+            [made(part[None], cache, len(part))[0].clone() for part in (ids[30:33], ids[33:34], ids[34:])]
+        )
     for plain, fused in zip(*logits, strict=True):
         torch.testing.assert_close(fused, plain, atol=2e-5, rtol=1e-4)
 

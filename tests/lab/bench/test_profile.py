@@ -157,7 +157,7 @@ def test_the_levels_of_stacks(lab: Lab) -> None:
 def test_marks_count_forwards_change_nothing_and_come_off(lab: Lab) -> None:
     engine, request = lab.engine("triforce"), Request(lab.text(90), 30)
     expected = tokens_of(engine, request)
-    before = [Sampler.run, Speculative.round, RetrievalCache.follow]
+    before = [Sampler.run, Speculative.round, RetrievalCache.on_layer]
     with marked() as forwards:
         assert Speculative.round is not before[1]
         assert tokens_of(engine, request) == expected

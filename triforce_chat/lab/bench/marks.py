@@ -27,7 +27,8 @@ PHASES: tuple[tuple[type, str, Callable[[Any], str], Callable[[Any], int]], ...]
     (Planner, "choose", lambda _: LEVEL + "planner", lambda _: 0),
     (Planner, "several", lambda _: LEVEL + "planner", lambda _: 0),
     (Sampler, "run", lambda _: PART + SAMPLING, lambda _: 0),
-    (RetrievalCache, "follow", lambda _: PART + RETRIEVAL, lambda _: 0),
+    (RetrievalCache, "on_layer", lambda _: PART + RETRIEVAL, lambda _: 0),
+    (RetrievalCache, "on_graph_forward", lambda _: PART + RETRIEVAL, lambda _: 0),
 )
 
 
