@@ -50,7 +50,7 @@ def test_everything_at_once() -> None:
         stream_options={"include_usage": True},
         user="somebody",
     )
-    numbers = {"temperature": 0.5, "top_p": 1, "seed": 3, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.2}
+    numbers = {"temperature": 0.5, "top_p": 1, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.2, "seed": 3}
     assert got == Wish(
         turns=(("user 1", "assistant 2"), ("user 3", "assistant 4")),
         question="user 5",
