@@ -102,8 +102,9 @@ def test_the_engine_knows_no_terminal_and_no_document(path: Path) -> None:
         "serve",
         "doctor",
         "lab",
+        "memory_plan",
+        "parallel",
     )
-    rooms += ("memory_plan", "parallel")
     forbidden = [f"triforce_chat.{room}" for room in rooms]
     names = [*imports(path, types=True)]
     assert not [

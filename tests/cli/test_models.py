@@ -139,10 +139,14 @@ def test_rm_asks_first(hub: Path) -> None:
     assert (code, err) == (5, "error: small is not on this machine\n")
 
 
+def convert(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
 def test_rm_deletes_the_conversion_too(hub: Path) -> None:
     run("pull", "small")
     own = models_folder() / "o--small"
-    ensure(own, "o/small", lambda made: (made / "config.json").write_text("{}") and None, unheard)
+    ensure(own, "o/small", convert, unheard)
     assert run("rm", "small", "--yes") == (0, "", "")
     assert not own.exists()
     assert not (hub / "models--o--small").exists()

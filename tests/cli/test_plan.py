@@ -11,12 +11,12 @@ import pytest
 import torch
 from huggingface_hub import errors
 from support.tiny_models import save_adapter, save_model, write_gguf
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.errors import UsageError
 from triforce_chat.memory_plan import draw
-from triforce_chat.models import load
 from triforce_chat.models.presets import PRESETS
 from triforce_chat.settings.sizes import parsed_size, readable
 
@@ -29,7 +29,7 @@ def nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
     for name in ("snapshot_download", "hf_hub_download"):
         monkeypatch.setattr(huggingface_hub, name, unreachable)
-    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
 
 
 def unreachable(*_arguments: object, **_options: object) -> str:

@@ -201,11 +201,11 @@ def test_where_nothing_can_be_kept(chat: Chat, monkeypatch: pytest.MonkeyPatch) 
     run("sessions", "ls").is_refusal(1, "Not a directory")
 
 
+@pytest.mark.usefixtures("chat")
 @pytest.mark.parametrize(
     "arguments", [["chat", "--device", "cpu"], ["sessions", "ls"], ["sessions", "rm", "x"]]
 )
-def test_a_damaged_file(chat: Chat, state: Path, arguments: list[str]) -> None:
-    assert chat
+def test_a_damaged_file(state: Path, arguments: list[str]) -> None:
     state.parent.mkdir()
     state.write_bytes(b"junk" * 5000)
     run(*arguments, stdin="Why?\n").is_refusal(1, f"{state} is damaged")

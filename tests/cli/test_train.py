@@ -140,11 +140,10 @@ def test_a_training_goes_on_in_its_folder(
     shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context, "SAVE_EVERY", 1)
-    save = context.save_adapter
-    monkeypatch.setattr(context, "save_adapter", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    stopped = train_context(shelf, tmp_path, "--steps", 4, "--minutes", 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "save_adapter", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        stopped = train_context(shelf, tmp_path, "--steps", 4, "--minutes", 60)
     assert (stopped.exit_code, stopped.stderr.splitlines()[-1]) == (130, "error: interrupted")
-    monkeypatch.setattr(context, "save_adapter", save)
     again = train_context(shelf, tmp_path, "--steps", 4, "--minutes", 60)
     assert again.exit_code == 0
     assert len(again.stderr.splitlines()) == 1  # nothing was left to train

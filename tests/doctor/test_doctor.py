@@ -18,7 +18,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from triforce_chat.cli.app import app, doctor
+from triforce_chat.cli import doctor
+from triforce_chat.cli.app import app
 from triforce_chat.doctor import hardware, run_checks, software, stores
 from triforce_chat.doctor.check_result import Finding
 from triforce_chat.engine import kernels_available

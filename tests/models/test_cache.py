@@ -91,7 +91,12 @@ def test_a_touched_but_equal_file_is_hashed_once(folder: Path, monkeypatch: pyte
     assert is_intact(folder, SOURCE)
     hashed: list[str] = []
     sha256_of = cache.sha256_of
-    monkeypatch.setattr(cache, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
+
+    def noting(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(cache, "sha256_of", noting)
     assert is_intact(folder, SOURCE)
     assert hashed == ["config.json"]
 

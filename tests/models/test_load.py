@@ -189,7 +189,7 @@ def test_the_default_model_answers() -> None:
     start = time.perf_counter()
     loaded = load_model("default", attention="sdpa")
     assert time.perf_counter() - start < 3
-    assert (loaded.context, loaded.vocab_size, loaded.eos_ids) == (131_072, 49152, {0, 2})
+    assert (loaded.context, loaded.vocab_size, loaded.eos_ids) == (131_072, 49152, frozenset({0, 2}))
     assert loaded.sampling["repetition_penalty"] > 1
     assert answer(loaded, "What is the capital of France? Answer in one sentence.") == (
         "The capital of France is Paris."

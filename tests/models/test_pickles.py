@@ -38,7 +38,7 @@ def folder(tmp_path: Path, weights: dict[str, torch.Tensor]) -> Path:
     (hub / "model.safetensors").unlink()
     stored = {**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     names = sorted(stored)
-    places = {}
+    places: dict[str, str] = {}
     for n, part in enumerate((names[:5], names[5:])):
         file = f"pytorch_model-0000{n + 1}-of-00002.bin"
         torch.save({name: stored[name] for name in part}, hub / file, _use_new_zipfile_serialization=n == 0)

@@ -134,7 +134,7 @@ def test_a_downloaded_repository_asks_no_network(folder: Path, monkeypatch: pyte
 
 
 def test_a_download_takes_no_pickles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     hub = use_hub(monkeypatch, local=NOT_HERE, remote=folder)
     assert resolve("owner/name").folder == folder

@@ -25,7 +25,7 @@ from triforce_chat.lab.bench import stock
 from triforce_chat.loading import load_engine
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models import shapes
-from triforce_chat.models.load import load_model
+from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.models.resize import homes, inflate, inflated, turned_dims
 from triforce_chat.models.shapes import SHAPES, BigShape, find_shape
 from triforce_chat.settings.settings import Settings
@@ -258,7 +258,7 @@ def test_published_dimensions() -> None:
         ({"heads": 2, "kv_heads": 1}, "KV heads"),
     ],
 )
-def test_a_shape_that_is_too_small_is_refused(change: dict[str, int], told: str) -> None:
+def test_a_shape_that_is_too_small_is_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ModelError, match=told):
         big_model(small_model(), replace(OWN_KEYS, **change))
 
@@ -357,10 +357,13 @@ def test_the_record_names_the_shape() -> None:
 @pytest.mark.usefixtures("folder")
 def test_both_contenders_are_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[BigShape] = []
+
+    def noting(loaded: LoadedModel, shape: BigShape) -> LoadedModel:
+        built.append(shape)
+        return inflated(loaded, shape)
+
     for module in (stock, load_engine):
-        monkeypatch.setattr(
-            module, "inflated", lambda loaded, shape: built.append(shape) or inflated(loaded, shape)
-        )
+        monkeypatch.setattr(module, "inflated", noting)
     told = bench("--inflate", "own keys", "--stock")
     assert len(told["rows"]) == 3
     assert built == [OWN_KEYS, OWN_KEYS]

@@ -137,7 +137,7 @@ def test_ctrl_c_ends_one_answer_and_all_ranks(start: Start) -> None:
 def test_a_chat_on_two_ranks(shelf: Path, environ: dict[str, str]) -> None:
     """An interrupt, another question, and then a rank dies while the user thinks."""
     flags = ("--model", "tiny", "--draft", "none", "--device", "cpu", "--tp", 2, "--max-tokens", 60_000)
-    person = Terminal("-m", "triforce_chat", "chat", *flags, cwd=shelf, **environ)
+    person = Terminal("-m", "triforce_chat", "chat", *flags, cwd=shelf, environ=environ)
     try:
         person.until("Ctrl-D leaves", ">", seconds=PATIENCE)
         person.send(f"Why?{ENTER}")

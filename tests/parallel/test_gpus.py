@@ -23,7 +23,7 @@ PROBE = SUPPORT / "rank_probe.py"
 PATIENCE = 300  # seconds for what should succeed
 SOON = 5.0  # seconds in which a lost rank ends all
 LOST = 8  # exit code
-SIZES = {"max_position_embeddings": 65_536, "vocab_size": 100, "initializer_range": 0.3}
+SIZES: dict[str, Any] = {"max_position_embeddings": 65_536, "vocab_size": 100, "initializer_range": 0.3}
 SIZES |= {"head_dim": 16}  # the smallest that is fused
 pytestmark = [
     pytest.mark.gpu,

@@ -14,6 +14,7 @@ import torch
 from support.labs import Lab
 from support.tiny_models import save_model
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from triforce_chat.cli.engines import require_one_process
 from triforce_chat.engine.draft import TokenBuffer
@@ -225,7 +226,7 @@ def test_graphs_are_discarded_before_the_group_is_destroyed(monkeypatch: pytest.
             happened.append("discarded")
 
     graphs = Graphs()
-    group = DistributedGroup(RankInfo(0, 0, 1, 1), torch.distributed.HashStore(), "cpu")
+    group = DistributedGroup(RankInfo(0, 0, 1, 1), HashStore(), "cpu")
     group.register_graphs(graphs)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: happened.append("destroyed"))
     group.close()

@@ -104,10 +104,12 @@ def held(script: Scripted, server: Running) -> Iterator[ThreadPoolExecutor]:
         assert first.result(PATIENCE).choices[0].message.content == "You said: first"
 
 
-def queued(pool: ThreadPoolExecutor, server: Running, client: openai.OpenAI, question: str) -> Future[Any]:
+def queued(
+    pool: ThreadPoolExecutor, server: Running, client: openai.OpenAI, question: str, **options: Any
+) -> Future[Any]:
     """Ask, and wait until the question waits."""
     before = len(server.desk.line)
-    waits = pool.submit(ask, client, question)
+    waits = pool.submit(ask, client, question, **options)
     until(lambda: len(server.desk.line) == before + 1)
     return waits
 
@@ -127,9 +129,7 @@ def test_users_of_one_client_take_turns(script: Scripted, server: Running) -> No
     client = server.client()
     with held(script, server) as pool:
         for question in ("m1", "m2", "f1"):
-            before = len(server.desk.line)
-            pool.submit(ask, client, question, user=question[0])
-            until(lambda before=before: len(server.desk.line) == before + 1)
+            queued(pool, server, client, question, user=question[0])
     assert script.asked == ["first", "m1", "f1", "m2"]
 
 

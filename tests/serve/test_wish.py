@@ -168,7 +168,13 @@ def test_messages_that_are_no_conversation(messages: Any, param: str) -> None:
 
 def test_text_parts_and_empty_fields() -> None:
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
-    answer = {"role": "assistant", "content": "c", "refusal": None, "annotations": [], "tool_calls": None}
+    answer: Any = {
+        "role": "assistant",
+        "content": "c",
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": None,
+    }
     got = wish(messages=[{"role": "user", "content": parts}, answer, USER])
     assert (got.turns, got.question) == ((("a b", "c"),), "Why?")
 

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 CTRL_C, CTRL_D, TAB, ENTER = "\x03", "\x04", "\t", "\r"
@@ -28,7 +30,11 @@ class Terminal:
     """``python *arguments`` on a terminal of ``size`` (columns, rows)."""
 
     def __init__(
-        self, *arguments: object, cwd: Path | None = None, size: tuple[int, int] = (80, 24), **environ: str
+        self,
+        *arguments: object,
+        cwd: Path | None = None,
+        size: tuple[int, int] = (80, 24),
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.written = ""  # everything, escape codes included
         self._terminal, inside = pty.openpty()

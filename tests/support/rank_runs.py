@@ -18,7 +18,7 @@ from support.places import SUPPORT
 PROBE = SUPPORT / "rank_probe.py"
 SAID = "said.txt"  # what the ranks printed; written last, so it marks a finished run
 PATIENCE = 300  # seconds; other work may hold the machine
-SIZES = {"max_position_embeddings": 1024, "vocab_size": 100, "initializer_range": 0.3}
+SIZES: dict[str, Any] = {"max_position_embeddings": 1024, "vocab_size": 100, "initializer_range": 0.3}
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
 

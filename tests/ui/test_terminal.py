@@ -42,7 +42,9 @@ def chat(shelf: Path, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
     def start(*arguments: object, **environ: str) -> Terminal:
         flags = ("--model", "tiny", "--device", "cpu", "--no-cache", *arguments)
-        started.append(Terminal("-m", "triforce_chat", "chat", *flags, cwd=shelf, **places, **environ))
+        started.append(
+            Terminal("-m", "triforce_chat", "chat", *flags, cwd=shelf, environ={**places, **environ})
+        )
         return started[-1]
 
     yield start

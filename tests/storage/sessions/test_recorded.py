@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -115,7 +115,7 @@ def test_a_question_whose_reading_is_interrupted_stays_without_an_answer(store: 
     assert [each.title for each in record.waiting] == ["A"]
 
 
-def silent(_question: str, _events: object) -> Iterator[Event]:
+def silent(question: str, events: Sequence[Event]) -> Generator[Event, None, None]:  # noqa: ARG001
     """Answers with the reading alone, of which no turn remains."""
     yield from answer_events("")[:4]
 
@@ -206,7 +206,7 @@ def test_an_answer_that_cannot_be_written_is_shown_and_complained_about(store: S
     talk, inner = chat(store, LONG, LONG, LONG, name="one")
     list(talk.ask("Who?"))
     store.database.rows("PRAGMA query_only = ON")
-    shown = []
+    shown: list[Event] = []
     with pytest.raises(StateError, match=r"this answer is not kept: .*readonly"):
         shown += talk.ask("Why?")
     assert inner.turns[-1].answer == LONG
