@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.errors import UsageError
-from triforce_chat.serve import place
-from triforce_chat.serve.place import Place, is_loopback, url
-from triforce_chat.serve.run import ended_by_signals
+from triforce_chat.serve import listen_address
+from triforce_chat.serve.listen_address import ListenAddress, is_loopback, url
+from triforce_chat.serve.server import stopped_by_signals
 
 LONG_ENOUGH = 60_000  # tokens: minutes of work even for a tiny model
 
@@ -87,7 +87,7 @@ def test_a_process_serves_until_ctrl_c(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_server_and_is_no_failure(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with ended_by_signals():
+    with stopped_by_signals():
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
 
@@ -103,7 +103,7 @@ def test_a_signal_ends_a_server_and_is_no_failure(number: signal.Signals) -> Non
         (["--host", ""], "--host '' lets other machines in"),
         (["--host", "example.org"], "lets other machines in"),
         (["--token", ""], "the token must not be empty"),
-        (["--token", "two words"], "the token must not be empty or hold spaces"),
+        (["--token", "two words"], "the token must not be empty or contain spaces"),
         (["--token", "schlüssel"], "the token must be printable ASCII"),
         (["--json"], "--json and --jsonl go with ask and summarize"),
         (["--host", "192.0.2.1", "--token", "x"], "cannot listen on 192.0.2.1:8000: "),
@@ -128,7 +128,7 @@ def test_a_port_that_is_taken() -> None:
 
 
 def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(listen_address, "find_spec", lambda name: None if name == "uvicorn" else object())
     done = CliRunner().invoke(app, ["serve", "--model", "no such model"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
@@ -138,19 +138,19 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
 def test_hosts_that_need_no_token(host: str) -> None:
     assert is_loopback(host)
-    assert Place(host, 0).token is None
+    assert ListenAddress(host, 0).token is None
 
 
 def test_any_host_with_a_token() -> None:
-    with Place("0.0.0.0", 0, "secret").bound() as bound:
+    with ListenAddress("0.0.0.0", 0, "secret").bind() as bound:
         assert url(bound).startswith("http://0.0.0.0:")
     with pytest.raises(UsageError):
-        Place("0.0.0.0", 0)
+        ListenAddress("0.0.0.0", 0)
 
 
 def test_the_address_of_version_six() -> None:
     try:
-        bound = Place("::1", 0).bound()
+        bound = ListenAddress("::1", 0).bind()
     except UsageError:
         pytest.skip("no IPv6 on this machine")
     with bound:

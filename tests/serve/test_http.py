@@ -1,4 +1,4 @@
-"""The server around a scripted engine: who may ask, whose turn it is, and what refusals look like."""
+"""The server over a scripted engine: access control, queueing, errors and disconnects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from support.serving import PATIENCE, Running, serving, until
 from triforce_chat.engine.events import Event
 from triforce_chat.errors import ModelError, OutOfMemory, UsageError
 from triforce_chat.serve import app as app_module
-from triforce_chat.serve.app import Served
-from triforce_chat.serve.desk import MOST_OF_ONE, MOST_WAITING
-from triforce_chat.serve.wish import Wish
+from triforce_chat.serve.app import ServedModel
+from triforce_chat.serve.chat_request import ChatCompletionRequest
+from triforce_chat.serve.worker import MAX_QUEUED, MAX_QUEUED_PER_CLIENT
 
 TOKEN = "open-sesame"
-SERVED = Served("tiny", 1000)
+SERVED = ServedModel("tiny", 1000)
 
 
 class Scripted:
-    """Says "You said: ..." once it may; raises what a test enqueued for a question."""
+    """Answers "You said: ..." once it may, or raises the error that a test set for the question."""
 
     def __init__(self) -> None:
         self.may = threading.Event()
@@ -34,18 +34,18 @@ class Scripted:
         self.closed: list[str] = []
         self.errors: dict[str, Exception] = {}
 
-    def answer(self, wish: Wish) -> Generator[Event, None, None]:
-        self.asked.append(wish.question)
-        events = answer_events(f"You said: {wish.question}", prompt=100, cached=10)
+    def answer(self, request: ChatCompletionRequest) -> Generator[Event, None, None]:
+        self.asked.append(request.question)
+        events = answer_events(f"You said: {request.question}", prompt=100, cached=10)
         try:
             yield events[0]
             while not self.may.wait(0.005):
                 yield events[0]
-            if wish.question in self.errors:
-                raise self.errors[wish.question]
+            if request.question in self.errors:
+                raise self.errors[request.question]
             yield from events[1:]
         finally:
-            self.closed.append(wish.question)
+            self.closed.append(request.question)
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def health(server: Running, **more: Any) -> Any:
 WANTED = {"model": "default", "messages": [{"role": "user", "content": "Why?"}]}
 
 
-# Turns
+# Queueing
 
 
 @contextmanager
 def held(script: Scripted, server: Running) -> Iterator[ThreadPoolExecutor]:
-    """The engine is busy with somebody's question until the end."""
+    """Keep the engine busy with a first question for the duration of the block."""
     script.may.clear()
-    with ThreadPoolExecutor(MOST_WAITING + 8) as pool:
+    with ThreadPoolExecutor(MAX_QUEUED + 8) as pool:
         first = pool.submit(ask, server.client("first"), "first")
         until(lambda: script.asked == ["first"])
         try:
@@ -107,10 +107,10 @@ def held(script: Scripted, server: Running) -> Iterator[ThreadPoolExecutor]:
 def queued(
     pool: ThreadPoolExecutor, server: Running, client: openai.OpenAI, question: str, **options: Any
 ) -> Future[Any]:
-    """Ask, and wait until the question waits."""
-    before = len(server.desk.line)
+    """Ask, and wait until the question is queued."""
+    before = len(server.worker.queue)
     waits = pool.submit(ask, client, question, **options)
-    until(lambda: len(server.desk.line) == before + 1)
+    until(lambda: len(server.worker.queue) == before + 1)
     return waits
 
 
@@ -122,7 +122,7 @@ def test_two_clients_take_turns(script: Scripted, server: Running) -> None:
         for question in ("f1", "f2"):
             queued(pool, server, few, question)
     assert script.asked == ["first", "m1", "f1", "m2", "f2", "m3", "m4"]
-    assert [job.wish.question for job in server.jobs] == script.asked
+    assert [job.request.question for job in server.jobs] == script.asked
 
 
 def test_users_of_one_client_take_turns(script: Scripted, server: Running) -> None:
@@ -136,8 +136,8 @@ def test_users_of_one_client_take_turns(script: Scripted, server: Running) -> No
 def test_one_at_a_time(script: Scripted, server: Running) -> None:
     with held(script, server) as pool:
         waiting = queued(pool, server, server.client(), "second")
-        told = health(server).json()
-        assert told == {"status": "ok", "busy": True, "waiting": 1}
+        response = health(server).json()
+        assert response == {"status": "ok", "busy": True, "waiting": 1}
         assert script.asked == ["first"]
     assert waiting.result(PATIENCE).usage.model_dump()["timing"]["queued_s"] > 0
     assert script.closed == ["first", "second"]
@@ -146,20 +146,20 @@ def test_one_at_a_time(script: Scripted, server: Running) -> None:
 
 def test_a_full_queue(script: Scripted, server: Running) -> None:
     with held(script, server) as pool:
-        for n in range(MOST_WAITING):
-            queued(pool, server, server.client(f"key {n // MOST_OF_ONE}"), f"question {n}")
+        for n in range(MAX_QUEUED):
+            queued(pool, server, server.client(f"key {n // MAX_QUEUED_PER_CLIENT}"), f"question {n}")
         with pytest.raises(openai.RateLimitError) as refused:
             ask(server.client("late"), "too late")
         assert refused.value.code == "queue_full"
         assert int(refused.value.response.headers["retry-after"]) >= 1
     assert "too late" not in script.asked
-    assert len(script.asked) == 1 + MOST_WAITING
+    assert len(script.asked) == 1 + MAX_QUEUED
 
 
 def test_one_client_cannot_fill_the_queue(script: Scripted, server: Running) -> None:
     greedy = server.client("greedy")
     with held(script, server) as pool:
-        for n in range(MOST_OF_ONE):
+        for n in range(MAX_QUEUED_PER_CLIENT):
             queued(pool, server, greedy, f"question {n}")
         with pytest.raises(openai.RateLimitError):
             ask(greedy, "one more")
@@ -167,21 +167,21 @@ def test_one_client_cannot_fill_the_queue(script: Scripted, server: Running) -> 
     assert script.asked[:3] == ["first", "question 0", "modest"]
 
 
-# Clients that leave
+# Disconnects
 
 
-def test_who_leaves_the_queue_is_never_answered(script: Scripted, server: Running) -> None:
+def test_a_client_that_disconnects_while_queued_is_not_answered(script: Scripted, server: Running) -> None:
     with held(script, server) as pool:
-        line = server.knock("never mind")
-        until(lambda: len(server.desk.line) == 1)
-        line.close()
-        until(lambda: len(server.desk.line) == 0)
+        connection = server.send_question("never mind")
+        until(lambda: len(server.worker.queue) == 1)
+        connection.close()
+        until(lambda: len(server.worker.queue) == 0)
         queued(pool, server, server.client(), "next")
     assert script.asked == ["first", "next"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_while_being_served_frees_the_engine(
+def test_a_client_that_disconnects_during_its_answer_frees_the_engine(
     script: Scripted, server: Running, stream: bool
 ) -> None:
     script.may.clear()
@@ -190,13 +190,13 @@ def test_who_leaves_while_being_served_frees_the_engine(
         assert next(begun).choices[0].delta.role == "assistant"
         begun.close()
     else:
-        line = server.knock("never mind")
+        connection = server.send_question("never mind")
         until(lambda: server.serves("never mind"))
-        line.close()
+        connection.close()
     until(lambda: script.closed == ["never mind"])
     script.may.set()
     assert ask(server.client(), "next").choices[0].message.content == "You said: next"
-    assert server.jobs[0].stopped
+    assert server.jobs[0].cancelled
     assert server.jobs[0].tally.finished is None
 
 
@@ -205,7 +205,7 @@ def test_who_leaves_while_being_served_frees_the_engine(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("error", "kind", "told"),
+    ("error", "kind", "message"),
     [
         (UsageError("top-p must be above 0"), openai.BadRequestError, "top-p must be above 0"),
         (ModelError("the template cannot render this"), openai.BadRequestError, "cannot render"),
@@ -218,16 +218,16 @@ def test_who_leaves_while_being_served_frees_the_engine(
     ],
 )
 def test_errors_of_the_engine(
-    script: Scripted, server: Running, error: Exception, kind: type[Exception], told: str, stream: bool
+    script: Scripted, server: Running, error: Exception, kind: type[Exception], message: str, stream: bool
 ) -> None:
     script.errors["bad"] = error
-    with pytest.raises(openai.APIError, match=told) as failed:
+    with pytest.raises(openai.APIError, match=message) as failed:
         list(ask(server.client(), "bad", stream=stream))
     assert stream or isinstance(failed.value, kind)  # a stream has begun: its status cannot change
     assert ask(server.client(), "good").choices[0].finish_reason == "stop"
 
 
-def test_a_defect_is_told_to_the_server_alone(
+def test_the_traceback_of_a_bug_stays_on_the_server(
     script: Scripted, server: Running, capfd: pytest.CaptureFixture[str]
 ) -> None:
     script.errors["bad"] = ZeroDivisionError("something private")
@@ -238,10 +238,10 @@ def test_a_defect_is_told_to_the_server_alone(
     assert ask(server.client(), "good").choices[0].finish_reason == "stop"
 
 
-def test_a_server_that_closes_turns_waiting_clients_away(script: Scripted, server: Running) -> None:
+def test_closing_rejects_waiting_clients(script: Scripted, server: Running) -> None:
     with held(script, server) as pool:
         waiting = queued(pool, server, server.client(), "second")
-        server.desk.close()
+        server.worker.close()
         with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
             waiting.result(PATIENCE)
         assert refused.value.status_code == 503
@@ -251,35 +251,35 @@ def test_a_server_that_closes_turns_waiting_clients_away(script: Scripted, serve
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_stops_says_so(script: Scripted, server: Running, stream: bool) -> None:
+def test_a_stopped_answer_ends_with_an_error(script: Scripted, server: Running, stream: bool) -> None:
     script.may.clear()
     with ThreadPoolExecutor() as pool:
         waits = pool.submit(lambda: list(ask(server.client(), "first", stream=stream)))
         until(lambda: script.asked)
-        server.desk.close()
-        server.desk.stop()
+        server.worker.close()
+        server.worker.stop()
         with pytest.raises(openai.APIError, match="shutting down"):
             waits.result(PATIENCE)
 
 
-# The gate
+# Access control
 
 
 @pytest.mark.parametrize("path", ["../health", "models", "chat/completions", "../nowhere"])
-def test_everything_asks_for_the_token(guarded: Running, path: str) -> None:
+def test_every_path_requires_the_token(guarded: Running, path: str) -> None:
     for given in (
         {},
         {"Authorization": "Bearer wrong"},
         {"Authorization": TOKEN},
         {"Authorization": "Bearer"},
     ):
-        told = guarded.http.get(path, headers=given)
-        assert told.status_code == 401
-        assert told.headers["www-authenticate"] == "Bearer"
-        assert told.json()["error"]["code"] == "invalid_api_key"
+        response = guarded.http.get(path, headers=given)
+        assert response.status_code == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_the_token_opens(guarded: Running) -> None:
+def test_the_token_admits_clients(guarded: Running) -> None:
     assert ask(guarded.client(TOKEN), "Why?").choices[0].message.content == "You said: Why?"
     with pytest.raises(openai.AuthenticationError):
         ask(guarded.client("wröng".encode().decode("latin-1")[:2]), "Why?")
@@ -290,7 +290,7 @@ def test_the_token_opens(guarded: Running) -> None:
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "[::1]"]
 )
-def test_names_of_this_machine(open_: Running, host: str) -> None:
+def test_local_hosts_are_admitted(open_: Running, host: str) -> None:
     assert health(open_, headers={"Host": host}).status_code == 200
 
 
@@ -298,19 +298,19 @@ def test_names_of_this_machine(open_: Running, host: str) -> None:
     "host",
     ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]"],
 )
-def test_other_names(open_: Running, host: str) -> None:
-    told = open_.http.get("models", headers={"Host": host})
-    assert told.status_code == 403
-    assert told.json()["error"]["code"] == "host_not_allowed"
+def test_other_hosts_are_rejected(open_: Running, host: str) -> None:
+    response = open_.http.get("models", headers={"Host": host})
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "host_not_allowed"
 
 
-def test_no_page_in_a_browser_can_ask(open_: Running) -> None:
+def test_web_pages_cannot_send_requests(open_: Running) -> None:
     origin = {"Origin": "https://evil.example"}
-    told = post(open_, content=b"{}", headers={**origin, "Content-Type": "text/plain"})
-    assert told.status_code == 415
+    response = post(open_, content=b"{}", headers={**origin, "Content-Type": "text/plain"})
+    assert response.status_code == 415
     preflight = {**origin, "Access-Control-Request-Method": "POST"}
     answers = [
-        told,
+        response,
         open_.http.options("chat/completions", headers=preflight),
         post(open_, json=WANTED, headers=origin),
     ]
@@ -318,23 +318,23 @@ def test_no_page_in_a_browser_can_ask(open_: Running) -> None:
     assert not [name for answer in answers for name in answer.headers if name.startswith("access-control")]
 
 
-def test_refusals_have_one_form(open_: Running) -> None:
+def test_all_errors_have_the_same_form(open_: Running) -> None:
     answers = {
         404: open_.http.get("nowhere"),
         405: open_.http.get("chat/completions"),
         400: post(open_, json={**WANTED, "n": 2}),
         415: post(open_, data={"a": "b"}),
     }
-    for status, told in answers.items():
-        assert told.status_code == status
-        assert set(told.json()) == {"error"}
-        assert set(told.json()["error"]) == {"message", "type", "param", "code"}
-        assert told.json()["error"]["type"] == "invalid_request_error"
+    for status, response in answers.items():
+        assert response.status_code == status
+        assert set(response.json()) == {"error"}
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert response.json()["error"]["type"] == "invalid_request_error"
     assert answers[400].json()["error"]["param"] == "n"
 
 
-def test_a_request_has_a_limit(open_: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "MOST_BYTES", 1000)
+def test_the_size_of_a_request_is_limited(open_: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "MAX_BODY_BYTES", 1000)
     head = {"Content-Type": "application/json"}
     assert post(open_, content=b" " * 1001, headers=head).status_code == 413
     pieces = iter([b" " * 600, b" " * 600])
@@ -342,11 +342,11 @@ def test_a_request_has_a_limit(open_: Running, monkeypatch: pytest.MonkeyPatch) 
     assert post(open_, json=WANTED).status_code == 200
 
 
-def test_half_a_character_in_a_name(open_: Running) -> None:
-    told = post(
+def test_a_lone_surrogate_in_a_name(open_: Running) -> None:
+    response = post(
         open_,
         content=b'{"model": "\\ud800", "messages": []}',
         headers={"Content-Type": "application/json"},
     )
-    assert told.status_code == 404
-    assert told.json()["error"]["code"] == "model_not_found"
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"

@@ -1,4 +1,4 @@
-"""The server as OpenAI's own client meets it: a real engine behind it, a document in front."""
+"""The server with a real engine and a document, used through OpenAI's client."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Text
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
-from triforce_chat.serve.app import Served
-from triforce_chat.serve.talk import Talk
-from triforce_chat.serve.wish import Wish
+from triforce_chat.serve.adapter import SessionAdapter
+from triforce_chat.serve.app import ServedModel
+from triforce_chat.serve.chat_request import ChatCompletionRequest
 from triforce_chat.settings.settings import Settings
 
 SAYS = 12  # tokens of an answer
 BOOK = "The keeper lit the lamp and wrote of it. " * 20
-LEAVING = "Wait until I have left."  # a question whose answer stands still until its client is gone
+LEAVING = "Wait until I have left."  # a question whose answer pauses until its client has disconnected
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +51,15 @@ def session(settings: Settings) -> Session:
 
 @pytest.fixture(scope="module")
 def server(session: Session) -> Iterator[Running]:
-    talk = Talk(session)
+    adapter = SessionAdapter(session)
 
-    def answer(wish: Wish) -> Generator[Event, None, None]:
-        for event in talk.answer(wish):
+    def answer(request: ChatCompletionRequest) -> Generator[Event, None, None]:
+        for event in adapter.answer(request):
             yield event
-            if wish.question == LEAVING and isinstance(event, Text):
-                until(lambda: running.desk.current is None or running.desk.current.stopped)
+            if request.question == LEAVING and isinstance(event, Text):
+                until(lambda: running.worker.current is None or running.worker.current.cancelled)
 
-    with serving(answer, Served("tiny", session.context_limit, ("book",))) as running:
+    with serving(answer, ServedModel("tiny", session.context_limit, ("book",))) as running:
         yield running
 
 
@@ -114,10 +114,10 @@ def test_a_sampled_answer_is_that_of_the_command_line(client: openai.OpenAI, fol
 
 def test_a_seed_calls_for_a_stack_that_does_not_look_at_the_clock(session: Session) -> None:
     engine, automatic = session.engine, replace(session.settings, stack="auto")
-    talk = Talk(Session(engine, session.loaded, automatic))
+    adapter = SessionAdapter(Session(engine, session.loaded, automatic))
     stacks = []
     for settings in ((), (("seed", 7),), (("temperature", 1.0),)):
-        assert list(talk.answer(Wish((), "Who?", settings=settings)))
+        assert list(adapter.answer(ChatCompletionRequest((), "Who?", settings=settings)))
         stacks.append(engine.options.name)
     assert stacks == ["auto", "lookup", "auto"]
 
@@ -151,7 +151,7 @@ def test_the_book_is_read_once(client: openai.OpenAI, session: Session) -> None:
     assert complete(client, "When?", system="Other.").usage.prompt_tokens_details.cached_tokens < 200
 
 
-def test_usage_tells_what_speculation_did(client: openai.OpenAI) -> None:
+def test_usage_includes_speculation_figures(client: openai.OpenAI) -> None:
     usage = complete(client, "Who lit it?").usage.model_dump()
     assert usage["speculation"]["rounds"] > 0
     assert usage["speculation"]["tokens_per_round"] == SAYS / usage["speculation"]["rounds"]
@@ -228,7 +228,7 @@ def test_max_tokens(client: openai.OpenAI) -> None:
         assert (done.usage.completion_tokens, done.choices[0].finish_reason) == (5, "length")
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers(client: openai.OpenAI) -> None:
+def test_a_request_that_does_not_fit_is_an_error_with_the_numbers(client: openai.OpenAI) -> None:
     fits = complete(client, "Who?").usage.prompt_tokens
     with pytest.raises(openai.BadRequestError) as refused:
         complete(client, "Who?", max_tokens=CONTEXT - fits + 1)
@@ -239,14 +239,14 @@ def test_what_does_not_fit_is_refused_with_the_numbers(client: openai.OpenAI) ->
         list(complete(client, "why " * CONTEXT, stream=True))
 
 
-def test_an_answer_without_a_wish_takes_what_is_left(client: openai.OpenAI) -> None:
+def test_without_max_tokens_an_answer_takes_what_is_left(client: openai.OpenAI) -> None:
     empty = complete(client, "w").usage.prompt_tokens
     done = complete(client, "w" * (CONTEXT - empty - 4))
     assert done.usage.total_tokens == CONTEXT
     assert done.usage.completion_tokens == 5
 
 
-def test_a_setting_that_makes_no_sense(client: openai.OpenAI) -> None:
+def test_invalid_settings(client: openai.OpenAI) -> None:
     for wrong, told in (
         ({"top_p": 0}, "top-p"),
         ({"temperature": -1}, "temperature"),
@@ -257,34 +257,38 @@ def test_a_setting_that_makes_no_sense(client: openai.OpenAI) -> None:
     assert complete(client, "Who?").usage.completion_tokens == SAYS
 
 
-# Clients that leave
+# Disconnects
 
 
-def test_a_client_that_leaves_a_stream_frees_the_engine(server: Running, client: openai.OpenAI) -> None:
+def test_a_client_that_disconnects_from_a_stream_frees_the_engine(
+    server: Running, client: openai.OpenAI
+) -> None:
     stream = complete(client, LEAVING, stream=True, max_tokens=2000)
     for chunk in stream:
         if chunk.choices[0].delta.content:
             break
     stream.close()
-    until(lambda: server.jobs[-1].wish.question == LEAVING)
-    assert server.jobs[-1].stopped
+    until(lambda: server.jobs[-1].request.question == LEAVING)
+    assert server.jobs[-1].cancelled
     assert len(server.jobs[-1].tally.token_ids) < 100
     assert complete(client, "Who lit it?").usage.prompt_tokens_details.cached_tokens > len(BOOK)
 
 
-def speaks(server: Running, question: str) -> bool:
-    """Whether the first tokens of the answer are there."""
-    job = server.desk.current
+def has_tokens(server: Running, question: str) -> bool:
+    """True once the answer to this question has its first tokens."""
+    job = server.worker.current
     return server.serves(question) and job is not None and bool(job.tally.token_ids)
 
 
-def test_a_client_that_does_not_wait_for_its_answer(server: Running, client: openai.OpenAI) -> None:
+def test_a_client_that_disconnects_before_its_answer_frees_the_engine(
+    server: Running, client: openai.OpenAI
+) -> None:
     before = len(server.jobs)
-    line = server.knock(LEAVING)
-    until(lambda: speaks(server, LEAVING))
-    line.close()
+    connection = server.send_question(LEAVING)
+    until(lambda: has_tokens(server, LEAVING))
+    connection.close()
     until(lambda: len(server.jobs) > before)
-    assert server.jobs[-1].stopped
+    assert server.jobs[-1].cancelled
     assert len(server.jobs[-1].tally.token_ids) < 100
     assert complete(client, "Who?").usage.completion_tokens == SAYS
 

@@ -18,14 +18,14 @@ import torch
 from support.byte_tokenizer import BYTE_VOCABULARY, CHATML
 from support.tiny_models import SPECIAL, save_model, save_tokenizer
 from triforce_chat.engine.events import Event
-from triforce_chat.serve.app import Served, build
-from triforce_chat.serve.desk import Desk, Job
-from triforce_chat.serve.place import Place, url
-from triforce_chat.serve.run import Server
-from triforce_chat.serve.wish import Wish
+from triforce_chat.serve.app import ServedModel, build_app
+from triforce_chat.serve.chat_request import ChatCompletionRequest
+from triforce_chat.serve.listen_address import ListenAddress, url
+from triforce_chat.serve.server import Server
+from triforce_chat.serve.worker import Job, Worker
 
 CONTEXT = 4096
-PATIENCE = 20.0  # seconds until a test is given up
+PATIENCE = 20.0  # seconds until a test fails
 
 
 def save_talker(folder: Path, context: int = CONTEXT) -> Path:
@@ -49,10 +49,10 @@ def save_talker(folder: Path, context: int = CONTEXT) -> Path:
 
 
 class Running:
-    """A server that listens, and what its log heard."""
+    """A running server with clients, and the jobs that it has logged."""
 
-    def __init__(self, base_url: str, desk: Desk, jobs: list[Job]) -> None:
-        self.base_url, self.desk, self.jobs = base_url, desk, jobs
+    def __init__(self, base_url: str, worker: Worker, jobs: list[Job]) -> None:
+        self.base_url, self.worker, self.jobs = base_url, worker, jobs
         # No proxy, and no certificates, which take long to load.
         self.http = openai.DefaultHttpxClient(
             base_url=base_url, trust_env=False, verify=False, timeout=PATIENCE
@@ -62,53 +62,53 @@ class Running:
         )
 
     def client(self, key: str = "any", **options: Any) -> openai.OpenAI:
-        """A client that asks each thing once."""
+        """A client without retries."""
         return self.openai.with_options(api_key=key, **options)
 
-    def knock(self, question: str) -> HTTPConnection:
-        """Ask, and leave it to the caller to hang up."""
+    def send_question(self, question: str) -> HTTPConnection:
+        """Send a question and return the open connection."""
         where = urlsplit(self.base_url)
-        line = HTTPConnection(where.hostname or "", where.port)
+        connection = HTTPConnection(where.hostname or "", where.port)
         wanted = {"model": "default", "messages": [{"role": "user", "content": question}], "max_tokens": 2000}
         head = {"Content-Type": "application/json"}
-        line.request("POST", "/v1/chat/completions", json.dumps(wanted), head)
-        return line
+        connection.request("POST", "/v1/chat/completions", json.dumps(wanted), head)
+        return connection
 
     def serves(self, question: str) -> bool:
-        """Whether this is what the engine is busy with."""
-        job = self.desk.current
-        return job is not None and job.wish.question == question
+        """True while the engine answers this question."""
+        job = self.worker.current
+        return job is not None and job.request.question == question
 
 
 @contextmanager
 def serving(
-    answer: Callable[[Wish], Generator[Event, None, None]],
-    served: Served,
+    answer: Callable[[ChatCompletionRequest], Generator[Event, None, None]],
+    served: ServedModel,
     token: str | None = None,
 ) -> Iterator[Running]:
     jobs: list[Job] = []
-    desk = Desk(answer, jobs.append)
-    listener = Place("127.0.0.1", 0).bound()
+    worker = Worker(answer, jobs.append)
+    listener = ListenAddress("127.0.0.1", 0).bind()
     listener.listen()
-    server = Server(build(desk, served, token), desk)
+    server = Server(build_app(worker, served, token), worker)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    running = Running(url(listener), desk, jobs)
+    running = Running(url(listener), worker, jobs)
     thread.start()
     try:
         yield running
     finally:
         running.openai.close()
         server.should_exit = True
-        desk.stop()
+        worker.stop()
         thread.join(PATIENCE)
         listener.close()
-        desk.thread.join(PATIENCE)
+        worker.thread.join(PATIENCE)
         assert not thread.is_alive()
-        assert not desk.thread.is_alive()
+        assert not worker.thread.is_alive()
 
 
 def until(holds: Callable[[], object]) -> None:
-    """Wait for something that is about to happen."""
+    """Wait until a condition holds; fails after ``PATIENCE``."""
     deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline

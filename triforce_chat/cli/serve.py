@@ -29,16 +29,16 @@ def serve(
     ] = None,
 ) -> None:
     """Answer programs over HTTP, with OpenAI's chat completions interface."""
-    from triforce_chat.serve.place import Place, require_extra, url
+    from triforce_chat.serve.listen_address import ListenAddress, require_extra, url
 
     if options.json or options.jsonl:
         raise UsageError("--json and --jsonl go with ask and summarize")
     require_extra()
-    place, screen = Place(host, port, token), screen_of(options)
-    with place.bound() as listener:
+    address, screen = ListenAddress(host, port, token), screen_of(options)
+    with address.bind() as listener:
         session, _ = open_session(read_all(documents or [], options, screen), options, screen)
         prefill(session, screen, options.stack)
-        from triforce_chat.serve.run import serve as run
+        from triforce_chat.serve.server import serve as run
 
         listener.listen()
         print(f"listening on {url(listener)}", flush=True)

@@ -1,1 +1,1 @@
-"""One loaded conversation for other programs: OpenAI's chat completions over HTTP."""
+"""An HTTP server with OpenAI's chat completions interface, over one session and its documents."""

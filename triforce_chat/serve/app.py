@@ -1,4 +1,4 @@
-"""The HTTP interface: which paths there are, and what a request must look like before it may wait."""
+"""The HTTP interface: its routes, and the checks that a request passes before it is queued."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from triforce_chat.serve import refusal
-from triforce_chat.serve.desk import Desk
-from triforce_chat.serve.gate import Gate
-from triforce_chat.serve.refusal import Refusal
-from triforce_chat.serve.responses import Answered, Json, refused
-from triforce_chat.serve.wish import no_model, read_wish
+from triforce_chat.serve import api_error
+from triforce_chat.serve.api_error import ApiError
+from triforce_chat.serve.auth import AuthMiddleware
+from triforce_chat.serve.chat_request import parse_request, unknown_model
+from triforce_chat.serve.responses import CompletionResponse, JsonResponse, error_response
+from triforce_chat.serve.worker import Worker
 
-MOST_BYTES = 16 * 2**20  # of a request: a million tokens of text, and what JSON adds
-DEFAULT = "default"  # a name that every served model answers to
+MAX_BODY_BYTES = 16 * 2**20  # a million tokens of text, and the overhead of JSON
+DEFAULT = "default"  # an alias of every served model
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """The model, as /v1/models tells it; ``documents`` are the titles of what stands in front."""
+class ServedModel:
+    """The model as /v1/models lists it; ``documents`` are the titles of the loaded ones."""
 
     name: str
     context: int  # tokens
@@ -50,82 +50,85 @@ class Served:
         }
 
 
-def build(desk: Desk, served: Served, token: str | None) -> Starlette:
-    """The application; ``token`` is what every request must bear, None where only this machine can ask."""
+def build_app(worker: Worker, served: ServedModel, token: str | None) -> Starlette:
+    """The application. Every request must send ``token``; with None only programs on this machine are admitted."""
 
     async def models(_request: Request) -> Response:
-        return Json({"object": "list", "data": [served.record()]})
+        return JsonResponse({"object": "list", "data": [served.record()]})
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in served.names:
-            raise no_model(name)
-        return Json(served.record())
+            raise unknown_model(name)
+        return JsonResponse(served.record())
 
     async def health(_request: Request) -> Response:
-        return Json({"status": "ok", "busy": desk.current is not None, "waiting": len(desk.line)})
+        busy = worker.current is not None
+        return JsonResponse({"status": "ok", "busy": busy, "waiting": len(worker.queue)})
 
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", Completions(desk, served), methods=["POST"]),
+            Route("/v1/chat/completions", ChatCompletions(worker, served), methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/health", health),
         ],
-        middleware=[Middleware(Gate, token=token)],
+        middleware=[Middleware(AuthMiddleware, token=token)],
         exception_handlers=HANDLERS,
     )
 
 
-class Completions:
-    """POST /v1/chat/completions."""
+class ChatCompletions:
+    """The endpoint POST /v1/chat/completions."""
 
-    def __init__(self, desk: Desk, served: Served) -> None:
-        self.desk, self.served = desk, served
+    def __init__(self, worker: Worker, served: ServedModel) -> None:
+        self.worker, self.served = worker, served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        wish = read_wish(await body_of(request), self.served.names)
-        job = self.desk.submit(client_of(request, wish.user), wish)
-        await Answered(self.desk, job, self.served.name)(scope, receive, send)
+        http = Request(scope, receive)
+        request = parse_request(await read_body(http), self.served.names)
+        job = self.worker.submit(client_key(http, request.user), request)
+        await CompletionResponse(self.worker, job, self.served.name)(scope, receive, send)
 
 
-def client_of(request: Request, user: str) -> Hashable:
-    """Whose turn in the queue a request takes: its address, its API key, and whom it says it is for.
+def client_key(request: Request, user: str) -> Hashable:
+    """Identifies a client for fair queueing: its address, its API key and the ``user`` of its request.
 
-    Not its connection: a client opens as many as it has requests.
+    The connection is not part of it, because a client opens as many as it has requests.
     """
     address = request.client.host if request.client else ""
     return address, request.headers.get("authorization", ""), user
 
 
-async def body_of(request: Request) -> bytes:
-    """The body of a JSON request; raises Refusal for another kind and for one that is too long.
+async def read_body(request: Request) -> bytes:
+    """The body of a JSON request. Raises ApiError for other content types and bodies that are too large.
 
-    The kind matters: a page in a browser may send other kinds anywhere without asking.
+    The content type is a security check: browsers send other types across origins without a preflight.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refusal(415, "send JSON, with Content-Type: application/json")
+        raise ApiError(415, "send JSON, with Content-Type: application/json")
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BYTES:
-            raise Refusal(413, f"a request may have {MOST_BYTES:,} bytes", "request_too_large")
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(413, f"a request may have {MAX_BODY_BYTES:,} bytes", "request_too_large")
     return bytes(body)
 
 
-async def explained(_request: Request, error: Exception) -> Response:
-    if isinstance(error, Refusal):
-        return refused(error)
-    if isinstance(error, HTTPException):  # no such path, or not with this method
-        return refused(Refusal(error.status_code, error.detail, None, None, dict(error.headers or {})))
-    return refused(refusal.failed())
+async def handle_error(_request: Request, error: Exception) -> Response:
+    if isinstance(error, ApiError):
+        return error_response(error)
+    if isinstance(error, HTTPException):  # unknown path or method
+        return error_response(
+            ApiError(error.status_code, error.detail, None, None, dict(error.headers or {}))
+        )
+    return error_response(api_error.internal_error())
 
 
 HANDLERS: dict[Any, Callable[[Request, Exception], Any]] = {
-    Refusal: explained,
-    HTTPException: explained,
-    ClientDisconnect: explained,  # nobody reads it
-    Exception: explained,
+    ApiError: handle_error,
+    HTTPException: handle_error,
+    ClientDisconnect: handle_error,  # nobody receives the response
+    Exception: handle_error,
 }

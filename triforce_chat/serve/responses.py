@@ -1,4 +1,4 @@
-"""HTTP responses: JSON, refusals, and answers whose client may go away."""
+"""HTTP responses: JSON, errors, and answers whose client may disconnect."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triforce_chat.engine.events import Event
-from triforce_chat.serve.desk import Desk, Job
-from triforce_chat.serve.refusal import Refusal
-from triforce_chat.serve.replies import Reply, encoded, line
+from triforce_chat.serve.api_error import ApiError
+from triforce_chat.serve.completion import CompletionEncoder, json_bytes, sse_event
+from triforce_chat.serve.worker import Job, Worker
 
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -20,54 +20,54 @@ EVENT_STREAM = [
 ]
 
 
-class Json(Response):
+class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: object) -> bytes:
-        return encoded(content)
+        return json_bytes(content)
 
 
-def refused(reason: Refusal) -> Json:
-    return Json(reason.body, reason.status, reason.headers)
+def error_response(error: ApiError) -> JsonResponse:
+    return JsonResponse(error.body, error.status, error.headers)
 
 
-class Answered:
-    """An answer, whole or as a stream. When the client goes away, so does the job."""
+class CompletionResponse:
+    """An answer, whole or as a stream. If the client disconnects, its job is cancelled."""
 
-    def __init__(self, desk: Desk, job: Job, model: str) -> None:
-        self.desk, self.job = desk, job
-        self.reply = Reply(job, model)
+    def __init__(self, worker: Worker, job: Job, model: str) -> None:
+        self.worker, self.job = worker, job
+        self.encoder = CompletionEncoder(job, model)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))
         try:
-            if self.job.wish.stream:
+            if self.job.request.stream:
                 await self._stream(scope, receive, send)
             else:
                 await (await self._whole())(scope, receive, send)
         finally:
             watch.cancel()
-            self.desk.cancel(self.job)
+            self.worker.cancel(self.job)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.desk.cancel(self.job)
+        self.worker.cancel(self.job)
 
     async def _whole(self) -> Response:
         try:
             async for _ in self.job.events():
                 pass
-        except Refusal as reason:
-            return refused(reason)
-        return Json(self.reply.completion())
+        except ApiError as error:
+            return error_response(error)
+        return JsonResponse(self.encoder.completion())
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = self.job.events()
         try:
             first = await anext(events, None)
-        except Refusal as reason:  # nothing was sent yet: the status can say it
-            await refused(reason)(scope, receive, send)
+        except ApiError as error:  # nothing was sent yet, so the status can still be an error
+            await error_response(error)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
         async for part in self._parts(first, events):
@@ -75,12 +75,12 @@ class Answered:
         await send({"type": "http.response.body", "body": b""})
 
     async def _parts(self, first: Event | None, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-        yield self.reply.first()
+        yield self.encoder.first_chunk()
         try:
             if first is not None:
-                yield self.reply.piece(first)
+                yield self.encoder.chunk(first)
             async for event in events:
-                yield self.reply.piece(event)
-            yield self.reply.last()
-        except Refusal as reason:
-            yield line(reason.body)
+                yield self.encoder.chunk(event)
+            yield self.encoder.last_chunks()
+        except ApiError as error:
+            yield sse_event(error.body)

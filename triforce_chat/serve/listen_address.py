@@ -1,4 +1,4 @@
-"""Where the server listens, checked before anything slow is loaded."""
+"""The address that the server listens on, checked before anything slow is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce_chat.errors import UsageError
 
 
 def require_extra() -> None:
-    """Raise UsageError where the libraries of the server are not installed."""
+    """Raises UsageError if the server's libraries are not installed."""
     if not all(find_spec(name) for name in ("starlette", "uvicorn")):
         raise UsageError(
             "serve needs Starlette and uvicorn; install them: pip install 'triforce-chat[serve]'"
@@ -21,11 +21,14 @@ def require_extra() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """An address and the token that its clients must bear. Raises UsageError for an open door."""
+class ListenAddress:
+    """An address, and the token that clients must send.
+
+    Raises UsageError if the token is malformed, or missing although other machines can reach the address.
+    """
 
     host: str
-    port: int  # 0: any free one
+    port: int  # 0 picks a free one
     token: str | None = None
 
     def __post_init__(self) -> None:
@@ -36,24 +39,24 @@ class Place:
         if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
             raise UsageError("the token must be printable ASCII")
         if self.token is not None and (not self.token or " " in self.token):
-            raise UsageError("the token must not be empty or hold spaces")
+            raise UsageError("the token must not be empty or contain spaces")
 
-    def bound(self) -> socket.socket:
-        """A socket with that address, not listening yet; raises UsageError where that cannot be."""
+    def bind(self) -> socket.socket:
+        """A socket bound to the address, not listening yet. Raises UsageError if it cannot be bound."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            return _bound(found[0])
+            return _bind(found[0])
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"cannot listen on {self.host}:{self.port}: {reason}") from None
 
 
-def _bound(found: tuple[Any, ...]) -> socket.socket:
-    """A socket bound to one answer of getaddrinfo."""
-    family, kind, number, _, address = found
+def _bind(resolved: tuple[Any, ...]) -> socket.socket:
+    """A socket bound to one result of getaddrinfo."""
+    family, kind, number, _, address = resolved
     made = socket.socket(family, kind, number)
     try:
-        if os.name == "posix":  # elsewhere this lets two programs listen on one port
+        if os.name == "posix":  # on Windows this would let two programs listen on one port
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except BaseException:
@@ -70,5 +73,6 @@ def is_loopback(host: str) -> bool:
 
 
 def url(listener: socket.socket) -> str:
+    """The base URL for clients of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"

@@ -1,4 +1,4 @@
-"""What a request may ask for: every field is honoured, known to be harmless, or refused by name."""
+"""Request fields: each is supported, ignored because it has no effect, or an error that names it."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triforce_chat.serve.refusal import Refusal
-from triforce_chat.serve.wish import HARMLESS, NEUTRAL, Wish, read_wish
+from triforce_chat.serve.api_error import ApiError
+from triforce_chat.serve.chat_request import IGNORED, NEUTRAL, ChatCompletionRequest, parse_request
 
 USER = {"role": "user", "content": "Why?"}
 MODEL = {"model": "default", "messages": [USER]}
 
 
-def wish(**fields: Any) -> Wish:
-    return read_wish(json.dumps({**MODEL, **fields}).encode(), ("tiny", "default"))
+def parsed(**fields: Any) -> ChatCompletionRequest:
+    return parse_request(json.dumps({**MODEL, **fields}).encode(), ("tiny", "default"))
 
 
-def refusal(**fields: Any) -> Refusal:
-    with pytest.raises(Refusal) as refused:
-        wish(**fields)
-    return refused.value
+def error_of(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        parsed(**fields)
+    return raised.value
 
 
-def said(*roles: str) -> list[dict[str, str]]:
+def messages_of(*roles: str) -> list[dict[str, str]]:
     return [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(roles)]
 
 
-def test_the_least_there_can_be() -> None:
-    assert wish() == Wish(turns=(), question="Why?")
+def test_the_smallest_request() -> None:
+    assert parsed() == ChatCompletionRequest(turns=(), question="Why?")
 
 
-def test_everything_at_once() -> None:
-    got = wish(
-        messages=said("system", "user", "assistant", "user", "assistant", "user"),
+def test_all_supported_fields() -> None:
+    got = parsed(
+        messages=messages_of("system", "user", "assistant", "user", "assistant", "user"),
         temperature=0.5,
         top_p=1,
         seed=3,
@@ -51,7 +51,7 @@ def test_everything_at_once() -> None:
         user="somebody",
     )
     numbers = {"temperature": 0.5, "top_p": 1, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.2, "seed": 3}
-    assert got == Wish(
+    assert got == ChatCompletionRequest(
         turns=(("user 1", "assistant 2"), ("user 3", "assistant 4")),
         question="user 5",
         system="system 0",
@@ -64,7 +64,7 @@ def test_everything_at_once() -> None:
     )
 
 
-def test_null_is_as_good_as_nothing() -> None:
+def test_null_fields_count_as_missing() -> None:
     names = (
         "temperature",
         "seed",
@@ -76,28 +76,28 @@ def test_null_is_as_good_as_nothing() -> None:
         "n",
         "logprobs",
     )
-    assert wish(**dict.fromkeys(names)) == wish()
+    assert parsed(**dict.fromkeys(names)) == parsed()
 
 
-@pytest.mark.parametrize("name", sorted(HARMLESS))
-def test_what_is_harmless_is_ignored(name: str) -> None:
-    assert wish(**{name: {"anything": 1}}) == wish()
+@pytest.mark.parametrize("name", sorted(IGNORED))
+def test_fields_without_effect_are_ignored(name: str) -> None:
+    assert parsed(**{name: {"anything": 1}}) == parsed()
 
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
-def test_what_would_change_the_answer_is_refused(name: str) -> None:
+def test_unsupported_values_are_errors(name: str) -> None:
     for value in NEUTRAL[name]:
-        assert wish(**{name: value}) == wish()
+        assert parsed(**{name: value}) == parsed()
     for value in (2, True, "required", {"type": "json_object"}, [{"type": "function"}], 0.5):
         if value not in NEUTRAL[name]:
-            told = refusal(**{name: value})
-            assert (told.status, told.param, told.code) == (400, name, "unsupported_parameter")
-            assert name in told.message
+            error = error_of(**{name: value})
+            assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
+            assert name in error.message
 
 
-def test_a_misspelt_field_is_refused() -> None:
-    told = refusal(temprature=0.5)
-    assert (told.status, told.param, told.code) == (400, "temprature", "unknown_parameter")
+def test_an_unknown_field_is_an_error() -> None:
+    error = error_of(temprature=0.5)
+    assert (error.status, error.param, error.code) == (400, "temprature", "unknown_parameter")
 
 
 @pytest.mark.parametrize(
@@ -124,16 +124,16 @@ def test_a_misspelt_field_is_refused() -> None:
         ({"n": 2}, "n"),
     ],
 )
-def test_fields_of_the_wrong_kind(fields: dict[str, Any], param: str) -> None:
-    told = refusal(**fields)
-    assert (told.status, told.param) == (400, param)
-    assert told.message.startswith(param)
+def test_invalid_values(fields: dict[str, Any], param: str) -> None:
+    error = error_of(**fields)
+    assert (error.status, error.param) == (400, param)
+    assert error.message.startswith(param)
 
 
-def test_another_model() -> None:
-    told = refusal(model="gpt-4")
-    assert (told.status, told.code, told.param) == (404, "model_not_found", "model")
-    assert wish(model="tiny") == wish()
+def test_an_unknown_model() -> None:
+    error = error_of(model="gpt-4")
+    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+    assert parsed(model="tiny") == parsed()
 
 
 @pytest.mark.parametrize(
@@ -153,17 +153,17 @@ def test_another_model() -> None:
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages[0].content"),
         ([{**USER, "name": "Bob"}], "messages[0].name"),
         ([{**USER, "tool_calls": [{}]}], "messages[0].tool_calls"),
-        (said("system"), "messages"),
-        (said("assistant", "user"), "messages[0].role"),
-        (said("user", "user"), "messages[1].role"),
-        (said("user", "assistant"), "messages"),
-        (said("system", "user", "system", "user"), "messages[2].role"),
-        (said("system", "system", "user"), "messages[1].role"),
+        (messages_of("system"), "messages"),
+        (messages_of("assistant", "user"), "messages[0].role"),
+        (messages_of("user", "user"), "messages[1].role"),
+        (messages_of("user", "assistant"), "messages"),
+        (messages_of("system", "user", "system", "user"), "messages[2].role"),
+        (messages_of("system", "system", "user"), "messages[1].role"),
     ],
 )
-def test_messages_that_are_no_conversation(messages: Any, param: str) -> None:
-    told = refusal(messages=messages)
-    assert (told.status, told.param) == (400, param)
+def test_invalid_messages(messages: Any, param: str) -> None:
+    error = error_of(messages=messages)
+    assert (error.status, error.param) == (400, param)
 
 
 def test_text_parts_and_empty_fields() -> None:
@@ -175,17 +175,17 @@ def test_text_parts_and_empty_fields() -> None:
         "annotations": [],
         "tool_calls": None,
     }
-    got = wish(messages=[{"role": "user", "content": parts}, answer, USER])
+    got = parsed(messages=[{"role": "user", "content": parts}, answer, USER])
     assert (got.turns, got.question) == ((("a b", "c"),), "Why?")
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"3", b"1" * 5000, b'{"n": Nan}']
 )
-def test_bodies_that_are_no_request(body: bytes) -> None:
-    with pytest.raises(Refusal) as refused:
-        read_wish(body, ())
-    assert refused.value.status == 400
+def test_invalid_bodies(body: bytes) -> None:
+    with pytest.raises(ApiError) as raised:
+        parse_request(body, ())
+    assert raised.value.status == 400
 
 
 JSON = st.recursive(
@@ -197,10 +197,12 @@ FIELDS = st.sampled_from(["messages", "stop", "stream", "stream_options", "seed"
 
 
 @given(st.dictionaries(FIELDS | st.text(), JSON, max_size=4))
-def test_anything_else_is_refused_and_never_a_crash(fields: dict[str, Any]) -> None:
-    told: Wish | Refusal
+def test_arbitrary_fields_never_crash(fields: dict[str, Any]) -> None:
+    result: ChatCompletionRequest | ApiError
     try:
-        told = wish(**fields)
-    except Refusal as reason:
-        told = reason
-    assert isinstance(told, Wish) or (told.status in (400, 404) and json.dumps(told.body))
+        result = parsed(**fields)
+    except ApiError as error:
+        result = error
+    assert isinstance(result, ChatCompletionRequest) or (
+        result.status in (400, 404) and json.dumps(result.body)
+    )

@@ -1,4 +1,4 @@
-"""The server's life: it listens until Ctrl-C, then lets the running answer end if that is soon."""
+"""Runs the server until Ctrl-C, then gives the running answer a moment to finish."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rich.console import Console
 from starlette.types import ASGIApp
 
 from triforce_chat.chat.session import Session
-from triforce_chat.serve.app import Served, build
-from triforce_chat.serve.desk import Desk, Job, Log
-from triforce_chat.serve.talk import Talk
+from triforce_chat.serve.adapter import SessionAdapter
+from triforce_chat.serve.app import ServedModel, build_app
+from triforce_chat.serve.worker import Job, Log, Worker
 from triforce_chat.ui import figures
 from triforce_chat.ui.clean import clean
 
-GRACE = 1.0  # seconds after Ctrl-C in which the running answer may end
-PATIENCE = 4  # seconds after which connections are cut
+GRACE = 1.0  # seconds after Ctrl-C until the running answer is stopped
+PATIENCE = 4  # seconds after Ctrl-C until connections are closed
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which tells the desk when it is to close."""
+    """uvicorn's server, which also closes the worker when it shuts down."""
 
-    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+    def __init__(self, app: ASGIApp, worker: Worker) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -41,31 +41,31 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=PATIENCE,
             )
         )
-        self.desk = desk
+        self.worker = worker
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.desk.close()
-        asyncio.get_running_loop().call_later(GRACE, self.desk.stop)
+        self.worker.close()
+        asyncio.get_running_loop().call_later(GRACE, self.worker.stop)
         await super().shutdown(sockets)
 
 
 def serve(session: Session, listener: socket.socket, token: str | None, console: Console | None) -> None:
-    """Answer requests about the session's documents until Ctrl-C; ``console`` gets a line for each of them."""
-    desk = Desk(Talk(session).answer, log_on(console) if console else unlogged)
+    """Answer requests about the session's documents until Ctrl-C; ``console`` receives one line per request."""
+    worker = Worker(SessionAdapter(session).answer, console_log(console) if console else no_log)
     titles = tuple(document.title for document in session.documents)
-    served = Served(session.loaded.name, session.context_limit, titles)
+    served = ServedModel(session.loaded.name, session.context_limit, titles)
     try:
-        with ended_by_signals():
-            Server(build(desk, served, token), desk).run(sockets=[listener])
+        with stopped_by_signals():
+            Server(build_app(worker, served, token), worker).run(sockets=[listener])
     finally:
-        desk.close()
-        desk.stop()
-        desk.thread.join(PATIENCE)
+        worker.close()
+        worker.stop()
+        worker.thread.join(PATIENCE)
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """uvicorn raises again the signals that ended it; for a server they are how it ends, not a failure."""
+def stopped_by_signals() -> Iterator[None]:
+    """Ignore the SIGINT or SIGTERM that uvicorn raises again after its shutdown: for a server it is no failure."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda _number, _frame: None) for number in numbers]
     try:
@@ -75,15 +75,15 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def unlogged(job: Job) -> None:
-    """Nobody wants to read about requests."""
+def no_log(job: Job) -> None:
+    """Log nothing."""
 
 
-def log_on(console: Console) -> Log:
-    """A line about each answer: when it ended, its figures, whether it was stopped; nothing of what was said."""
+def console_log(console: Console) -> Log:
+    """Logs one line per answer: the time, whether it was stopped, and its figures; nothing of its content."""
 
     def log(job: Job) -> None:
-        pieces = [*(["stopped"] if job.stopped else []), *figures.summary(job.tally)]
+        pieces = [*(["stopped"] if job.cancelled else []), *figures.summary(job.tally)]
         if pieces:
             line = figures.SEPARATOR.join([time.strftime("%H:%M:%S"), *pieces])
             console.print(clean(line), markup=False, style="dim", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's objects: a chat completion, or the chunks of a stream."""
+"""Encodes answers as OpenAI's objects: a chat completion, or the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from triforce_chat.chat.records import speculation, timing
 from triforce_chat.engine.events import Event, Prefilled, Text
-from triforce_chat.serve.desk import Job
+from triforce_chat.serve.worker import Job
 
 DONE = b"data: [DONE]\n\n"
 
 
-def encoded(value: Any) -> bytes:
-    """JSON in UTF-8; half characters that a client sent become question marks."""
+def json_bytes(value: Any) -> bytes:
+    """JSON in UTF-8; lone surrogates that a client sent become question marks."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
 
 
-def line(value: Any) -> bytes:
+def sse_event(value: Any) -> bytes:
     """One server-sent event."""
-    return b"data: " + encoded(value) + b"\n\n"
+    return b"data: " + json_bytes(value) + b"\n\n"
 
 
-class Reply:
-    """One answer under one id; ``model`` is the name that the server gives its model."""
+class CompletionEncoder:
+    """Encodes one answer; ``model`` is the served model's name."""
 
     def __init__(self, job: Job, model: str) -> None:
         self.job = job
@@ -35,47 +35,47 @@ class Reply:
     def completion(self) -> dict[str, Any]:
         """The whole answer."""
         message = {"role": "assistant", "content": self.job.tally.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._reason}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish_reason}
         return {**self.head, "object": "chat.completion", "choices": [choice], "usage": self.usage()}
 
-    def first(self) -> bytes:
+    def first_chunk(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def piece(self, event: Event) -> bytes:
-        """An event as part of a stream; progress of the prefill is a comment, which clients pass over."""
+    def chunk(self, event: Event) -> bytes:
+        """An event as part of a stream; prefill progress is a comment, which clients skip."""
         if isinstance(event, Prefilled):
             return f": read {event.done} of {event.total}\n\n".encode()
         return self._chunk({"content": event.text}) if isinstance(event, Text) and event.text else b""
 
-    def last(self) -> bytes:
-        """The end of a stream, with the usage where it was asked for."""
-        end = self._chunk({}, self._reason)
-        if self.job.wish.include_usage:
-            end += line(
+    def last_chunks(self) -> bytes:
+        """The end of a stream, with the usage if it was requested."""
+        end = self._chunk({}, self._finish_reason)
+        if self.job.request.include_usage:
+            end += sse_event(
                 {**self.head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage()}
             )
         return end + DONE
 
     def usage(self) -> dict[str, Any]:
-        """Tokens as OpenAI counts them, and what was measured as ``--json`` tells it."""
+        """Token counts as OpenAI defines them, plus the timing and speculation records of ``--json``."""
         tally = self.job.tally
-        done, made = tally.finished, len(tally.token_ids)
+        done, generated = tally.finished, len(tally.token_ids)
         prompt, cached = (done.prompt_tokens, done.cached_tokens) if done else (0, 0)
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": made,
-            "total_tokens": prompt + made,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": cached},
             "timing": {"queued_s": self.job.queued_s, **timing(tally)},
             "speculation": speculation(tally),
         }
 
     @property
-    def _reason(self) -> str:
+    def _finish_reason(self) -> str:
         done = self.job.tally.finished
         return done.reason if done else "stop"
 
     def _chunk(self, delta: dict[str, str], reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        usage = {"usage": None} if self.job.wish.include_usage else {}
-        return line({**self.head, "object": "chat.completion.chunk", "choices": [choice], **usage})
+        usage = {"usage": None} if self.job.request.include_usage else {}
+        return sse_event({**self.head, "object": "chat.completion.chunk", "choices": [choice], **usage})

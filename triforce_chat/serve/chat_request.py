@@ -1,6 +1,6 @@
-"""What a client asks for: the body of a request to /v1/chat/completions, checked field by field.
+"""Parses the body of a request to /v1/chat/completions, field by field.
 
-A field that would change the answer and cannot be honoured is refused by name; it is never passed over.
+A field that would change the answer and is not supported is an error that names the field; it is never ignored.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from triforce_chat.serve.refusal import Refusal, wrong
+from triforce_chat.serve.api_error import ApiError, invalid_field
 from triforce_chat.settings.settings import request_parameters
 
-MOST_STOPS = 16
-MOST_STOP_LENGTH = 1000  # characters
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values with which these change nothing
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1000  # characters
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values that change nothing
     "n": (1,),
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
@@ -33,13 +33,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values with which these change
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
 }
-HARMLESS = frozenset(  # they tell the provider something, and the model nothing
+IGNORED = frozenset(  # addressed to the provider, without effect on the answer
     {
         *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention"),
         *("safety_identifier", "service_tier", "store"),
     }
 )
-OWN = frozenset(
+SUPPORTED = frozenset(  # besides the numbers in ``NUMBERS``
     {
         *("model", "messages", "stream", "stream_options", "stop", "user", "max_tokens"),
         "max_completion_tokens",
@@ -48,13 +48,13 @@ OWN = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """One answer that a client wants."""
+class ChatCompletionRequest:
+    """A parsed request for one answer."""
 
-    turns: tuple[tuple[str, str], ...]  # questions that were answered, and the answers
+    turns: tuple[tuple[str, str], ...]  # earlier questions and their answers
     question: str
     system: str | None = None
-    settings: tuple[tuple[str, float], ...] = ()  # names of ``Settings`` and their values
+    settings: tuple[tuple[str, float], ...] = ()  # fields of ``Settings`` and their values
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
@@ -62,14 +62,14 @@ class Wish:
     user: str = ""
 
 
-def read_wish(body: bytes, names: Collection[str]) -> Wish:
-    """Check a request's body; ``names`` are those of the model. Raises Refusal."""
+def parse_request(body: bytes, names: Collection[str]) -> ChatCompletionRequest:
+    """Parse a request's body; ``names`` are those that the model answers to. Raises ApiError."""
     fields = _fields(body)
     _check_names(fields)
     _check_model(fields, names)
-    system, turns, question = read_messages(fields.get("messages"))
+    system, turns, question = parse_messages(fields.get("messages"))
     stream = typed(fields, "stream", bool) or False
-    return Wish(
+    return ChatCompletionRequest(
         turns=turns,
         question=question,
         system=system,
@@ -83,42 +83,43 @@ def read_wish(body: bytes, names: Collection[str]) -> Wish:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    """The fields that were given; null is as good as not given."""
+    """The fields of the body, without those that are null."""
     try:
         read = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refusal(400, "the body is not JSON") from None
+        raise ApiError(400, "the body is not JSON") from None
     if not isinstance(read, dict):
-        raise Refusal(400, "the body must be a JSON object")
+        raise ApiError(400, "the body must be a JSON object")
     return {name: value for name, value in read.items() if value is not None}
 
 
 def _check_names(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if name in NEUTRAL:
-            if not any(type(value) is type(calm) and value == calm for calm in NEUTRAL[name]):
-                raise wrong(name, "not supported here, leave it out", "unsupported_parameter")
-        elif name not in OWN | HARMLESS | NUMBERS.keys():
-            raise wrong(name[:80], "no such field", "unknown_parameter")
+            if not any(type(value) is type(same) and value == same for same in NEUTRAL[name]):
+                raise invalid_field(name, "not supported; leave it out", "unsupported_parameter")
+        elif name not in SUPPORTED | IGNORED | NUMBERS.keys():
+            raise invalid_field(name[:80], "unknown field", "unknown_parameter")
 
 
 def _check_model(fields: Mapping[str, Any], names: Collection[str]) -> None:
     model = typed(fields, "model", str)
     if model is None:
-        raise wrong("model", "missing; it may be 'default'")
+        raise invalid_field("model", "missing; it may be 'default'")
     if model not in names:
-        raise no_model(model)
+        raise unknown_model(model)
 
 
-def no_model(name: str) -> Refusal:
-    message = f"no model '{name[:200]}' here; GET /v1/models names the one there is, or ask for 'default'"
-    return Refusal(404, message, "model_not_found", "model")
+def unknown_model(name: str) -> ApiError:
+    message = f"no model '{name[:200]}'; GET /v1/models lists the one served, or use 'default'"
+    return ApiError(404, message, "model_not_found", "model")
 
 
 def typed(fields: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    """The value of a field, or None. Raises ApiError if it is of another type than ``kind``."""
     value = fields.get(name)
     if value is not None and not isinstance(value, kind):
-        raise wrong(name, f"must be {_KINDS[kind]}")
+        raise invalid_field(name, f"must be {_KINDS[kind]}")
     return value
 
 
@@ -132,13 +133,13 @@ _KINDS: Mapping[type[Any], str] = {
 
 def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong(name, "must be an integer")
+        raise invalid_field(name, "must be an integer")
     return value
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong(name, "must be a number")
+        raise invalid_field(name, "must be a number")
     return value
 
 
@@ -156,72 +157,74 @@ def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     values = [_integer(name, fields[name]) for name in names]
     for name, value in zip(names, values, strict=True):
         if value < 1:
-            raise wrong(name, "must be at least 1")
+            raise invalid_field(name, "must be at least 1")
     if len(set(values)) > 1:
-        raise wrong("max_tokens", "differs from max_completion_tokens")
+        raise invalid_field("max_tokens", "differs from max_completion_tokens")
     return values[0] if values else None
 
 
 def _stop(given: Any) -> tuple[str, ...]:
     stops = [given] if isinstance(given, str) else [] if given is None else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise wrong("stop", "must be a string or a list of strings, none of them empty")
-    if len(stops) > MOST_STOPS or any(len(stop) > MOST_STOP_LENGTH for stop in stops):
-        raise wrong("stop", f"at most {MOST_STOPS} strings of {MOST_STOP_LENGTH} characters")
+        raise invalid_field("stop", "must be a string or a list of strings, none of them empty")
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise invalid_field("stop", f"at most {MAX_STOPS} strings of {MAX_STOP_LENGTH} characters")
     return tuple(stops)
 
 
 def _include_usage(fields: Mapping[str, Any], stream: bool) -> bool:
     options = typed(fields, "stream_options", dict) or {}
     if options and not stream:
-        raise wrong("stream_options", "goes with stream")
+        raise invalid_field("stream_options", "requires stream")
     for name in options:
         if name not in ("include_usage", "include_obfuscation"):
-            raise wrong(f"stream_options.{name[:80]}", "no such field", "unknown_parameter")
+            raise invalid_field(f"stream_options.{name[:80]}", "unknown field", "unknown_parameter")
     return typed(options, "include_usage", bool) or False
 
 
-def read_messages(given: Any) -> tuple[str | None, tuple[tuple[str, str], ...], str]:
-    """(system text, answered turns, question) of a list of messages.
+def parse_messages(given: Any) -> tuple[str | None, tuple[tuple[str, str], ...], str]:
+    """Split a list of messages into (system text, answered turns, question).
 
-    A conversation is a system message or none, then user and assistant in turn, and a user's at the end.
+    The messages are an optional system message, then user and assistant in turn, ending with the user.
+    Raises ApiError for any other order.
     """
     if not isinstance(given, list) or not given:
-        raise wrong("messages", "must be a list of messages")
-    said = [_message(at, message) for at, message in enumerate(given)]
-    system = said.pop(0)[1] if said[0][0] == "system" else None
-    for at, (role, text) in enumerate(said, len(given) - len(said)):
-        expected = "assistant" if (at - len(given) + len(said)) % 2 else "user"
+        raise invalid_field("messages", "must be a list of messages")
+    messages = [_message(index, message) for index, message in enumerate(given)]
+    system = messages.pop(0)[1] if messages[0][0] == "system" else None
+    first = len(given) - len(messages)
+    for index, (role, text) in enumerate(messages, first):
+        expected = "assistant" if (index - first) % 2 else "user"
         if role != expected:
-            raise wrong(f"messages[{at}].role", f"'{role}' where '{expected}' should follow")
+            raise invalid_field(f"messages[{index}].role", f"must be '{expected}', not '{role}'")
         if role == "user" and not text.strip():
-            raise wrong(f"messages[{at}].content", "is empty")
-    if len(said) % 2 == 0:
-        raise wrong("messages", "the last one must be the user's")
-    texts = [text for _, text in said]
+            raise invalid_field(f"messages[{index}].content", "is empty")
+    if len(messages) % 2 == 0:
+        raise invalid_field("messages", "the last one must be the user's")
+    texts = [text for _, text in messages]
     return system, tuple(zip(texts[0:-1:2], texts[1::2], strict=True)), texts[-1]
 
 
-def _message(at: int, given: Any) -> tuple[str, str]:
+def _message(index: int, given: Any) -> tuple[str, str]:
     """(role, text) of one message."""
-    place = f"messages[{at}]"
+    path = f"messages[{index}]"
     if not isinstance(given, dict):
-        raise wrong(place, "must be an object")
+        raise invalid_field(path, "must be an object")
     role = given.get("role")
     if role not in ("system", "user", "assistant"):
-        raise wrong(f"{place}.role", "must be system, user or assistant")
+        raise invalid_field(f"{path}.role", "must be system, user or assistant")
     for name, value in given.items():
-        if name not in ("role", "content") and value:  # clients send back the empty fields of answers
-            raise wrong(f"{place}.{name[:80]}", "not supported here", "unsupported_parameter")
-    return role, _content(f"{place}.content", given.get("content"))
+        if name not in ("role", "content") and value:  # clients send back answers with their empty fields
+            raise invalid_field(f"{path}.{name[:80]}", "not supported", "unsupported_parameter")
+    return role, _content(f"{path}.content", given.get("content"))
 
 
-def _content(place: str, given: Any) -> str:
+def _content(path: str, given: Any) -> str:
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
-        raise wrong(place, "must be a string or a list of text parts")
+        raise invalid_field(path, "must be a string or a list of text parts")
     for part in given:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise wrong(place, "only parts of type text are supported")
+            raise invalid_field(path, "only parts of type text are supported")
     return "".join(part["text"] for part in given)

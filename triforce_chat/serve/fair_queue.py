@@ -1,4 +1,4 @@
-"""The queue: clients take turns, and each client's own requests keep their order."""
+"""A queue that serves clients in turn and keeps the order of each client's own requests."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Full(Exception):
-    """There is no room for one more."""
+class QueueFull(Exception):
+    """The queue has no room for another item of this client, or it is closed."""
 
 
-class Line(Generic[Item]):
-    """Items of many clients, for one thread that takes them.
+class FairQueue(Generic[Item]):
+    """Items of many clients for one consumer thread.
 
-    At most ``most`` items wait, and at most ``share`` of one client, so that no client can lock others out.
+    It holds at most ``max_items``, and at most ``max_per_client`` of one client, so that no client can lock out
+    the others.
     """
 
-    def __init__(self, most: int, share: int) -> None:
-        self.most, self.share = most, share
+    def __init__(self, max_items: int, max_per_client: int) -> None:
+        self.max_items, self.max_per_client = max_items, max_per_client
         self.waiting: dict[Hashable, deque[Item]] = {}  # in the order in which clients will be served
         self.changed = threading.Condition()
         self.closed = False
@@ -30,16 +31,16 @@ class Line(Generic[Item]):
         return sum(len(items) for items in list(self.waiting.values()))
 
     def add(self, client: Hashable, item: Item) -> None:
-        """Put an item behind the client's others; raises Full."""
+        """Append an item to the client's others. Raises QueueFull."""
         with self.changed:
             own = len(self.waiting.get(client, ()))
-            if self.closed or own >= self.share or len(self) >= self.most:
-                raise Full
+            if self.closed or own >= self.max_per_client or len(self) >= self.max_items:
+                raise QueueFull
             self.waiting.setdefault(client, deque()).append(item)
             self.changed.notify()
 
     def take(self) -> Item | None:
-        """The next item, once there is one; None when the line is closed."""
+        """Wait for the next item and remove it; None if the queue is closed."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or self.waiting)
             if self.closed:
@@ -48,11 +49,11 @@ class Line(Generic[Item]):
             items = self.waiting.pop(client)
             item = items.popleft()
             if items:
-                self.waiting[client] = items  # behind everybody else
+                self.waiting[client] = items  # the client's next turn is after everybody else's
             return item
 
     def remove(self, client: Hashable, item: Item) -> bool:
-        """Take an item out of the line; False where it does not wait any more."""
+        """Remove a waiting item; False if it no longer waits."""
         with self.changed:
             items = self.waiting.get(client, deque())
             if item not in items:
@@ -63,7 +64,7 @@ class Line(Generic[Item]):
             return True
 
     def close(self) -> list[Item]:
-        """Let nobody in any more; returns those who waited."""
+        """Accept no more items; returns those that were waiting."""
         with self.changed:
             left = [item for items in self.waiting.values() for item in items]
             self.waiting.clear()

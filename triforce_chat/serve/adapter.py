@@ -1,0 +1,97 @@
+"""Answers chat completion requests with a Session: the prompt, cache and answer are those of a chat."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from triforce_chat.chat.conversation import Turn
+from triforce_chat.chat.session import Exchange, Session
+from triforce_chat.engine.events import Event, Tally
+from triforce_chat.loading.stack_options import stack_for
+from triforce_chat.serve.api_error import ApiError
+from triforce_chat.serve.chat_request import ChatCompletionRequest
+from triforce_chat.settings.settings import Settings
+
+MAX_ANSWERS = 256  # whose token ids are kept
+
+
+class SessionAdapter:
+    """Answers requests about the documents of ``base``, one at a time.
+
+    A client sends back earlier answers as text. Their token ids are kept here, so that the prompt of a continued
+    conversation begins with the cached ids even where the tokenizer would encode the text differently.
+    """
+
+    def __init__(self, base: Session) -> None:
+        self.base = base
+        self.answer_ids: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+
+    def answer(self, request: ChatCompletionRequest) -> Generator[Event, None, None]:
+        """The events of one answer; may be closed at any of them. Raises ApiError and UsageError at the first."""
+        session = self._session(request)
+        stack = stack_for(session.settings, session.loaded)
+        if stack != session.engine.options:
+            session.engine.restack(stack)
+        try:
+            with closing(session.ask(request.question, sources=False)) as events:
+                yield from events
+        finally:
+            self._remember(request, session.exchanges[len(request.turns) :])
+
+    def _session(self, request: ChatCompletionRequest) -> Session:
+        """A session with the turns of the request, and the documents before its first question."""
+        base = self.base
+        system = base.system if request.system is None else request.system
+        changes: dict[str, Any] = dict(request.settings)
+        session = Session(base.engine, base.loaded, replace(base.settings, **changes), system)
+        session.format, session.stop = base.format, request.stop
+        session.waiting = list(base.waiting)
+        for n, (question, answer) in enumerate(request.turns):
+            ids = self.answer_ids.get(answer_key(request, n, answer)) or tuple(session.format.text(answer))
+            turn = Turn(question, answer, Tally(token_ids=list(ids), text=answer))
+            session.exchanges.append(Exchange(tuple(session.waiting), session.format.text(question), turn))
+            session.waiting = []
+        session.settings = self._limited(session, request)
+        return session
+
+    def _limited(self, session: Session, request: ChatCompletionRequest) -> Settings:
+        """The settings with the requested ``max_tokens``, by default at most what the context has left.
+
+        Raises ApiError if prompt and requested answer exceed the context.
+        """
+        prompt = session.context_used + len(session.format.text(request.question))
+        limit = session.context_limit
+        most = request.max_tokens or min(session.settings.max_tokens, max(1, limit - prompt))
+        if prompt + most > limit:
+            raise ApiError(
+                400,
+                f"the context holds {limit:,} tokens; documents and messages have {prompt:,} and the answer "
+                f"may take {most:,}, which is {prompt + most - limit:,} too many",
+                "context_length_exceeded",
+                "messages",
+            )
+        return replace(session.settings, max_tokens=most)
+
+    def _remember(self, request: ChatCompletionRequest, exchanges: Sequence[Exchange]) -> None:
+        """Keep an answer's token ids, unless a stop string may have cut its text."""
+        if request.stop:
+            return
+        for exchange in exchanges:
+            key = answer_key(request, len(request.turns), exchange.turn.answer)
+            self.answer_ids[key] = tuple(exchange.turn.tally.token_ids)
+            self.answer_ids.move_to_end(key)
+        while len(self.answer_ids) > MAX_ANSWERS:
+            self.answer_ids.popitem(last=False)
+
+
+def answer_key(request: ChatCompletionRequest, n: int, answer: str) -> bytes:
+    """A hash of the answer to turn ``n`` and of the whole conversation before it."""
+    questions = [*(question for question, _ in request.turns), request.question]
+    conversation = [request.system, request.turns[:n], questions[n], answer]
+    return hashlib.sha256(json.dumps(conversation).encode()).digest()

@@ -1,0 +1,140 @@
+"""The thread that owns the engine. It answers one request at a time and posts events to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Generator, Hashable
+from contextlib import closing, suppress
+
+from triforce_chat.engine.events import Event, Tally
+from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, TriforceError, UsageError
+from triforce_chat.serve import api_error
+from triforce_chat.serve.api_error import ApiError
+from triforce_chat.serve.chat_request import ChatCompletionRequest
+from triforce_chat.serve.fair_queue import FairQueue, QueueFull
+
+MAX_QUEUED = 64  # requests
+MAX_QUEUED_PER_CLIENT = 16  # requests
+
+Answer = Callable[[ChatCompletionRequest], Generator[Event, None, None]]
+Log = Callable[["Job"], None]
+
+
+class Job:
+    """A request in progress: the worker's thread posts its events, the event loop reads them."""
+
+    def __init__(self, client: Hashable, request: ChatCompletionRequest) -> None:
+        self.client, self.request = client, request
+        self.loop = asyncio.get_running_loop()
+        self.items: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None ends it
+        self.cancelled = False
+        self.tally = Tally()
+        self.arrived, self.started = time.perf_counter(), 0.0
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds that the request waited in the queue."""
+        return max(0.0, self.started - self.arrived)
+
+    def post(self, item: Event | ApiError | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: there is no reader
+            self.loop.call_soon_threadsafe(self.items.put_nowait, item)
+
+    def fail(self, error: ApiError) -> None:
+        self.post(error)
+        self.post(None)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """The events of the answer. Raises ApiError if the answer fails, before or after its first events."""
+        while (item := await self.items.get()) is not None:
+            if isinstance(item, ApiError):
+                raise item
+            yield item
+
+
+class Worker:
+    """Answers queued jobs in a thread of its own. ``log`` is called with every job that was started, at its end."""
+
+    def __init__(self, answer: Answer, log: Log) -> None:
+        self.answer, self.log = answer, log
+        self.queue: FairQueue[Job] = FairQueue(MAX_QUEUED, MAX_QUEUED_PER_CLIENT)
+        self.current: Job | None = None
+        self.last_s = 1.0  # duration of the last answer
+        self.thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self.thread.start()
+
+    def submit(self, client: Hashable, request: ChatCompletionRequest) -> Job:
+        """Queue a request. Raises ApiError if the queue is full. Call it in the event loop."""
+        job = Job(client, request)
+        try:
+            self.queue.add(client, job)
+        except QueueFull:
+            if self.queue.closed:
+                raise api_error.shutting_down() from None
+            wait = {"Retry-After": str(max(1, math.ceil(self.last_s)))}
+            raise ApiError(
+                429, "too many requests are waiting; try again", "queue_full", None, wait
+            ) from None
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Remove a job from the queue, or stop it at its next event."""
+        job.cancelled = True
+        if self.queue.remove(job.client, job):
+            job.post(None)
+
+    def close(self) -> None:
+        """Reject all waiting and future jobs; the running job continues."""
+        for job in self.queue.close():
+            job.fail(api_error.shutting_down())
+
+    def stop(self) -> None:
+        """Stop the running job at its next event."""
+        if (job := self.current) is not None:
+            job.cancelled = True
+
+    def _run(self) -> None:
+        while (job := self.queue.take()) is not None:
+            self.current, job.started = job, time.perf_counter()
+            try:
+                self._serve(job)
+            except Exception as error:
+                job.post(_to_api_error(error))
+            finally:
+                self.current, self.last_s = None, time.perf_counter() - job.started
+                with suppress(OSError, ValueError):  # the log's terminal or file is gone
+                    self.log(job)
+                job.post(None)
+
+    def _serve(self, job: Job) -> None:
+        with closing(self.answer(job.request)) as events:
+            for event in events:
+                job.tally.add(event)
+                job.post(event)
+                if job.cancelled:
+                    break
+        if job.cancelled and self.queue.closed and job.tally.finished is None:
+            raise api_error.shutting_down()
+
+
+def _to_api_error(error: Exception) -> ApiError:
+    """The error as a client may see it. The traceback of a bug goes to the server's terminal only."""
+    from triforce_chat.models.failures import is_out_of_memory
+
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, DoesNotFit):
+        return ApiError(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, UsageError | ModelError):
+        return ApiError(400, str(error))
+    if isinstance(error, OutOfMemory) or is_out_of_memory(error):
+        return ApiError(500, "out of memory", "out_of_memory")
+    if isinstance(error, TriforceError):
+        return ApiError(500, str(error))
+    traceback.print_exception(error, file=sys.stderr)
+    return api_error.internal_error()
