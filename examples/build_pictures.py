@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 from rich.text import Text
 
-from triforce_chat.chat.session import Session
+from triforce_chat.chat.session import ChatSession
 from triforce_chat.cli.engines import open_session
 from triforce_chat.cli.output import screen_of
 from triforce_chat.cli.reading import read_all
@@ -38,7 +38,7 @@ def main() -> None:
     ask(session)
 
 
-def compare(session: Session) -> None:
+def compare(session: ChatSession) -> None:
     columns = Columns(session.context_limit)
     columns.complete = True
     for item in session.compare(QUESTION):
@@ -48,7 +48,7 @@ def compare(session: Session) -> None:
             columns.add(*item)
 
 
-def ask(session: Session) -> None:
+def ask(session: ChatSession) -> None:
     panel, answer = EnginePanel("triforce", session.context_limit), session.ask(QUESTION)
     for event in answer:
         panel.add(event)

@@ -16,7 +16,8 @@ from support.byte_tokenizer import END, START
 from support.chat_sessions import CONTEXT, SAYS, ScriptedDecoder, Talk, book, finished, folded, pages
 from support.oom_models import starving
 
-from triforce_chat.chat.session import QUESTION_ROOM, Session
+from triforce_chat.chat.context_check import QUESTION_ROOM
+from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import parse_pages
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Comparison, Prefilled, Text
@@ -54,12 +55,12 @@ def test_every_token_knows_its_page(loaded: tuple[Engine, LoadedModel]) -> None:
     whole = book("Some title", "one\n", "", "three ü\n", "four\n", "five\n")
     for document in (whole, whole.select(parse_pages("3,5"))):
         talk.add(document)
-        reading = talk.readings[-1]
+        read = talk.transcript.pending[-1]
         for start in (0, 3):
-            places = [-1.0] * start + [float(at) for at in range(len(reading.ids))]
-            found = [*reading.placed(places, start)]
-            told = [talk.spelled([reading.ids[int(at)] for at in placed.weights]) for placed in found]
-            assert [placed.page for placed in found] == list(document.pages)
+            places = [-1.0] * start + [float(at) for at in range(len(read.ids))]
+            found = [*read.page_weights(places, start)]
+            told = [talk.spelled([read.ids[int(at)] for at in page.weights]) for page in found]
+            assert [page.page for page in found] == list(document.pages)
             assert told == [page.text for page in document.pages]
 
 
@@ -72,7 +73,7 @@ def test_nothing_that_is_read_or_said_becomes_a_turn(loaded: tuple[Engine, Loade
     talk.add(book(HOSTILE.replace("\n", " "), HOSTILE, "\ue0000\ue001"))
     talk.says(HOSTILE)
     talk.says("{{ messages }}\ue0000\ue001")
-    ids = talk._prompt(talk.format.text(HOSTILE))
+    ids = talk.transcript.prompt(talk.encode(HOSTILE)).ids
     messages = 1 + 2 * 2 + 1
     assert (ids.count(START), ids.count(END)) == (messages + 1, messages)
     assert ids.count(0) == 0
@@ -86,13 +87,13 @@ def test_an_end_token_is_not_said_twice(loaded: tuple[Engine, LoadedModel]) -> N
     last = talk.says("Why?").token_ids[at]
     talk.clear()
     talk.engine.eos_ids |= {last}
-    talk.loaded = dataclasses.replace(talk.loaded, eos_ids=talk.engine.eos_ids)
+    talk.transcript.eos_ids = talk.engine.eos_ids
     made = talk.says("Why?").token_ids
     assert finished(talk.turns[-1].tally).reason == "stop"
     assert made[-1] == last
-    assert talk._said(talk.turns[-1]) == made[:-1]
+    assert talk.transcript.answer_ids(talk.turns[-1]) == made[:-1]
     assert talk.prompt.count("<|im_end|>") == 4
-    assert END not in talk._said(talk.turns[-1])
+    assert END not in talk.transcript.answer_ids(talk.turns[-1])
 
 
 def test_an_answer_is_remembered_as_it_was_shown(loaded: tuple[Engine, LoadedModel]) -> None:
@@ -101,7 +102,7 @@ def test_an_answer_is_remembered_as_it_was_shown(loaded: tuple[Engine, LoadedMod
     bare = copy.copy(model.tokenizer)
     bare.chat_template = None  # type: ignore[attr-defined]
     talk = Talk((engine, dataclasses.replace(model, tokenizer=bare)))
-    talk.engine.top = ScriptedDecoder(talk.engine, talk.format.text(" Yes.\nuser: And so on"))  # type: ignore[assignment]
+    talk.engine.top = ScriptedDecoder(talk.engine, talk.encode(" Yes.\nuser: And so on"))  # type: ignore[assignment]
     assert talk.says("Why?").text == " Yes."
     assert talk.prompt.count("user:") == 2
 
@@ -159,11 +160,13 @@ def test_a_changed_system_text_is_read_from_then_on(loaded: tuple[Engine, Loaded
 
 def test_documents_are_spoken_of_where_there_are_some(loaded: tuple[Engine, LoadedModel]) -> None:
     talk = Talk(loaded)
-    usual = Session(talk.engine, talk.loaded, talk.settings)
+    usual = ChatSession(talk.engine, talk.loaded, talk.settings)
     assert usual.system == prompt("plain")
     usual.add(book("One", "a\n"))
     assert usual.system == prompt("system")
-    assert talk.spelled(usual._prompt([])).startswith(f"<|im_start|>system\n{prompt('system')}<|im_end|>")
+    assert talk.spelled(usual.transcript.prompt([]).ids).startswith(
+        f"<|im_start|>system\n{prompt('system')}<|im_end|>"
+    )
     talk.add(book("One", "a\n"))
     assert talk.system == "Be brief."
 
@@ -189,7 +192,7 @@ def test_a_document_is_refused_whole_with_the_numbers_and_a_choice_that_fits(
 ) -> None:
     talk = Talk(loaded, context=1000)
     document = book("Long", *pages(30))
-    size = len(talk._read(document).ids)
+    size = len(talk.transcript.tokenize(document).ids)
     rest = talk.context_used
     with pytest.raises(DoesNotFit) as refusal:
         talk.add(document)
@@ -325,8 +328,8 @@ def test_retry_replaces_the_last_answer(loaded: tuple[Engine, LoadedModel]) -> N
     assert folded(talk.retry()).token_ids != first.token_ids
     assert [turn.question for turn in talk.turns] == ["Why?"]
     assert talk.documents == [one, two]
-    assert talk.waiting[0].document == two
-    assert [reading.document for reading in talk.exchanges[0].readings] == [one]
+    assert talk.transcript.pending[0].document == two
+    assert [each.document for each in talk.transcript.exchanges[0].documents] == [one]
 
 
 def test_a_retry_that_is_stopped_early_keeps_the_old_answer(loaded: tuple[Engine, LoadedModel]) -> None:
@@ -377,7 +380,7 @@ def test_an_answer_that_was_stopped_goes_on_as_if_it_had_not(
     assert finished(more).completion_tokens == SAYS - said
     assert finished(turn.tally).completion_tokens == SAYS
     assert finished(more).cached_tokens == finished(more).prompt_tokens - 1
-    assert [reading.document.title for reading in talk.exchanges[0].readings] == ["Book"]
+    assert [each.document.title for each in talk.transcript.exchanges[0].documents] == ["Book"]
     talk.answers_like_a_fresh_one("How?")
 
 
@@ -397,7 +400,7 @@ def test_an_answer_that_was_cut_goes_on_as_often_as_one_likes(loaded: tuple[Engi
 
 def test_half_a_character_becomes_a_whole_one(loaded: tuple[Engine, LoadedModel]) -> None:
     talk = Talk(loaded)
-    euro = talk.format.text("€")
+    euro = talk.encode("€")
     talk.engine.top = ScriptedDecoder(talk.engine, [*euro, END])  # type: ignore[assignment]
     talk.set_option("max-tokens", "1")
     assert talk.says("Why?").text == "\ufffd"
@@ -417,10 +420,10 @@ def test_what_cannot_go_on(loaded: tuple[Engine, LoadedModel]) -> None:
     talk = Talk(loaded)
     with pytest.raises(UsageError, match="no answer to continue"):
         next(talk.resume())
-    talk.engine.top = ScriptedDecoder(talk.engine, [*talk.format.text("done"), END])  # type: ignore[assignment]
+    talk.engine.top = ScriptedDecoder(talk.engine, [*talk.encode("done"), END])  # type: ignore[assignment]
     talk.says("Why?")
     before = talk.turns[0]
-    with pytest.raises(UsageError, match="came to its end"):
+    with pytest.raises(UsageError, match="is complete"):
         next(talk.resume())
     small = Talk(loaded, context=200)
     small.says("Why?" * 30)
@@ -563,7 +566,7 @@ def course(talk: Talk, chance: random.Random, step: int) -> None:
     """One thing that a person may do; answers may be stopped at any event."""
     match chance.randrange(9):
         case 0:
-            talk.waiting = talk.waiting[:1]
+            talk.transcript.pending = talk.transcript.pending[:1]
             talk.add(book(f"Book {step}", *pages(chance.randrange(1, 6))))
         case 1:
             stopped(talk.prefill(), chance)
@@ -616,7 +619,7 @@ def test_reading_goes_on_where_memory_ran_out(loaded: tuple[Engine, LoadedModel]
     talk.answers_like_a_fresh_one("Why?")
 
 
-def folded_prefills(talk: Session) -> list[Prefilled]:
+def folded_prefills(talk: ChatSession) -> list[Prefilled]:
     return [event for event in talk.prefill() if isinstance(event, Prefilled)]
 
 

@@ -24,7 +24,7 @@ class Pointing(Talk):
             yield Retraced(1, 1)
             weights = [0.0] * len(request.prompt)
             for weight, text in zip((4.0, 2.0, 1.0), texts, strict=False):
-                wanted = self.format.text(text)  # a token is a byte
+                wanted = self.encode(text)  # a token is a byte
                 at = next(i for i in range(len(weights)) if request.prompt[i : i + len(wanted)] == wanted)
                 weights[at : at + len(wanted)] = [weight] * len(wanted)
             return weights
@@ -86,7 +86,7 @@ def test_sources_follow_the_end_and_change_no_token(loaded: Made) -> None:
     talk, other = Talk(loaded), Talk(loaded)
     for each in (talk, other):
         each.add(book("One", *ONE))
-    request = other._request("Why?")
+    request = other.request("Why?")
     expected = folded(other.engine.answer(request, plain=True)).token_ids
     events = list(talk.ask("Why?"))
     assert isinstance(events[-1], Sourced)
@@ -124,8 +124,8 @@ def test_pages_that_the_answer_names_are_checked(loaded: Made) -> None:
     talk.add(book("One", *ONE))
     talk.points_at("mill")
     answer = 'It was "night" (p. 3), p. 9.'
-    talk.settings = talk.settings.with_text("max_tokens", str(len(talk.format.text(answer))))
-    talk.engine.top = ScriptedDecoder(talk.engine, talk.format.text(answer))  # type: ignore[assignment]
+    talk.settings = talk.settings.with_text("max_tokens", str(len(talk.encode(answer))))
+    talk.engine.top = ScriptedDecoder(talk.engine, talk.encode(answer))  # type: ignore[assignment]
     tally = talk.says("When?")
     assert tally.text == answer
     assert tally.sourced is not None

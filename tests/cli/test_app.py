@@ -596,7 +596,7 @@ def test_the_default_model_summarizes_pages_exactly() -> None:
 
 @pytest.mark.model
 def test_the_default_model_reuses_its_cache() -> None:
-    from triforce_chat.chat.session import Session
+    from triforce_chat.chat.session import ChatSession
     from triforce_chat.chat.template import ChatFormat
     from triforce_chat.documents import parse_pages, read
     from triforce_chat.engine.events import Finished
@@ -606,7 +606,7 @@ def test_the_default_model_reuses_its_cache() -> None:
 
     settings = Settings(max_tokens=8, device="cpu")
     engine, loaded = load_engine(EngineSpec(settings))
-    session = Session(engine, loaded, settings)
+    session = ChatSession(engine, loaded, settings)
     session.add(read(str(EXAMPLE)).select(parse_pages("1")))
     answers = [[*session.ask(question)] for question in ("Who is there?", "And where?")]
     first, second = (event for answer in answers for event in answer if isinstance(event, Finished))

@@ -13,7 +13,7 @@ import pytest
 from support.serving import CONTEXT, Running, save_talker, serving, until
 from typer.testing import CliRunner
 
-from triforce_chat.chat.session import Session
+from triforce_chat.chat.session import ChatSession
 from triforce_chat.cli.app import app
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Text
@@ -42,15 +42,15 @@ def settings(folder: Path) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def session(settings: Settings) -> Session:
+def session(settings: Settings) -> ChatSession:
     engine, loaded = load_engine(EngineSpec(settings))
-    made = Session(engine, loaded, settings)
+    made = ChatSession(engine, loaded, settings)
     made.add(Document("book", "book.txt", (Page(1, BOOK),)))
     return made
 
 
 @pytest.fixture(scope="module")
-def server(session: Session) -> Iterator[Running]:
+def server(session: ChatSession) -> Iterator[Running]:
     adapter = SessionAdapter(session)
 
     def answer(request: ChatCompletionRequest) -> Generator[Event, None, None]:
@@ -112,9 +112,9 @@ def test_a_sampled_answer_is_that_of_the_command_line(client: openai.OpenAI, fol
     assert told["text"] != complete(client, "Who?").choices[0].message.content
 
 
-def test_a_seed_calls_for_a_stack_that_does_not_look_at_the_clock(session: Session) -> None:
+def test_a_seed_calls_for_a_stack_that_does_not_look_at_the_clock(session: ChatSession) -> None:
     engine, automatic = session.engine, replace(session.settings, stack="auto")
-    adapter = SessionAdapter(Session(engine, session.loaded, automatic))
+    adapter = SessionAdapter(ChatSession(engine, session.loaded, automatic))
     stacks = []
     for settings in ((), (("seed", 7),), (("temperature", 1.0),)):
         assert list(adapter.answer(ChatCompletionRequest((), "Who?", settings=settings)))
@@ -122,11 +122,11 @@ def test_a_seed_calls_for_a_stack_that_does_not_look_at_the_clock(session: Sessi
     assert stacks == ["auto", "lookup", "auto"]
 
 
-def test_a_conversation_has_the_tokens_of_a_chat(client: openai.OpenAI, session: Session) -> None:
+def test_a_conversation_has_the_tokens_of_a_chat(client: openai.OpenAI, session: ChatSession) -> None:
     first = complete(client, "Who?").choices[0].message.content
     second = complete(client, "Who?", first, "And where?")
-    chat = Session(session.engine, session.loaded, session.settings)
-    chat.waiting = list(session.waiting)
+    transcript = session.transcript.without_turns()
+    chat = ChatSession(session.engine, session.loaded, session.settings, transcript=transcript)
     for question in ("Who?", "And where?"):
         for _ in chat.ask(question):
             pass
@@ -142,12 +142,12 @@ def test_an_answer_that_the_server_did_not_give_is_read_as_text(client: openai.O
     assert mine.usage.prompt_tokens - other.usage.prompt_tokens == len("The keeper.") - len("Nobody.")
 
 
-def test_the_book_is_read_once(client: openai.OpenAI, session: Session) -> None:
+def test_the_book_is_read_once(client: openai.OpenAI, session: ChatSession) -> None:
     complete(client, "Who?")
     done = complete(client, "When?")
     assert done.usage.prompt_tokens > len(BOOK)  # a token is a byte
     assert done.usage.prompt_tokens_details.cached_tokens > len(BOOK)
-    assert len(session.exchanges) == 0
+    assert len(session.transcript.exchanges) == 0
     assert complete(client, "When?", system="Other.").usage.prompt_tokens_details.cached_tokens < 200
 
 

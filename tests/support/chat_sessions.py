@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from triforce_chat.chat.session import Session
+from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import TokenBuffer
@@ -18,7 +18,7 @@ CONTEXT = 4096
 SAYS = 24  # tokens of an answer
 
 
-class Talk(Session):
+class Talk(ChatSession):
     """A session on the shared model with an empty cache of its own."""
 
     engine: Engine
@@ -38,14 +38,14 @@ class Talk(Session):
     @property
     def prompt(self) -> str:
         """What the model reads before the next question, without its prefix."""
-        return self.spelled(self._prompt([]))
+        return self.spelled(self.transcript.prompt([]).ids)
 
     def says(self, question: str) -> Tally:
         return folded(self.ask(question))
 
     def answers_like_a_fresh_one(self, question: str) -> None:
         """Exactness of every cache that was reused: plain decoding from nothing gives the same tokens."""
-        request = self._request(question)
+        request = self.request(question)
         fresh = Engine(self.engine.target, CONTEXT, TextCodec(self.engine.decode, self.engine.eos_ids))
         assert self.says(question).token_ids == folded(fresh.answer(request, plain=True)).token_ids
 

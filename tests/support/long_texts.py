@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from types import SimpleNamespace
 from typing import Any
 
 from support.byte_tokenizer import CHATML
 from support.tiny_models import SPECIAL
-from triforce_chat.chat.conversation import Turn
-from triforce_chat.chat.session import Exchange, Session
 from triforce_chat.chat.template import ChatFormat
+from triforce_chat.chat.transcript import Transcript
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Tally, Text
 from triforce_chat.lab.tasks.books import Book
@@ -72,19 +70,15 @@ def messages(text: str) -> list[tuple[str, str]]:
 
 def sent(form: ChatFormat, spoken: list[tuple[str, str]]) -> list[int]:
     """What a session sends for the last question of a conversation whose first question follows a document."""
-    loaded = SimpleNamespace(tokenizer=form.tokenizer, eos_ids={form.tokenizer.eos_token_id})
     system = spoken.pop(0)[1] if spoken[0][0] == "system" else ""
-    session = Session(SimpleNamespace(), loaded, SimpleNamespace(), system)  # type: ignore[arg-type]
+    transcript = Transcript(form, {form.tokenizer.eos_token_id}, form.tokenizer.decode, system)
     heading, rest = spoken[0][1].split("\n\n", 1)
     text, first = rest.rsplit("\n\n", 1)
-    session.waiting = [session._read(Document(heading.removeprefix("# "), "", (Page(1, text),)))]
+    transcript.add(Document(heading.removeprefix("# "), "", (Page(1, text),)))
     questions = [first, *(said for _, said in spoken[2::2])]
     for question, (_, said) in zip(questions, spoken[1::2], strict=False):
         tally = Tally()
         tally.add(Text(tuple(form.text(said)), said))
-        asked = form.text(question)
-        session.exchanges.append(Exchange(tuple(session.waiting), asked, Turn(question, said, tally)))
-        session.waiting = []
-    last = session.exchanges.pop()
-    session.waiting = list(last.readings)
-    return session._prompt(last.question)
+        transcript.append(question, tally)
+    with transcript.last_reopened("") as last:
+        return transcript.prompt(last.question).ids

@@ -1,4 +1,4 @@
-"""From what an answer's tokens attended to, to pages and sentences."""
+"""From attention weights to sources: the pages that an answer came from, each with its best sentence."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from triforce_chat.documents import Document, Page
 from triforce_chat.documents.sentences import at, one_line, spans
 from triforce_chat.engine.events import Source
 
-MOST = 5  # pages
+MAX_SOURCES = 5  # pages
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A page and what the tokens of an answer gave to each of its tokens."""
+class PageWeights:
+    """A page and the attention that the answer paid to each of its tokens."""
 
     document: Document
     page: Page
     weights: Sequence[float]
 
     @property
-    def weight(self) -> float:
+    def total(self) -> float:
         return sum(self.weights)
 
 
-def sources(pages: Sequence[Placed], form: ChatFormat) -> tuple[Source, ...]:
-    """The pages with the most weight, first; none where nothing was given to any."""
-    total = sum(placed.weight for placed in pages)
-    best = heapq.nlargest(MOST, pages, key=lambda placed: placed.weight)
+def top_sources(pages: Sequence[PageWeights], form: ChatFormat) -> tuple[Source, ...]:
+    """The pages with the most weight, in descending order; pages without weight are left out."""
+    total = sum(each.total for each in pages)
+    best = heapq.nlargest(MAX_SOURCES, pages, key=lambda each: each.total)
     return tuple(
         Source(
-            document=placed.document.title,
-            unit=placed.document.unit,
-            page=placed.page.number,
-            share=placed.weight / total,
-            sentence=sentence(placed, form.ends(placed.page.text)),
+            document=each.document.title,
+            unit=each.document.unit,
+            page=each.page.number,
+            share=each.total / total,
+            sentence=best_sentence(each, form.ends(each.page.text)),
         )
-        for placed in best
-        if placed.weight > 0
+        for each in best
+        if each.total > 0
     )
 
 
-def sentence(placed: Placed, ends: Sequence[int]) -> str:
+def best_sentence(page: PageWeights, ends: Sequence[int]) -> str:
     """The sentence with the most weight; ``ends`` says where each token ends in the page's text."""
-    text = placed.page.text
+    text = page.page.text
     sentences = spans(text)
     if not sentences:
         return ""
     weights = dict.fromkeys(sentences, 0.0)
-    for end, weight in zip(ends, placed.weights, strict=True):
+    for end, weight in zip(ends, page.weights, strict=True):
         # By its last character, because a token often begins with the space before it.
         weights[at(sentences, max(0, end - 1))] += weight
     start, end = max(sentences, key=weights.__getitem__)

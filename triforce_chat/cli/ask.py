@@ -15,7 +15,7 @@ from triforce_chat.errors import ExactnessError, Interrupted, UsageError
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
-    from triforce_chat.chat.session import Session
+    from triforce_chat.chat.session import ChatSession
     from triforce_chat.ui.terminal import Screen
 
 Compare = Annotated[
@@ -68,7 +68,7 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
         raise typer.Exit(Interrupted.exit_code)
 
 
-def answer_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:
+def answer_once(session: ChatSession, question: str, options: Options, screen: Screen, origin: Any) -> str:
     """Show the answer, print its events or its record; returns why it ended."""
     from triforce_chat.chat.records import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
@@ -85,7 +85,7 @@ def answer_once(session: Session, question: str, options: Options, screen: Scree
     return tally.finished.reason if tally.finished else "interrupted"
 
 
-def compare_once(session: Session, question: str, options: Options, screen: Screen, origin: Any) -> str:
+def compare_once(session: ChatSession, question: str, options: Options, screen: Screen, origin: Any) -> str:
     """Answer with and without speculation; returns "stop" or "interrupted". Raises ExactnessError."""
     from triforce_chat.chat.records import comparison_object, event_object
     from triforce_chat.ui.compare import fold_comparison, show_comparison

@@ -18,7 +18,7 @@ from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
     from triforce_chat.chat.conversation import Conversation
-    from triforce_chat.chat.session import Session
+    from triforce_chat.chat.session import ChatSession
     from triforce_chat.documents import Document
     from triforce_chat.storage.sessions.session_opener import Restored, SessionOpener
     from triforce_chat.ui.terminal import Screen
@@ -66,7 +66,7 @@ def chat(
 
 
 def begin(
-    opener: SessionOpener, session: Session, documents: list[Document], options: Options, screen: Screen
+    opener: SessionOpener, session: ChatSession, documents: list[Document], options: Options, screen: Screen
 ) -> Conversation:
     """Restore the continued session, if any, and add the documents that it lacks. Raises DoesNotFit."""
     conversation = opener.conversation(session)

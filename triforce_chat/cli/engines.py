@@ -16,7 +16,7 @@ from triforce_chat.settings.settings import Settings
 from triforce_chat.settings.sizes import GIGABYTE
 
 if TYPE_CHECKING:
-    from triforce_chat.chat.session import Session
+    from triforce_chat.chat.session import ChatSession
     from triforce_chat.documents import Document
     from triforce_chat.engine.engine import Engine
     from triforce_chat.engine.protocol import EngineProtocol
@@ -85,7 +85,7 @@ def open_answering(
     return _timed(load, spec, screen, warn)
 
 
-def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[Session, float]:
+def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[ChatSession, float]:
     """Load the model and add the documents to a conversation: (session, seconds of loading)."""
     from triforce_chat.loading.spec import EngineSpec
 
@@ -96,9 +96,9 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
         cache_size=options.cache_size,
         warn=partial(show_warning, options, screen),
     )
-    from triforce_chat.chat.session import Session
+    from triforce_chat.chat.session import ChatSession
 
-    session = Session(engine, target, options.settings, options.system)
+    session = ChatSession(engine, target, options.settings, options.system)
     for document in documents:
         session.add(document)
     return session, seconds

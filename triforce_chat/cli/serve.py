@@ -13,7 +13,7 @@ from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
-    from triforce_chat.chat.session import Session
+    from triforce_chat.chat.session import ChatSession
     from triforce_chat.ui.terminal import Screen
 
 
@@ -45,7 +45,7 @@ def serve(
         run(session, listener, token, None if options.quiet else screen.err)
 
 
-def prefill(session: Session, screen: Screen, title: str) -> None:
+def prefill(session: ChatSession, screen: Screen, title: str) -> None:
     """Read the documents into the KV cache before the first request. Raises Interrupted."""
     from triforce_chat.ui.answer import show_answer
 

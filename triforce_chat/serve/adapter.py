@@ -1,4 +1,4 @@
-"""Answers chat completion requests with a Session: the prompt, cache and answer are those of a chat."""
+"""Answers chat completion requests with a chat session: the prompt, cache and answer are those of a chat."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from triforce_chat.chat.conversation import Turn
-from triforce_chat.chat.session import Exchange, Session
+from triforce_chat.chat.session import ChatSession
+from triforce_chat.chat.transcript import Exchange
 from triforce_chat.engine.events import Event, Tally
 from triforce_chat.loading.stack_options import stack_for
 from triforce_chat.serve.api_error import ApiError
@@ -28,7 +28,7 @@ class SessionAdapter:
     conversation begins with the cached ids even where the tokenizer would encode the text differently.
     """
 
-    def __init__(self, base: Session) -> None:
+    def __init__(self, base: ChatSession) -> None:
         self.base = base
         self.answer_ids: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
 
@@ -42,30 +42,27 @@ class SessionAdapter:
             with closing(session.ask(request.question, sources=False)) as events:
                 yield from events
         finally:
-            self._remember(request, session.exchanges[len(request.turns) :])
+            self._remember(request, session.transcript.exchanges[len(request.turns) :])
 
-    def _session(self, request: ChatCompletionRequest) -> Session:
+    def _session(self, request: ChatCompletionRequest) -> ChatSession:
         """A session with the turns of the request, and the documents before its first question."""
         base = self.base
-        system = base.system if request.system is None else request.system
-        changes: dict[str, Any] = dict(request.settings)
-        session = Session(base.engine, base.loaded, replace(base.settings, **changes), system)
-        session.format, session.stop = base.format, request.stop
-        session.waiting = list(base.waiting)
+        transcript = base.transcript.without_turns(request.system)
         for n, (question, answer) in enumerate(request.turns):
-            ids = self.answer_ids.get(answer_key(request, n, answer)) or tuple(session.format.text(answer))
-            turn = Turn(question, answer, Tally(token_ids=list(ids), text=answer))
-            session.exchanges.append(Exchange(tuple(session.waiting), session.format.text(question), turn))
-            session.waiting = []
+            ids = self.answer_ids.get(answer_key(request, n, answer)) or base.encode(answer)
+            transcript.append(question, Tally(token_ids=list(ids), text=answer))
+        changes: dict[str, Any] = dict(request.settings)
+        settings = replace(base.settings, **changes)
+        session = ChatSession(base.engine, base.loaded, settings, transcript=transcript, stop=request.stop)
         session.settings = self._limited(session, request)
         return session
 
-    def _limited(self, session: Session, request: ChatCompletionRequest) -> Settings:
+    def _limited(self, session: ChatSession, request: ChatCompletionRequest) -> Settings:
         """The settings with the requested ``max_tokens``, by default at most what the context has left.
 
         Raises ApiError if prompt and requested answer exceed the context.
         """
-        prompt = session.context_used + len(session.format.text(request.question))
+        prompt = session.context_used + len(session.encode(request.question))
         limit = session.context_limit
         most = request.max_tokens or min(session.settings.max_tokens, max(1, limit - prompt))
         if prompt + most > limit:

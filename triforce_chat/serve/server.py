@@ -13,7 +13,7 @@ import uvicorn
 from rich.console import Console
 from starlette.types import ASGIApp
 
-from triforce_chat.chat.session import Session
+from triforce_chat.chat.session import ChatSession
 from triforce_chat.serve.adapter import SessionAdapter
 from triforce_chat.serve.app import ServedModel, build_app
 from triforce_chat.serve.worker import Job, Log, Worker
@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(session: Session, listener: socket.socket, token: str | None, console: Console | None) -> None:
+def serve(session: ChatSession, listener: socket.socket, token: str | None, console: Console | None) -> None:
     """Answer requests about the session's documents until Ctrl-C; ``console`` receives one line per request."""
     worker = Worker(SessionAdapter(session).answer, console_log(console) if console else no_log)
     titles = tuple(document.title for document in session.documents)

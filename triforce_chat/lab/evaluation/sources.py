@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from triforce_chat.chat.session import Session
+from triforce_chat.chat.session import ChatSession
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.engine import Engine
@@ -221,7 +221,7 @@ def traced(
 ) -> Iterator[Traced]:
     """Ask for every fact in a conversation of its own; a document is read once for all of them."""
     for case in found:
-        session = Session(engine, loaded, settings)
+        session = ChatSession(engine, loaded, settings)
         session.add(case.document)
         for fact, page in case.planted:
             tally = Tally()

@@ -22,7 +22,7 @@ from triforce_chat.storage.sessions.store import Store
 from triforce_chat.storage.sessions.values import Answerer, Record
 
 if TYPE_CHECKING:
-    from triforce_chat.chat.session import Session
+    from triforce_chat.chat.session import ChatSession
     from triforce_chat.documents import Document
     from triforce_chat.settings.options import Options
 
@@ -97,17 +97,17 @@ class SessionOpener:
             options, **{name: value for name, value in saved.items() if name in wanted}
         )
 
-    def conversation(self, session: Session) -> Conversation:
+    def conversation(self, session: ChatSession) -> Conversation:
         """``session``, written to the store if there is one."""
         if self.store is None:
             return session
         opened = (self.record.heading.id, self._lease) if self.record and self._lease else None
         self._recorded = Recorded(
-            session, self.store, answerer_of(session), session.format.text, self._name, opened
+            session, self.store, answerer_of(session), session.encode, self._name, opened
         )
         return self._recorded
 
-    def restore(self, session: Session) -> Restored | None:
+    def restore(self, session: ChatSession) -> Restored | None:
         """Bring back the stored turns; None for a new session. Raises DoesNotFit."""
         record = self.record
         if record is None:
@@ -142,7 +142,7 @@ class SessionOpener:
         ]
 
 
-def answerer_of(session: Session) -> Callable[[], Answerer]:
+def answerer_of(session: ChatSession) -> Callable[[], Answerer]:
     """A function that returns the session's model and present settings, which /set may change."""
 
     def answerer() -> Answerer:

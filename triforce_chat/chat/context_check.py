@@ -1,0 +1,55 @@
+"""Refusing what does not fit into the context, with advice on what would."""
+
+from __future__ import annotations
+
+from triforce_chat.chat.transcript import TokenizedDocument
+from triforce_chat.documents import runs
+from triforce_chat.errors import DoesNotFit
+
+QUESTION_ROOM = 64  # tokens kept free for a question when a document is added
+SHORTEST_ANSWER = 16  # tokens; a smaller --max-tokens is not worth suggesting
+
+
+def check_document(added: TokenizedDocument, used: int, max_tokens: int, limit: int) -> None:
+    """Raise DoesNotFit unless a question and an answer of ``max_tokens`` still fit after a document.
+
+    ``used``: tokens of the prompt, the document included. ``limit``: tokens of the context.
+    """
+    reserve = QUESTION_ROOM + max_tokens
+    needed = used + reserve
+    if needed <= limit:
+        return
+    total = len(added.ids)
+    room = max(0, limit - (needed - total))
+    raise DoesNotFit(
+        f"{added.document.title}: {total:,} tokens do not fit: of the context's {limit:,}, {room:,} are "
+        f"free for it ({reserve:,} are kept for a question and its answer); {_advice(added, room)}"
+    )
+
+
+def check_question(prompt_tokens: int, max_tokens: int, limit: int) -> None:
+    """Raise DoesNotFit unless the prompt and an answer of ``max_tokens`` fit into the context."""
+    if prompt_tokens + max_tokens <= limit:
+        return
+    free = limit - prompt_tokens
+    choices = (
+        f"--max-tokens {free} (in the chat: /set max-tokens {free}), " if free >= SHORTEST_ANSWER else ""
+    )
+    raise DoesNotFit(
+        f"the conversation has {prompt_tokens:,} tokens and the answer may take {max_tokens:,}, but the "
+        f"context holds {limit:,}; choose {choices}a shorter question, /clear, or fewer pages"
+    )
+
+
+def _advice(added: TokenizedDocument, room: int) -> str:
+    """The pages that would fit into ``room`` tokens, as an option to type."""
+    used, fitting = len(added.heading) + len(added.ending), 0
+    for page in added.pages:
+        used += len(page)
+        if used > room:
+            break
+        fitting += 1
+    if not fitting:
+        return "not even its first page fits: choose a model with a longer context"
+    numbers = runs(page.number for page in added.document.pages[:fitting])
+    return f"--pages {numbers} would fit, or choose a model with a longer context"

@@ -1,0 +1,231 @@
+"""The transcript of a conversation in tokens, and the prompts made of it. It knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from triforce_chat.chat.conversation import StoredTurn, Turn
+from triforce_chat.chat.sources import PageWeights
+from triforce_chat.chat.template import ChatFormat, Message
+from triforce_chat.documents import Document
+from triforce_chat.engine.detokenizer import AnswerText
+from triforce_chat.engine.events import Tally
+from triforce_chat.engine.prefix_store import DocumentSpan
+from triforce_chat.errors import UsageError
+from triforce_chat.prompts import prompt
+
+DOCUMENT_END = -2  # marks the end of a document while a prompt is assembled
+QUESTION_START = -1  # marks where the question will begin
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedDocument:
+    """A document as the model reads it; the tokens of each page are kept apart."""
+
+    document: Document
+    heading: list[int]
+    pages: list[list[int]]
+    ending: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens in reading order."""
+        return self.heading + [token for page in self.pages for token in page] + self.ending
+
+    def page_weights(self, weights: Sequence[float], start: int) -> Iterator[PageWeights]:
+        """The weights of each page's tokens.
+
+        ``weights`` has one number for each token of the prompt, in which the document begins at ``start``.
+        """
+        at = start + len(self.heading)
+        for page, ids in zip(self.document.pages, self.pages, strict=True):
+            yield PageWeights(self.document, page, weights[at : at + len(ids)])
+            at += len(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One turn in tokens, with the documents that were placed before its question."""
+
+    documents: tuple[TokenizedDocument, ...]
+    question: list[int]
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids up to the beginning of an answer, and where the documents end in them."""
+
+    ids: list[int]
+    spans: list[DocumentSpan]
+
+
+class Transcript:
+    """System text, documents and turns of a conversation.
+
+    Documents are pending until a question follows them; then they belong to its exchange.
+    """
+
+    def __init__(
+        self,
+        template: ChatFormat,
+        eos_ids: Collection[int],
+        decode: Callable[[Sequence[int]], str],
+        system: str | None = None,
+    ) -> None:
+        """``eos_ids``: tokens that end an answer. ``system``: None for the default text."""
+        self.format, self.eos_ids, self.decode = template, eos_ids, decode
+        self.exchanges: list[Exchange] = []
+        self.pending: list[TokenizedDocument] = []
+        self._system = system
+
+    # Contents
+
+    @property
+    def tokenized_documents(self) -> list[TokenizedDocument]:
+        """All documents in reading order, the pending ones last."""
+        read = [document for exchange in self.exchanges for document in exchange.documents]
+        return read + self.pending
+
+    @property
+    def documents(self) -> list[Document]:
+        """The texts of all documents."""
+        return [each.document for each in self.tokenized_documents]
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The questions and answers so far."""
+        return [exchange.turn for exchange in self.exchanges]
+
+    @property
+    def system(self) -> str:
+        """The text that was set, else a default.
+
+        The default speaks of documents only if there are any: without one, a model told of documents would deny
+        what it knows.
+        """
+        if self._system is not None:
+            return self._system
+        return prompt("system" if self.tokenized_documents else "plain")
+
+    @system.setter
+    def system(self, text: str) -> None:
+        self._system = text
+
+    def add(self, document: Document) -> TokenizedDocument:
+        """Tokenize a document and make it pending."""
+        tokenized = self.tokenize(document)
+        self.pending.append(tokenized)
+        return tokenized
+
+    def append(self, question: str, tally: Tally) -> None:
+        """Record a turn, which takes the pending documents."""
+        turn = Turn(question, tally.text, tally)
+        self.exchanges.append(Exchange(tuple(self.pending), self.format.text(question), turn))
+        self.pending = []
+
+    def clear(self) -> None:
+        """Forget the turns; all documents become pending."""
+        self.pending, self.exchanges = self.tokenized_documents, []
+
+    def without_turns(self, system: str | None = None) -> Transcript:
+        """A new transcript over the same documents; ``system`` replaces the system text unless it is None."""
+        made = Transcript(self.format, self.eos_ids, self.decode, self._system if system is None else system)
+        made.pending = self.tokenized_documents
+        return made
+
+    def restore(self, turns: Sequence[StoredTurn], pending: Sequence[Document], vocabulary: str) -> int:
+        """Replace the contents by stored turns and documents; returns how many turns were tokenized anew.
+
+        The stored ids are valid only if they were made with the same ``vocabulary``.
+        """
+        self.exchanges = [self._restored(stored, stored.vocabulary == vocabulary) for stored in turns]
+        self.pending = [self.tokenize(document) for document in pending]
+        return sum(stored.vocabulary != vocabulary for stored in turns)
+
+    def _restored(self, stored: StoredTurn, valid: bool) -> Exchange:
+        documents, turn = tuple(map(self.tokenize, stored.documents)), stored.turn
+        if valid:
+            return Exchange(documents, list(stored.question_ids), turn)
+        tally = replace(turn.tally, token_ids=self.format.text(turn.answer))
+        return Exchange(documents, self.format.text(turn.question), replace(turn, tally=tally))
+
+    @contextmanager
+    def last_reopened(self, refusal: str) -> Iterator[Exchange]:
+        """Take back the last exchange inside the block; it returns at the end unless another replaced it.
+
+        Raises UsageError with the text ``refusal`` if there is none.
+        """
+        if not self.exchanges:
+            raise UsageError(refusal)
+        last = self.exchanges.pop()
+        pending, self.pending = self.pending, list(last.documents)
+        count = len(self.exchanges)
+        try:
+            yield last
+        finally:
+            if len(self.exchanges) == count:
+                self.exchanges.append(last)
+            self.pending = pending
+
+    # Tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of the next prompt with an empty question."""
+        return len(self.prompt([]).ids)
+
+    def prompt(self, question: Sequence[int]) -> Prompt:
+        """The whole conversation, with ``question`` in tokens as its last message."""
+        system = self.system
+        messages = [Message("system", self.format.text(system))] if system else []
+        for exchange in self.exchanges:
+            messages.append(Message("user", _user_message(exchange.documents, exchange.question)))
+            messages.append(Message("assistant", self.answer_ids(exchange.turn)))
+        rendered = self.format.render([*messages, Message("user", _user_message(self.pending, question))])
+        marks = [at for at, token in enumerate(rendered) if token == DOCUMENT_END]
+        spans = [
+            DocumentSpan(at - marks_before, each.document.title)
+            for marks_before, (at, each) in enumerate(zip(marks, self.tokenized_documents, strict=True))
+        ]
+        return Prompt([token for token in rendered if token != DOCUMENT_END], spans)
+
+    def prefix(self) -> Prompt:
+        """The part of the next prompt that comes before its question."""
+        whole = self.prompt([QUESTION_START])
+        return Prompt(whole.ids[: whole.ids.index(QUESTION_START)], whole.spans)
+
+    def answer_ids(self, turn: Turn) -> list[int]:
+        """An answer's tokens without its end token or stop string: the template writes one of its own."""
+        ids = list(turn.tally.token_ids)
+        if ids and ids[-1] in self.eos_ids:
+            return self.format.said(ids[:-1])
+        while self.format.stop and ids and len(self.decode(ids[:-1])) >= len(turn.answer):
+            ids.pop()
+        return self.format.said(ids)
+
+    def unfinished_answer_ids(self, turn: Turn) -> list[int]:
+        """The tokens of an answer that was stopped or cut. Raises UsageError if it is complete."""
+        ids, done = turn.tally.token_ids, turn.tally.finished
+        if (done and done.reason == "stop") or ids[-1] in self.eos_ids:
+            raise UsageError("the answer is complete; there is nothing to continue")
+        return self.answer_ids(turn)
+
+    def shown_text(self, answer_ids: Sequence[int]) -> str:
+        """The characters that these tokens complete."""
+        return AnswerText(self.decode, self.format.stop).resume(answer_ids)
+
+    def tokenize(self, document: Document) -> TokenizedDocument:
+        """A document's tokens between those of its heading and its end."""
+        heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")
+        pages = [self.format.text(page.text) for page in document.pages]
+        return TokenizedDocument(
+            document, self.format.text(heading), pages, self.format.text(ending + "\n\n")
+        )
+
+
+def _user_message(documents: Sequence[TokenizedDocument], question: Sequence[int]) -> list[int]:
+    """Documents, each with DOCUMENT_END after it, and the question."""
+    return [*(token for each in documents for token in (*each.ids, DOCUMENT_END)), *question]
