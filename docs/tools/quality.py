@@ -1,0 +1,222 @@
+"""Tables of quality, from the records of ``triforce-chat evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from records import factor, number, record, row, rows, source, span, table
+
+CONTEXTS = (8_192, 32_768, 124_928)
+KINDS = ("date", "object", "place", "name", "number", "two-step", "absent")
+
+
+def facts() -> str:
+    """Planted facts by kind and context."""
+    header = ("kind", *(f"{context:,} tokens" for context in CONTEXTS))
+    lines = [[_kind(kind), *(_found("h200-facts", context, kind) for context in CONTEXTS)] for kind in KINDS]
+    total = ["**all that are there**", *(f"**{_right('h200-facts', context)}**" for context in CONTEXTS)]
+    return table(header, [total, *lines]) + "\n" + source("h200-facts")
+
+
+def _kind(kind: str) -> str:
+    return {"absent": "not in the document (recognized as such)", "two-step": "two steps"}.get(kind, kind)
+
+
+def _found(name: str, context: int, kind: str) -> str:
+    (found,) = [each for each in record(name)["kinds"] if (each["context"], each["kind"]) == (context, kind)]
+    return f"{found['right']} of {found['asked']}"
+
+
+def _right(name: str, context: int) -> str:
+    found = rows(name, context=context)
+    return f"{sum(each['right'] for each in found)} of {sum(each['asked'] for each in found)}"
+
+
+def depths() -> str:
+    """Planted facts by depth."""
+    first = rows("h200-facts", context=CONTEXTS[0])
+    header = ("context", *(f"{each['depth']:.0%}" for each in first))
+    lines = [
+        (
+            f"{context:,}",
+            *(f"{each['right']}/{each['asked']}" for each in rows("h200-facts", context=context)),
+        )
+        for context in CONTEXTS
+    ]
+    return table(header, lines)
+
+
+def denied() -> str:
+    """Facts that are there and that the model said were not."""
+    read = record("h200-facts")
+    missed = sum(each["asked"] - each["right"] for each in read["rows"])
+    return f"Of the {missed} facts missed, the model said of {read['denied']} that they are not in the document.\n"
+
+
+def base_facts() -> str:
+    """The adapter beside the bare model on a CPU."""
+    lines = [
+        (words, *(_right(name, 4096).split(" of ")))
+        for words, name in (("default (adapter)", "cpu-facts-4096"), ("bare model", "cpu-facts-4096-base"))
+    ]
+    return (
+        table(("4,096 tokens", "facts found", "asked"), lines)
+        + "\n"
+        + source("cpu-facts-4096", "cpu-facts-4096-base")
+    )
+
+
+def questions() -> str:
+    """Short everyday questions."""
+    lines = []
+    for words, name in (("CPU, fp32", "cpu-questions"), ("H200, bf16", "h200-questions")):
+        asked = record(name)["questions"]
+        right = [row(name, model=model)["right"] for model in ("default", "smollm2-135m")]
+        lines.append((words, *(f"{count} of {asked}" for count in right)))
+    header = ("", "default (adapter)", "bare model")
+    return table(header, lines) + "\n" + source("cpu-questions", "h200-questions")
+
+
+def perplexity() -> str:
+    """By position in one pass."""
+    read = record("h200-perplexity")
+    lines = [
+        (
+            f"{each['start']:,}–{each['end']:,}",
+            number(each["perplexity"], 1),
+            "" if each["reference"] is None else number(each["reference"], 1),
+            "" if each["ratio"] is None else number(each["ratio"], 3),
+        )
+        for each in read["rows"]
+    ]
+    window = read["windows"][0]
+    header = ("positions", "perplexity", "bare model", "ratio")
+    last = (
+        f"Over the {window['tokens']:,} last tokens, perplexity with the whole text is {window['ratio']:.3f} of the "
+        f"perplexity with only the latest {window['least']:,} to {window['most']:,} tokens.\n"
+    )
+    return table(header, lines) + "\n" + last + "\n" + source("h200-perplexity")
+
+
+def _pooled(name: str, temperature: float, policy: str, context: int | None, measure: str) -> float:
+    """The mean over kinds of text (and contexts, if none is given)."""
+    found = [
+        each[measure]["value"]
+        for each in rows(name, temperature=temperature, policy=policy)
+        if context in (None, each["context"]) and each[measure]["value"] is not None
+    ]
+    return fmean(found)
+
+
+def _triple(name: str, policy: str, context: int | None, measure: str) -> str:
+    return " / ".join(f"{_pooled(name, t, policy, context, measure):.2f}" for t in (0.0, 0.6, 1.0))
+
+
+def acceptance() -> str:
+    """Acceptance of every level at T=0 / 0.6 / 1."""
+    measures = (
+        ("retrieval cache under the target, `mean` policy", "alpha", "mean"),
+        ("retrieval cache under the target, `minmax` policy", "alpha", "minmax"),
+        ("draft under the retrieval cache", "beta", "mean"),
+        ("draft straight under the target", "direct", "mean"),
+    )
+    header = ("T = 0 / 0.6 / 1", *(f"{context:,} tokens" for context in CONTEXTS), "all three")
+    lines = [
+        [words, *(_triple("h200-acceptance", policy, context, measure) for context in (*CONTEXTS, None))]
+        for words, measure, policy in measures
+    ]
+    return table(header, lines) + "\n" + source("h200-acceptance")
+
+
+def acceptance_penalty() -> str:
+    """The draft under the preset's repetition penalty."""
+    header = ("T = 0 / 0.6 / 1", *(f"{context:,} tokens" for context in CONTEXTS), "all three")
+    name = "h200-acceptance-penalty"
+    cells = [_triple(name, "mean", context, "beta") for context in (*CONTEXTS, None)]
+    return table(header, [["draft under the retrieval cache", *cells]]) + "\n" + source(name)
+
+
+def spread() -> str:
+    """Standard errors of the acceptances of single kinds of text."""
+
+    def widest(greedy: bool) -> float:
+        found = [each for each in record("h200-acceptance")["rows"] if (each["temperature"] == 0) == greedy]
+        return max(each[measure]["error"] or 0 for each in found for measure in ("alpha", "beta"))
+
+    least = min(each["beta"]["value"] for each in rows("h200-acceptance", policy="mean"))
+    return (
+        f"Each mean is over summaries, answers and continuations. Standard errors of a single kind of text reach "
+        f"{widest(True):.2f} at T=0 (two samples each) and {widest(False):.2f} otherwise (eight). The draft's lowest "
+        f"acceptance of any kind, length and temperature is {least:.2f}.\n"
+    )
+
+
+def sources() -> str:
+    """How often the right page is named first."""
+    header = (
+        "kind",
+        "asked",
+        "answered rightly",
+        "right page first",
+        "right page among three",
+        "right sentence",
+    )
+    lines = [
+        tuple(str(each[key]) for key in ("kind", "asked", "right", "first", "named", "sentences"))
+        for each in record("cpu-sources")["rows"]
+    ]
+    chance = row("cpu-sources", kind="all")["chance"]
+    note = f"Three of nine pages are named, so chance is {chance:.0%}.\n"
+    return table(header, lines) + "\n" + note + "\n" + source("cpu-sources")
+
+
+def aims() -> str:
+    """What we aimed for, and what was reached."""
+    return table(("", "aim", "reached"), [*_speed_aims(), *_acceptance_aims(), *_fact_aims()])
+
+
+def _speed_aims() -> Iterator[tuple[str, str, str]]:
+    cases = (
+        ("h200-temperatures", "Llama-2-7B's shape, no penalty, eight novels"),
+        ("h200-penalty", "Llama-2-7B's shape, repetition penalty 1.1, four novels"),
+        ("h200-llama-3.1-8b", "Llama-3.1-8B's shape, no penalty, four novels"),
+    )
+    for temperature, aim in ((0.0, 3.5), (0.6, 3.0)):
+        for name, words in cases:
+            each = row(name, contender="triforce", temperature=temperature)
+            reached = factor(each["speedup"]) + span(each["speedup_interval"])
+            repeats = f", fresh {number(each['fresh'])}"
+            yield f"speed-up, T={temperature:g}, {words}", factor(aim, 1), reached + repeats
+
+
+def _acceptance_aims() -> Iterator[tuple[str, str, str]]:
+    name = "h200-acceptance"
+    for temperature, aim in ((0.0, 0.95), (0.6, 0.90)):
+        reached = (number(_pooled(name, temperature, "mean", each, "alpha"), 3) for each in CONTEXTS)
+        lengths = " / ".join(f"{each:,}" for each in CONTEXTS)
+        words = f"acceptance of the retrieval cache, T={temperature:g}, at {lengths} tokens"
+        yield words, number(aim), " / ".join(reached)
+    for temperature, aim in ((0.0, 0.80), (0.6, 0.62), (1.0, 0.50)):
+        reached_draft = number(_pooled(name, temperature, "mean", None, "beta"))
+        yield f"acceptance of the draft, T={temperature:g}", number(aim), reached_draft
+
+
+def _fact_aims() -> Iterator[tuple[str, str, str]]:
+    for context, aim in zip(CONTEXTS, (95, 95, 90), strict=True):
+        yield f"planted facts found at {context:,} tokens", f"{aim} of 100", _right("h200-facts", context)
+
+
+TABLES = {
+    "facts": facts,
+    "depths": depths,
+    "denied": denied,
+    "base-facts": base_facts,
+    "questions": questions,
+    "perplexity": perplexity,
+    "acceptance": acceptance,
+    "acceptance-penalty": acceptance_penalty,
+    "acceptance-spread": spread,
+    "sources": sources,
+    "aims": aims,
+}

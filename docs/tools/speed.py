@@ -1,0 +1,442 @@
+"""Tables of speed, from the records of ``triforce-chat bench``."""
+
+from __future__ import annotations
+
+from records import (
+    Json,
+    accepted,
+    factor,
+    gigabytes,
+    median_range,
+    number,
+    record,
+    row,
+    rows,
+    source,
+    span,
+    table,
+)
+
+# TriForce (arXiv 2404.11912), Llama2-7B-128K with 122K tokens of context on an A100, by temperature.
+PUBLISHED = {0.0: 2.31, 0.2: 2.25, 0.4: 2.20, 0.6: 2.19, 0.8: 2.08, 1.0: 2.08, 1.2: 2.02}
+NAMES = {"autoregressive": "plain decoding", "transformers": "stock transformers"}
+LONG = 124_928
+LEAST_TEXTS = 4  # for a confidence interval
+
+
+def cpu_stacks() -> str:
+    """Stacks on a CPU with the draft model."""
+    header = (
+        "context",
+        "stack",
+        "ms/token (range)",
+        "speed-up",
+        "tokens/round",
+        "accepted",
+        "fresh",
+        "predicted",
+    )
+    lines = [
+        (
+            f"{each['context']:,}",
+            f"`{each['contender']}`",
+            median_range(each),
+            factor(each["speedup"]),
+            number(each["tokens_per_round"]),
+            accepted(each),
+            number(each["fresh"]),
+            number(each["predicted_ms_per_token"], 1),
+        )
+        for each in rows("cpu-2-cores-draft")
+    ]
+    return table(header, lines) + "\n" + source("cpu-2-cores-draft")
+
+
+def cpu_prefill() -> str:
+    """How fast two cores read."""
+    plain = rows("cpu-2-cores-draft", contender="autoregressive")
+    lines = [
+        (
+            f"{each['context']:,}",
+            number(each["prefill_tokens_per_s"], 0),
+            gigabytes(each["prefill_peak_bytes"]),
+        )
+        for each in plain
+    ]
+    return table(("context", "prefill tokens/s", "peak GB"), lines)
+
+
+def cpu_stock() -> str:
+    """The first release beside stock transformers."""
+    header = (
+        "context",
+        "",
+        "ms/token (range)",
+        "speed-up",
+        "tokens/round",
+        "accepted",
+        "prefill tokens/s",
+        "peak GB",
+    )
+    lines = [
+        (
+            f"{each['context']:,}",
+            NAMES.get(each["contender"], f"`{each['contender']}`"),
+            median_range(each),
+            factor(each["speedup"]),
+            number(each["tokens_per_round"]),
+            accepted(each),
+            number(each["prefill_tokens_per_s"], 0),
+            gigabytes(each["peak_bytes"]),
+        )
+        for each in rows("cpu-2-cores")
+    ]
+    return table(header, lines) + "\n" + source("cpu-2-cores")
+
+
+def temperatures() -> str:
+    """The hierarchy by temperature beside the paper."""
+    header = (
+        "T",
+        "plain ms/token",
+        "`triforce` ms/token",
+        "speed-up, mean (95 %)",
+        "pooled",
+        "each novel",
+        "tokens/round",
+        "accepted",
+        "fresh",
+        "paper, A100",
+    )
+    lines = [
+        (
+            f"{each['temperature']:g}",
+            number(each["plain_ms_per_token"], 1),
+            number(each["ms_per_token"], 1),
+            f"**{factor(each['speedup'])}**{span(each['speedup_interval'])}",
+            factor(each["speedup_together"]),
+            ", ".join(f"{one:.1f}" for one in each["speedups"]),
+            number(each["tokens_per_round"], 1),
+            accepted(each),
+            number(each["fresh"]),
+            factor(PUBLISHED[each["temperature"]]),
+        )
+        for each in rows("h200-temperatures", contender="triforce")
+    ]
+    return table(header, lines) + "\n" + source("h200-temperatures")
+
+
+def _several(*names: str) -> str:
+    """``triforce`` over several prompts, one line per temperature."""
+    header = (
+        "record",
+        "T",
+        "plain ms/token",
+        "`triforce` ms/token",
+        "speed-up, mean (95 %)",
+        "pooled",
+        "each novel",
+        "fresh",
+        "tokens/round",
+        "accepted",
+        "peak GB",
+    )
+    lines = [
+        (
+            f"`{name}`",
+            f"{each['temperature']:g}",
+            number(each["plain_ms_per_token"], 1),
+            number(each["ms_per_token"], 1),
+            factor(each["speedup"]) + _interval(each),
+            factor(each["speedup_together"]),
+            ", ".join(f"{one:.1f}" for one in each["speedups"]),
+            number(each["fresh"]),
+            number(each["tokens_per_round"], 1),
+            accepted(each),
+            gigabytes(each["peak_bytes"]),
+        )
+        for name in names
+        for each in rows(name, contender="triforce")
+    ]
+    return table(header, lines) + "\n" + source(*names)
+
+
+def _interval(each: Json) -> str:
+    """The confidence interval, where there are enough texts for it to say something."""
+    return span(each["speedup_interval"] if each["prompts"] >= LEAST_TEXTS else None)
+
+
+def penalty() -> str:
+    return _several("h200-penalty")
+
+
+def llama_8b() -> str:
+    return _several("h200-llama-3.1-8b")
+
+
+def offload() -> str:
+    return _several("h200-offload")
+
+
+def card() -> str:
+    return _several("h200-card")
+
+
+def contexts() -> str:
+    """``auto`` and ``triforce`` by length of the context."""
+    header = (
+        "context",
+        "plain ms/token",
+        "`auto`",
+        "speed-up (each)",
+        "fresh",
+        "`triforce`",
+        "speed-up (each)",
+        "fresh",
+        "prefill tokens/s",
+    )
+    lines = []
+    for auto in rows("h200-contexts", contender="auto"):
+        other = row("h200-contexts", contender="triforce", context=auto["context"])
+        cells = [f"{auto['context']:,}", number(auto["plain_ms_per_token"])]
+        for each in (auto, other):
+            apart = ", ".join(f"{one:.2f}" for one in each["speedups"])
+            cells += [
+                number(each["ms_per_token"]),
+                f"{factor(each['speedup'])} ({apart})",
+                number(each["fresh"]),
+            ]
+        lines.append([*cells, number(auto["prefill_tokens_per_s"], 0)])
+    return table(header, lines) + "\n" + source("h200-contexts")
+
+
+def stacks() -> str:
+    """All stacks at one length."""
+    found = sorted(rows("h200-stacks"), key=lambda each: -each["speedup"])
+    header = ("stack", "ms/token", "speed-up", "each novel", "fresh", "accepted")
+    lines = [
+        (
+            f"`{each['contender']}`",
+            number(each["ms_per_token"], 1),
+            factor(each["speedup"]),
+            ", ".join(f"{one:.2f}" for one in each["speedups"]),
+            number(each["fresh"]),
+            accepted(each),
+        )
+        for each in found
+    ]
+    return table(header, lines) + "\n" + source("h200-stacks")
+
+
+def small() -> str:
+    """The default model itself on a GPU."""
+    names = ("autoregressive", "auto", "triforce", "lookup", "naive")
+    header = ("context", *(NAMES.get(name, f"`{name}`") for name in names))
+    found = rows("h200-small")
+    lines = []
+    for context in sorted({each["context"] for each in found}):
+        cells = [f"{context:,}"]
+        for name in names:
+            each = row("h200-small", context=context, contender=name)
+            times = median_range(each, 2)
+            gain = "" if name == "autoregressive" else f", {factor(each['speedup'])}"
+            cells.append(f"{times}{gain}, fresh {number(each['fresh'])}")
+        lines.append(cells)
+    return table(header, lines) + "\n" + source("h200-small")
+
+
+def ablations() -> str:
+    """One setting varied at a time."""
+    header = ("setting", "value", "ms/token", "speed-up", "fresh", "accepted")
+    lines = [
+        (
+            f"`--{name}`",
+            f"{int(value):,}" if value.isdigit() else value,
+            number(each["ms_per_token"]),
+            factor(each["speedup"], 1),
+            number(each["fresh"]),
+            accepted(each),
+        )
+        for each in rows("h200-ablations", contender="triforce")
+        for name, value in each["varied"].items()
+    ]
+    return table(header, lines) + "\n" + source("h200-ablations")
+
+
+def parallel() -> str:
+    """Several GPUs."""
+    cases = (
+        ("on chip", "h200-parallel"),
+        ("on chip", "h200-parallel-four"),
+        ("KV in host memory", "h200-parallel-offload"),
+        ("KV in host memory", "h200-parallel-offload-four"),
+        ("KV in host memory, Llama-2-13B's shape", "h200-parallel-offload-13b"),
+    )
+    header = (
+        "",
+        "context",
+        "GPUs",
+        "T",
+        "plain ms/token",
+        "`triforce` ms/token",
+        "speed-up",
+        "fresh",
+        "accepted",
+        "prefill tokens/s",
+        "peak GB of rank 0",
+    )
+    lines = [
+        (
+            words,
+            f"{each['context']:,}",
+            str(record(name)["machine"]["accelerators"]),
+            f"{each['temperature']:g}",
+            number(each["plain_ms_per_token"], 1),
+            number(each["ms_per_token"], 1),
+            factor(each["speedup"]),
+            number(each["fresh"]),
+            accepted(each),
+            number(each["prefill_tokens_per_s"], 0),
+            gigabytes(each["peak_bytes"]),
+        )
+        for words, name in cases
+        for each in rows(name, contender="triforce")
+    ]
+    return table(header, lines) + "\n" + source(*(name for _, name in cases))
+
+
+def start_up() -> str:
+    """Loading and the longest warm-up of each record."""
+    names = (
+        "h200-small",
+        "h200-temperatures",
+        "h200-llama-3.1-8b",
+        "h200-offload",
+        "h200-parallel",
+        "h200-parallel-four",
+        "h200-parallel-offload-four",
+    )
+    header = ("record", "loading, s", "plain warm-up, s", "`triforce` warm-up, s")
+    lines = []
+    for name in names:
+        cells = [f"`{name}`", number(record(name)["load_s"], 1)]
+        for contender in ("autoregressive", "triforce"):
+            waits = [each["warmup_s"] for each in rows(name, contender=contender)]
+            cells.append(f"{min(waits):.1f}–{max(waits):.1f}")
+        lines.append(cells)
+    return table(header, lines)
+
+
+def exactness() -> str:
+    """Greedy tokens scored again by the full cache."""
+    names = (
+        "h200-identity",
+        "h200-temperatures",
+        "h200-penalty",
+        "h200-contexts",
+        "h200-llama-3.1-8b",
+        "h200-offload",
+        "h200-card",
+        "h200-parallel",
+        "h200-parallel-four",
+        "h200-parallel-offload",
+        "h200-parallel-offload-four",
+        "h200-parallel-offload-13b",
+        "h200-small",
+    )
+    header = (
+        "record",
+        "stack",
+        "tokens",
+        "ties",
+        "beyond rounding",
+        "widest gap, logits",
+        "same tokens as plain",
+    )
+    lines, totals = [], {True: [0, 0, 0], False: [0, 0, 0]}
+    for name in names:
+        for contender, found in _greedy(name).items():
+            counts = [sum(each[key] for each in found) for key in ("tokens", "ties", "mismatches")]
+            plain = contender == "autoregressive"
+            totals[plain] = [a + b for a, b in zip(totals[plain], counts, strict=True)]
+            widest = max(each["widest_tie"] or 0 for each in found)
+            same = "" if plain else ("yes" if all(each["same_tokens"] for each in found) else "no")
+            words = NAMES.get(contender, f"`{contender}`")
+            lines.append((f"`{name}`", words, *(f"{count:,}" for count in counts), number(widest), same))
+    for plain, words in ((True, "plain decoding"), (False, "speculative")):
+        lines.append(("**all**", f"**{words}**", *(f"**{count:,}**" for count in totals[plain]), "", ""))
+    return table(header, lines)
+
+
+def _greedy(name: str) -> dict[str, list[Json]]:
+    found: dict[str, list[Json]] = {}
+    for each in rows(name, temperature=0.0):
+        if each["ties"] is not None:
+            found.setdefault(each["contender"], []).append(each)
+    return found
+
+
+def cpu_exactness() -> str:
+    """The same on a CPU in fp32."""
+    header = ("context", "stack", "tokens", "ties", "beyond rounding", "same tokens as plain")
+    lines = [
+        (
+            f"{each['context']:,}",
+            f"`{each['contender']}`",
+            str(each["tokens"]),
+            str(each["ties"]),
+            str(each["mismatches"]),
+            "yes" if each["same_tokens"] else "no",
+        )
+        for each in rows("cpu-2-cores-draft")
+    ]
+    return table(header, lines) + "\n" + source("cpu-2-cores-draft")
+
+
+def headline() -> str:
+    """The README's figures."""
+    shape = "Llama-2-7B's shape"
+    cases = (
+        (f"{shape}, 124,928 tokens, 1 GPU", "h200-temperatures", "triforce", LONG),
+        (f"{shape}, 124,928 tokens, 1 GPU, repetition penalty 1.1", "h200-penalty", "triforce", LONG),
+        ("Llama-3.1-8B's shape, 124,928 tokens, 1 GPU", "h200-llama-3.1-8b", "triforce", LONG),
+        (f"{shape}, 130,048 tokens, KV in host memory", "h200-offload", "triforce", 130_048),
+        ("default model (135M), 32,768 tokens, 1 GPU", "h200-small", "auto", 32_768),
+        ("default model (135M), 32,768 tokens, 2 CPU cores", "cpu-2-cores-draft", "auto", 32_768),
+    )
+    lines = [
+        _headline(words, name, each)
+        for words, name, contender, context in cases
+        for each in rows(name, contender=contender, context=context)
+        if each["temperature"] in (0.0, 0.6)
+    ]
+    header = ("measured on", "T", "texts", "plain ms/token", "with speculation", "speed-up (95 %)", "`fresh`")
+    return table(header, lines)
+
+
+def _headline(words: str, name: str, each: Json) -> tuple[str, ...]:
+    link = f"[{words}](benchmarks/{name}.json)"
+    times = number(each["plain_ms_per_token"], 1), f"`{each['contender']}` {each['ms_per_token']:.1f}"
+    gain = f"**{factor(each['speedup'])}**{_interval(each)}"
+    return link, f"{each['temperature']:g}", str(each["prompts"]), *times, gain, number(each["fresh"])
+
+
+TABLES = {
+    "cpu-stacks": cpu_stacks,
+    "cpu-prefill": cpu_prefill,
+    "cpu-stock": cpu_stock,
+    "temperatures": temperatures,
+    "penalty": penalty,
+    "llama-8b": llama_8b,
+    "offload": offload,
+    "card": card,
+    "contexts": contexts,
+    "stacks": stacks,
+    "small": small,
+    "ablations": ablations,
+    "parallel": parallel,
+    "start-up": start_up,
+    "exactness": exactness,
+    "cpu-exactness": cpu_exactness,
+    "headline": headline,
+}
