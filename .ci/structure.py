@@ -25,14 +25,19 @@ def main() -> int:
     rooms = grouped(imports, lambda name: name.split(".")[1] if "." in name else name)
     knots = cycles(rooms)
     floors = floors_of(rooms, knots)
-    print(f"{len(trees)} files, {sum(lines.values())} lines, {len(rooms)} rooms, {max(floors.values())} floors\n")
+    print(
+        f"{len(trees)} files, {sum(lines.values())} lines, {len(rooms)} rooms, {max(floors.values())} floors\n"
+    )
     for floor in sorted(set(floors.values()), reverse=True):
         for room in sorted(room for room, own in floors.items() if own == floor):
             print(f"{floor:3}  {room:14} -> {' '.join(sorted(rooms[room])) or '-'}")
     print(f"\ncycles of rooms: {knots or 'none'}")
     print(f"cycles of modules: {cycles(imports) or 'none'}")
     print("modules at the root:", *(path.stem for path in trees if path.parent == PACKAGE))
-    print("classes in engine/:", sum(isinstance(node, ast.ClassDef) for node in nodes(modules, "triforce_chat.engine")))
+    print(
+        "classes in engine/:",
+        sum(isinstance(node, ast.ClassDef) for node in nodes(modules, "triforce_chat.engine")),
+    )
     largest("longest files", {str(path.relative_to(PACKAGE)): count for path, count in lines.items()})
     functions = {
         f"{name}.{node.name}:{node.lineno}": node

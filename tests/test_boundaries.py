@@ -1,4 +1,4 @@
-"""Imports point one way, and nothing heavy happens before it is needed."""
+"""Nothing heavy happens before it is needed. Which rooms may import which others: the contracts in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -33,10 +32,10 @@ def modules(folder: str) -> list[Path]:
     return found
 
 
-def imports(path: Path, *, types: bool = False) -> Iterator[str]:
+def imports(path: Path) -> Iterator[str]:
     """Absolute names of what a module imports, also inside functions; without ``if TYPE_CHECKING``."""
     tree = ast.parse(path.read_text("utf-8"))
-    skipped = set() if types else {id(node) for guard in guards(tree) for node in ast.walk(guard)}
+    skipped = {id(node) for guard in guards(tree) for node in ast.walk(guard)}
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
@@ -88,74 +87,10 @@ def loaded_by(statement: str) -> set[str]:
     return set(python(f"{statement}\nimport sys\nprint(*sys.modules)").stdout.split())
 
 
-@pytest.mark.parametrize("path", modules("engine"), ids=lambda path: path.stem)
-def test_the_engine_knows_no_terminal_and_no_document(path: Path) -> None:
-    rooms = (
-        "ui",
-        "cli",
-        "chat",
-        "documents",
-        "models",
-        "loading",
-        "settings",
-        "storage",
-        "serve",
-        "doctor",
-        "lab",
-        "memory_plan",
-        "parallel",
-    )
-    forbidden = [f"triforce_chat.{room}" for room in rooms]
-    names = [*imports(path, types=True)]
-    assert not [
-        name for name in names if within(name, *forbidden, "rich", "typer", "prompt_toolkit", "pypdf")
-    ]
-
-
-@pytest.mark.parametrize("path", modules("documents"), ids=lambda path: path.stem)
-def test_documents_know_only_errors(path: Path) -> None:
-    own = [name for name in imports(path, types=True) if within(name, "triforce_chat")]
-    assert not [name for name in own if not within(name, "triforce_chat.documents", "triforce_chat.errors")]
-
-
 @pytest.mark.parametrize("path", modules("ui"), ids=lambda path: path.stem)
 def test_the_terminal_never_reaches_torch(path: Path) -> None:
     for module in reached(path):
         assert not [name for name in imports(module) if within(name, "torch", "transformers")], module
-    own = [name for name in imports(path, types=True) if within(name, "triforce_chat")]
-    allowed = ("ui", "chat", "documents", "errors", "engine.events", "models.progress", "settings")
-    assert not [name for name in own if not within(name, *(f"triforce_chat.{room}" for room in allowed))]
-
-
-@pytest.mark.parametrize("path", modules("chat"), ids=lambda path: path.stem)
-def test_a_conversation_knows_no_terminal_and_no_storage(path: Path) -> None:
-    forbidden = [f"triforce_chat.{room}" for room in ("ui", "cli", "storage", "serve", "doctor", "lab")]
-    assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
-
-
-@pytest.mark.parametrize("path", modules("storage"), ids=lambda path: path.stem)
-def test_storage_knows_no_terminal(path: Path) -> None:
-    forbidden = [f"triforce_chat.{room}" for room in ("ui", "cli", "serve", "doctor", "lab")]
-    assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
-
-
-def test_no_two_rooms_need_each_other() -> None:
-    """Top-level packages and modules, also by what they import inside functions or for their types alone."""
-    needed: dict[str, set[str]] = {}
-    for path in modules(""):
-        room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-        named = [name.split(".")[1] for name in imports(path, types=True) if within(name, "triforce_chat")]
-        needed.setdefault(room, set()).update(set(named) - {room})
-    TopologicalSorter(needed).prepare()  # raises CycleError
-
-
-@pytest.mark.parametrize("path", modules("models"), ids=lambda path: path.stem)
-def test_models_know_no_terminal_and_no_engine(path: Path) -> None:
-    forbidden = [
-        f"triforce_chat.{room}"
-        for room in ("ui", "cli", "chat", "documents", "engine", "loading", "parallel", "lab")
-    ]
-    assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
 
 
 @pytest.mark.parametrize("name", ["dimensions", "plan", "remedies", "words", "work"])
@@ -168,12 +103,6 @@ def test_a_rank_reads_its_connection_before_torch_is_loaded() -> None:
     loaded = loaded_by("import triforce_chat.parallel.worker")
     assert "triforce_chat.parallel.workers" in loaded
     assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
-
-
-@pytest.mark.parametrize("path", modules("parallel"), ids=lambda path: path.stem)
-def test_ranks_know_no_terminal(path: Path) -> None:
-    forbidden = [f"triforce_chat.{room}" for room in ("ui", "cli", "chat", "documents", "lab")]
-    assert not [name for name in imports(path, types=True) if within(name, *forbidden, "rich", "typer")]
 
 
 def test_importing_the_terminal_loads_no_torch() -> None:

@@ -22,11 +22,11 @@ from triforce_chat.loading import planning
 from triforce_chat.loading.device import cap_memory
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
-from triforce_chat.loading.stack_options import stack_options
 from triforce_chat.memory_plan.plan import Memory as Sizes
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import described
 from triforce_chat.models.registry import resolve
+from triforce_chat.settings.engine_options import stack_options
 from triforce_chat.settings.settings import Settings
 
 LAYERS, CONTEXT = 5, 4096

@@ -20,9 +20,9 @@ from triforce_chat.engine.events import Comparison, Event, Finished, Side, Sourc
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.errors import DoesNotFit
-from triforce_chat.loading.stack_options import sampling_of, stack_for
 from triforce_chat.models.failures import memory_watched
 from triforce_chat.models.load import LoadedModel, meaning
+from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import CHANGEABLE, Settings
 
 

@@ -216,7 +216,7 @@ def show_run(
 ) -> None:
     """Print one run as soon as it is measured: a long bench may be interrupted."""
     from triforce_chat.chat.records import SCHEMA
-    from triforce_chat.loading.stack_options import sampling_of
+    from triforce_chat.settings.engine_options import sampling_of
 
     temperature = sampling_of(case.settings, target).temperature
     if options.jsonl:

@@ -153,7 +153,7 @@ def acceptance(
     from triforce_chat.engine.cache.layout import Budget
     from triforce_chat.lab.evaluation import runs
     from triforce_chat.lab.evaluation.acceptance import Plan
-    from triforce_chat.loading.stack_options import LARGEST_BUDGET
+    from triforce_chat.settings.engine_options import LARGEST_BUDGET
 
     budget = Budget(tokens=options.budget or LARGEST_BUDGET, chunk=options.chunk)
     plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0)

@@ -45,7 +45,7 @@ def verify(
     warn = partial(show_warning, options, screen)
     engine, target, _ = open_answering(EngineSpec(settings), screen, warn=warn)
     from triforce_chat.lab.evaluation.exactness_suite import verify_stacks
-    from triforce_chat.loading.stack_options import stack_for
+    from triforce_chat.settings.engine_options import stack_for
 
     names = stacks_to_test(options, engine)
     stack = stack_for(settings, target)

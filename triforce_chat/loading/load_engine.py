@@ -18,7 +18,6 @@ from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.loading.device import cap_memory, device_and_dtype
 from triforce_chat.loading.planning import kv_storage, memory_plan, no_memory, shortened_to_fit
 from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
-from triforce_chat.loading.stack_options import LARGEST_BUDGET, stack_for
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import Description, described
 from triforce_chat.models.drafts import draft_for
@@ -28,6 +27,7 @@ from triforce_chat.models.presets import short_name
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.resize import inflated
 from triforce_chat.models.sharding import split
+from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_for
 from triforce_chat.settings.settings import Settings
 
 HOOKS = LoadHooks()

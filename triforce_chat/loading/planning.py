@@ -13,11 +13,11 @@ from triforce_chat.engine.group import RankGroup
 from triforce_chat.errors import OutOfMemory
 from triforce_chat.loading.device import device_and_dtype
 from triforce_chat.loading.spec import EngineSpec, Note
-from triforce_chat.loading.stack_options import LARGEST_BUDGET, stack_options
 from triforce_chat.memory_plan.draw import Machine, agreed, draft_described, memory_of, work_of
 from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
 from triforce_chat.memory_plan.words import moved_line, plan_line, shortage
 from triforce_chat.models.describe import Description
+from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_options
 from triforce_chat.settings.settings import Settings
 
 # Budgets to try, the richest first, where KV streams from host memory. A verification is so expensive there that a

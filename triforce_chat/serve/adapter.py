@@ -13,9 +13,9 @@ from typing import Any
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.chat.transcript import Exchange
 from triforce_chat.engine.events import Event, Tally
-from triforce_chat.loading.stack_options import stack_for
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.serve.chat_request import ChatCompletionRequest
+from triforce_chat.settings.engine_options import stack_for
 from triforce_chat.settings.settings import Settings
 
 MAX_ANSWERS = 256  # whose token ids are kept

@@ -17,8 +17,8 @@ from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.row import Measured, Read, Row, Run, against, row_of
 from triforce_chat.lab.bench.stock import Stock
 from triforce_chat.lab.machine import finish, peak_bytes, reset_peak
-from triforce_chat.loading.stack_options import sampling_of, stack_for
 from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import Settings
 
 STOCK = "transformers"

@@ -24,8 +24,8 @@ from triforce_chat.lab.bench.marks import marked
 from triforce_chat.lab.bench.measure import Bench
 from triforce_chat.lab.bench.timeline import GROUPS, Kernel, Overlap, Timeline, timeline
 from triforce_chat.lab.machine import finish
-from triforce_chat.loading.stack_options import sampling_of
 from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.settings.engine_options import sampling_of
 
 SKIPPED, ROUNDS = 12, 8  # the first ones are a planner's trials
 ROOM = (SKIPPED + ROUNDS + 1) * 40  # tokens that such rounds may yield

@@ -31,8 +31,8 @@ from triforce_chat.lab.evaluation.tables import (
 from triforce_chat.lab.evaluation.tasks import planted_set
 from triforce_chat.lab.tasks.books import Book
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
-from triforce_chat.loading.stack_options import sampling_of
 from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.engine_options import sampling_of
 from triforce_chat.settings.settings import Settings
 
 T = TypeVar("T")

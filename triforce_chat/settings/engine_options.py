@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
-from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.settings import SAMPLED, Settings
 
 SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted with a seed, where timings must not decide
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens; the latter is the optimum in the TriForce paper
 BUDGET_SHARE = 8  # the context is at least this many times the budget
+
+
+class ModelDefaults(Protocol):
+    """What a loaded model brings to the settings that the user left open."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that were planned for."""
+        ...
+
+    @property
+    def largest_budget(self) -> int:
+        """Tokens of a retrieval cache that were planned for."""
+        ...
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Sampling values of the model's preset, by field of ``Sampling``."""
+        ...
 
 
 def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUDGET) -> StackOptions:
@@ -37,16 +56,16 @@ def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUD
     )
 
 
-def stack_for(settings: Settings, loaded: LoadedModel) -> StackOptions:
+def stack_for(settings: Settings, model: ModelDefaults) -> StackOptions:
     """The stack for a loaded model, whose retrieval cache stays within the budget that was planned."""
-    return stack_options(settings, loaded.context, loaded.largest_budget)
+    return stack_options(settings, model.context, model.largest_budget)
 
 
-def sampling_of(settings: Settings, loaded: LoadedModel) -> Sampling:
+def sampling_of(settings: Settings, model: ModelDefaults) -> Sampling:
     """Each value from the settings, else from the model's preset, else the plain default."""
 
     def chosen(name: str) -> Any:
         value = getattr(settings, name)
-        return loaded.sampling.get(name, getattr(Sampling(), name)) if value is None else value
+        return model.sampling.get(name, getattr(Sampling(), name)) if value is None else value
 
     return Sampling(**{name: chosen(name) for name in SAMPLED})
