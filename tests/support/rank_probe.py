@@ -47,8 +47,8 @@ def held(engine: Any) -> dict[str, Any]:
 
 def captured(engine: Any) -> list[int]:
     """Tokens of the forwards that are captured over the full cache."""
-    graphs = engine.target.graphs
-    return list(graphs.made.get(engine.full.storage, ())) if graphs else []
+    runner = engine.target
+    return list(runner.graphs.made.get(engine.full.storage, ())) if runner.decoder else []
 
 
 def fuse() -> None:
