@@ -1,4 +1,4 @@
-"""The library as a user meets it: opening a book again, looking at what is kept, being rid of it."""
+"""The document cache as a user meets it: reopening a book, listing what is cached, deleting it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def written() -> None:
 
     gc.collect()
     for thread in threading.enumerate():
-        if thread.name == "library":
+        if thread.name == "kv-writer":
             thread.join(20)
 
 

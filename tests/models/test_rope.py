@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kv_store_process import CHUNK, TOKENS, Desk
+from support.caching_engine import CHUNK, TOKENS, CachingEngine
 from support.labs import Lab
 from support.tiny_models import save_adapter, save_model
 from typer.testing import CliRunner
@@ -79,7 +79,7 @@ def test_up_to_there_nothing_changes(folder: Path, context: int) -> None:
     assert asked.context == MADE_FOR
 
 
-def test_another_factor_is_another_model_to_the_library(folder: Path) -> None:
+def test_another_factor_is_another_model_to_the_document_cache(folder: Path) -> None:
     contexts = (MADE_FOR, 4096, 4000, 8192)
     prints = [fingerprint(loaded(folder, context).model, TOKENS) for context in contexts]
     assert prints[1] == prints[2]  # both have a factor of 32
@@ -89,9 +89,9 @@ def test_another_factor_is_another_model_to_the_library(folder: Path) -> None:
 def test_what_was_read_at_one_factor_is_not_taken_at_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", CHUNK)  # a desk sets it too, for good
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", CHUNK)  # CachingEngine sets it, too, but for good
 
-    def desk(factor: float) -> Desk:
+    def caching(factor: float) -> CachingEngine:
         rope = {
             "rope_type": "yarn",
             "rope_theta": 1e4,
@@ -99,12 +99,12 @@ def test_what_was_read_at_one_factor_is_not_taken_at_another(
             "original_max_position_embeddings": 64,
         }
         lab = Lab.of(seed=4, rope_parameters=rope)
-        return Desk(lab, tmp_path, model=fingerprint(lab.stock, TOKENS))
+        return CachingEngine(lab, tmp_path, model=fingerprint(lab.stock, TOKENS))
 
     prompt = Lab.of(seed=4).text(100)
-    assert desk(16.0).read(prompt) == 0
-    assert desk(17.0).read(prompt) == 0
-    assert desk(16.0).read(prompt) == 96
+    assert caching(16.0).read(prompt) == 0
+    assert caching(17.0).read(prompt) == 0
+    assert caching(16.0).read(prompt) == 96
 
 
 def test_only_yarn_is_stretched(folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Text
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
-from triforce_chat.storage.kv.shelf import Stored
+from triforce_chat.storage.kv.cache_directory import CachedText
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, escaped, one_line
 from triforce_chat.ui.compare import show_comparison
@@ -216,7 +216,7 @@ def test_progress_and_tables(text: str) -> None:
     on = screen("live")
     with loading(on, text):
         pass
-    stored = Stored("a" * 12, (text, text), text, 9, 9, 0.0, (Path("x"),), complete=False)
+    stored = CachedText("a" * 12, (text, text), text, 9, 9, 0.0, (Path("x"),), complete=False)
     on.out.print(cache.table_of([stored]))
     record = {
         "aliases": [text],

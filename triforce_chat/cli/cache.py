@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from triforce_chat.storage.kv.shelf import Shelf, Stored
+    from triforce_chat.storage.kv.cache_directory import CacheDirectory, CachedText
 
 app = typer.Typer(help="The cache of documents already read.", no_args_is_help=True)
 
@@ -27,18 +27,18 @@ app = typer.Typer(help="The cache of documents already read.", no_args_is_help=T
 def list_texts(json: Json = False, debug: Debug = False) -> None:
     """List the cached texts, the latest first."""
     with failures(debug):
-        shelf = open_shelf()
-        texts, used = shelf.texts(), shelf.used()
-        limit = shelf.limit(used)
+        cache = open_cache()
+        texts, used = cache.texts(), cache.used()
+        limit = cache.limit(used)
         if json:
             records = [record_of(text) for text in texts]
-            folder = str(shelf.folder)
+            folder = str(cache.folder)
             print_record({"folder": folder, "bytes": used, "limit": limit, "texts": records})
             return
         screen = screen_of(Options())
         if texts:
             screen.out.print(table_of(texts))
-        usage = f"{readable(used)} of at most {readable(limit)} in {shelf.folder}"
+        usage = f"{readable(used)} of at most {readable(limit)} in {cache.folder}"
         screen.err.print(usage, markup=False, style="dim", soft_wrap=True)
 
 
@@ -53,15 +53,15 @@ def remove(
 ) -> None:
     """Delete cached texts (shared beginnings are kept)."""
     with failures(debug):
-        shelf = open_shelf()
+        cache = open_cache()
         if bool(ids) == everything:
             raise UsageError("name the texts to delete as 'triforce-chat cache ls' shows them, or use --all")
-        texts = shelf.texts() if everything else chosen(shelf, ids or [])
+        texts = cache.texts() if everything else chosen(cache, ids or [])
         if texts and not yes:
             confirm_deletion(f"Delete {named(texts)}?")
-        freed = shelf.remove(texts)
+        freed = cache.remove(texts)
         if everything:
-            freed += shelf.collect()
+            freed += cache.collect()
         typer.echo(f"{readable(freed)} freed", err=True)
 
 
@@ -75,22 +75,22 @@ def collect(
 ) -> None:
     """Delete damaged and unfinished files, then the least recently used texts until the rest fits."""
     with failures(debug):
-        shelf = open_shelf(None if size is None else size * GIGABYTE)
-        typer.echo(f"{readable(shelf.collect())} freed", err=True)
+        cache = open_cache(None if size is None else size * GIGABYTE)
+        typer.echo(f"{readable(cache.collect())} freed", err=True)
 
 
-def open_shelf(limit: float | None = None) -> Shelf:
+def open_cache(limit: float | None = None) -> CacheDirectory:
     """The document cache, limited to ``limit`` bytes; None: to the ``cache-size`` of the user's settings."""
     from triforce_chat.settings.layers import cache_limit
     from triforce_chat.settings.paths import kv_folder
-    from triforce_chat.storage.kv.shelf import Shelf
+    from triforce_chat.storage.kv.cache_directory import CacheDirectory
 
-    return Shelf(kv_folder(), cache_limit() if limit is None else limit)
+    return CacheDirectory(kv_folder(), cache_limit() if limit is None else limit)
 
 
-def chosen(shelf: Shelf, ids: Sequence[str]) -> list[Stored]:
+def chosen(cache: CacheDirectory, ids: Sequence[str]) -> list[CachedText]:
     """The texts with these ids, which may be abbreviated. Raises UsageError unless each matches exactly one."""
-    texts, found = shelf.texts(), []
+    texts, found = cache.texts(), []
     for wanted in ids:
         matching = [text for text in texts if wanted and text.id.startswith(wanted)]
         if len(matching) != 1:
@@ -99,12 +99,12 @@ def chosen(shelf: Shelf, ids: Sequence[str]) -> list[Stored]:
     return found
 
 
-def named(texts: Sequence[Stored]) -> str:
+def named(texts: Sequence[CachedText]) -> str:
     size = readable(sum(text.bytes for text in texts))
     return f"{title_of(texts[0])} ({size})" if len(texts) == 1 else f"{len(texts)} texts ({size})"
 
 
-def title_of(text: Stored) -> str:
+def title_of(text: CachedText) -> str:
     """The titles of the documents; more follows where a conversation or a partly read document was cached, too."""
     from triforce_chat.ui.clean import one_line
 
@@ -114,7 +114,7 @@ def title_of(text: Stored) -> str:
     return f"{titles}, and more" if titles else "the beginning of a text"
 
 
-def record_of(text: Stored) -> dict[str, Any]:
+def record_of(text: CachedText) -> dict[str, Any]:
     return {
         "id": text.id,
         "titles": list(text.titles),
@@ -126,7 +126,7 @@ def record_of(text: Stored) -> dict[str, Any]:
     }
 
 
-def table_of(texts: Sequence[Stored]) -> Table:
+def table_of(texts: Sequence[CachedText]) -> Table:
     from rich.table import Table
     from rich.text import Text
 

@@ -46,10 +46,10 @@ def open_engine(
         from triforce_chat.loading.load_engine import load_engine  # imports torch, which takes seconds
 
         if remembering:
-            from triforce_chat.storage.kv.memory import Library
+            from triforce_chat.storage.kv.disk_cache import KVDiskCache
 
             limit = None if cache_size is None else cache_size * GIGABYTE
-            store = partial(Library.of, limit=limit, tell=hooks.note)
+            store = partial(KVDiskCache.of, limit=limit, notify=hooks.note)
             hooks = dataclasses.replace(hooks, prefix_store=store)
         return load_engine(spec, hooks)
 

@@ -134,17 +134,17 @@ def _tensors(path: Path) -> int:
 def kept_documents() -> Iterator[Finding]:
     """What was read of documents: size, and files that are damaged or cannot be reached."""
     from triforce_chat.settings.layers import cache_limit
-    from triforce_chat.storage.kv.shelf import Shelf
+    from triforce_chat.storage.kv.cache_directory import CacheDirectory
 
-    shelf = Shelf(kv_folder(), cache_limit())
-    texts, files = shelf.texts(), shelf.files()
-    used = shelf.used()
-    told = f"{len(texts)} texts, {readable(used)} of at most {readable(shelf.limit(used))} in {shelf.folder}"
+    cache = CacheDirectory(kv_folder(), cache_limit())
+    texts, files = cache.texts(), cache.files()
+    used = cache.used()
+    told = f"{len(texts)} texts, {readable(used)} of at most {readable(cache.limit(used))} in {cache.folder}"
     known = {path for text in texts for path in text.paths}
     lost = [file for file in files if file.path not in known]
     if lost:
         size = readable(sum(file.bytes for file in lost))
-        told = f"{len(lost)} of {len(files)} files are damaged or useless ({size}) in {shelf.folder}"
+        told = f"{len(lost)} of {len(files)} files are damaged or useless ({size}) in {cache.folder}"
         yield warning("documents", told, "triforce-chat cache gc")
     else:
         yield ok("documents", told)

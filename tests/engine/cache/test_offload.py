@@ -28,8 +28,8 @@ from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.sampling.sampler import Sampling
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.stacks import StackOptions
-from triforce_chat.storage.kv.memory import Library
-from triforce_chat.storage.kv.shelf import Shelf
+from triforce_chat.storage.kv.cache_directory import CacheDirectory
+from triforce_chat.storage.kv.disk_cache import KVDiskCache
 
 LAYERS = 5  # an odd number of layers that stream, and with two resident ones another
 RESIDENT = (0, 2, 3, 4, 5)
@@ -245,14 +245,16 @@ def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Pat
     computed.prefix.__class__ = SmallChunks
     assert answer_of(computed, prompt, 20) == expected
     for store in (OffloadedKV, KVBuffer, partial(OffloadedKV, resident=2)):
-        memory = Library(Shelf(tmp_path), b"a model", "tiny")
+        memory = KVDiskCache(CacheDirectory(tmp_path), b"a model", "tiny")
         engine = engine_of(deep, storage=store, prefix_store=memory)
         engine.prefix.__class__ = SmallChunks
         answer_of(engine, deep.text(30, seed=3), 5)  # other tokens in the same slots, and in the buffers
         assert answer_of(engine, prompt, 20) == expected
         check_same_numbers(engine, computed)
         memory.writer.finish()
-        fresh = engine_of(deep, storage=store, prefix_store=Library(Shelf(tmp_path), b"a model", "tiny"))
+        fresh = engine_of(
+            deep, storage=store, prefix_store=KVDiskCache(CacheDirectory(tmp_path), b"a model", "tiny")
+        )
         fresh.prefix.__class__ = SmallChunks
         assert next(reversed([*fresh.prefill(prompt)])).recalled == 288
         assert answer_of(fresh, prompt, 20) == expected

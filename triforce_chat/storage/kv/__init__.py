@@ -1,1 +1,1 @@
-"""Keys and values of what was read, kept on the disk, so that a book that is opened again need not be read again."""
+"""A document cache on the disk: stored keys and values let a book that is opened again skip its prefill."""

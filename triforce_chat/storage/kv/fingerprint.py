@@ -1,4 +1,4 @@
-"""What keys and values depend on besides the tokens, as one short hash."""
+"""A hash of everything that keys and values depend on besides the tokens."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from torch import Tensor
 from triforce_chat import __version__
 from triforce_chat.models.load import meaning
 
-LAYOUT = 1  # of the blocks and of what they mean; a new number makes all stored ones strangers
-ROW = 1024  # numbers that are summed together
-# Names that a folder or a library gives to a model, and that its numbers do not depend on.
-NAMES = ("_name_or_path", "transformers_version")
+LAYOUT = 1  # version of the entries' format and meaning; a new number invalidates all stored ones
+ROW = 1024  # 64-bit integers per row that is summed
+# Configuration fields that have no influence on a model's numbers.
+IGNORED = ("_name_or_path", "transformers_version")
 
 
 def fingerprint(model: Any, tokenizer: Any) -> bytes:
-    """Of a model as it lies in memory, before its weights are packed; reads all of them, once.
+    """The fingerprint of a loaded model, taken before its weights are fused; reads every weight once.
 
-    Taken from the loaded numbers and not from files: adapter and dtype are in them already, and a file that is
-    replaced after it was loaded cannot lend its name to another's keys. Every number of every tensor counts, by
-    the sum of its row and the sum of its column, so two trained models share a fingerprint only if somebody
-    constructs them to. The configuration adds the rotary embeddings; the versions and the processor, that the same
-    arithmetic is done; the vocabulary, what the ids mean.
+    It is computed from the numbers in memory, not from files: they include adapter and dtype, and a file that is
+    replaced after loading has no effect. Every number counts through the sum of its row and the sum of its column,
+    so two trained models share a fingerprint only by deliberate construction. The configuration covers the rotary
+    embeddings, the versions and the processor cover the arithmetic, and the vocabulary the meaning of the ids.
     """
-    around = {**_surroundings(model), "vocabulary": meaning(tokenizer)}
-    digest = hashlib.sha256(json.dumps(around, sort_keys=True, default=str).encode())
+    settings = {**_settings(model), "vocabulary": meaning(tokenizer)}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in _tensors(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        for part in _digested(tensor):
+        for part in _sums(tensor):
             digest.update(part.tobytes())
     return digest.digest()
 
 
-def _surroundings(model: Any) -> dict[str, Any]:
-    config = {name: value for name, value in model.config.to_dict().items() if name not in NAMES}
+def _settings(model: Any) -> dict[str, Any]:
+    config = {name: value for name, value in model.config.to_dict().items() if name not in IGNORED}
     return {
         "layout": LAYOUT,
         "config": config,
@@ -62,13 +61,13 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def _digested(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Row sums, column sums and the rest of a tensor's bits, taken as 64-bit integers in rows of ``ROW``."""
+def _sums(tensor: Tensor) -> Iterator[np.ndarray]:
+    """Row sums and column sums of a tensor's bits as 64-bit integers in rows of ``ROW``, and the remaining bytes."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    if flat.storage_offset() % 8:  # a view of a larger tensor, as files with mixed types give them
+    if flat.storage_offset() % 8:  # an unaligned view of a larger tensor, as in files of mixed dtypes
         flat = flat.clone()
     whole = flat.numel() // (8 * ROW) * 8 * ROW
     rows = flat[:whole].view(torch.int64).view(-1, ROW)
-    numbers: Any = rows.numpy() if rows.is_cpu else rows  # a thread of its own is all that this takes
+    numbers: Any = rows.numpy() if rows.is_cpu else rows  # NumPy sums in this thread only
     for part in (numbers.sum(1), numbers.sum(0), flat[whole:]):
         yield torch.as_tensor(part).cpu().numpy()

@@ -1,4 +1,4 @@
-"""What a library gives back is what a prefill would have computed, bit for bit, or nothing."""
+"""The disk cache returns what a prefill would compute, bit for bit, or nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.kv_store_process import CHUNK, TOKENS, Desk, Tokens, files
+from support.caching_engine import CHUNK, TOKENS, CachingEngine, Tokens, files
 from support.labs import Lab, random_model
 from torch import Tensor
 
@@ -21,8 +21,8 @@ from triforce_chat.engine.events import Tally
 from triforce_chat.engine.prefix_store import ROOT, DocumentSpan, NullStore, split_prompt
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.settings.settings import STACKS
-from triforce_chat.storage.kv import block
-from triforce_chat.storage.kv import memory as memory_module
+from triforce_chat.storage.kv import disk_cache as disk_cache_module
+from triforce_chat.storage.kv import entry
 from triforce_chat.storage.kv.fingerprint import fingerprint
 from triforce_chat.ui import figures
 
@@ -32,9 +32,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", CHUNK)
 
 
-def stored(desk: Desk, length: int | None = None) -> tuple[Tensor, Tensor]:
-    """Keys and values of the first tokens in the full cache, or of all."""
-    buffer, length = desk.engine.full.storage, length or desk.engine.full.length
+def stored(caching: CachingEngine, length: int | None = None) -> tuple[Tensor, Tensor]:
+    """The keys and values of the first ``length`` tokens in the full cache, by default of all."""
+    buffer, length = caching.engine.full.storage, length or caching.engine.full.length
     return buffer.keys[:, :, :length].clone(), buffer.values[:, :, :length].clone()
 
 
@@ -43,13 +43,13 @@ def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_answers_are_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: str) -> None:
+def test_answers_are_the_same_with_and_without_a_cache(lab: Lab, tmp_path: Path, stack: str) -> None:
     prompt, ends = lab.text(200), (DocumentSpan(150, "A book"),)
-    without = Desk(lab, tmp_path / "none", stack, memory=NullStore())
+    without = CachingEngine(lab, tmp_path / "none", stack, store=NullStore())
     expected = without.answer(prompt, ends)
     assert expected[0] == lab.greedy(prompt, 24)
-    assert Desk(lab, tmp_path, stack).answer(prompt, ends) == expected
-    again = Desk(lab, tmp_path, stack)
+    assert CachingEngine(lab, tmp_path, stack).answer(prompt, ends) == expected
+    again = CachingEngine(lab, tmp_path, stack)
     assert again.answer(prompt, ends) == (expected[0], 182)
     again.engine.settle(prompt)
     without.engine.settle(prompt)
@@ -57,73 +57,73 @@ def test_answers_are_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: 
     assert not files(tmp_path / "none")
 
 
-@pytest.mark.parametrize("stack", [name for name in STACKS if name != "auto"])  # which decides by the clock
-def test_a_seed_draws_the_same_with_and_without(lab: Lab, tmp_path: Path, stack: str) -> None:
-    """Behind the book there are fewer tokens than queries that choose chunks for the retrieval cache."""
+@pytest.mark.parametrize(
+    "stack", [name for name in STACKS if name != "auto"]
+)  # its choices depend on the clock
+def test_a_seed_draws_the_same_with_and_without_a_cache(lab: Lab, tmp_path: Path, stack: str) -> None:
+    """After the book come fewer tokens than the queries that select chunks for the retrieval cache."""
     prompt, ends, sampling = lab.text(153), (DocumentSpan(150, "A book"),), Sampling(temperature=1.0, seed=3)
-    answers = [Desk(lab, tmp_path, stack).answer(prompt, ends, sampling=sampling) for _ in range(2)]
+    answers = [CachingEngine(lab, tmp_path, stack).answer(prompt, ends, sampling=sampling) for _ in range(2)]
     assert [cached for _, cached in answers] == [0, 150]
     assert answers[0][0] == answers[1][0]
 
 
-def test_what_follows_a_greeting_is_kept_as_what_is_opened_alone(lab: Lab, tmp_path: Path) -> None:
+def test_a_text_after_another_beginning_is_stored_as_computed_alone(lab: Lab, tmp_path: Path) -> None:
     prompt = lab.text(200)
-    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=NullStore())
-    desk.answer([*prompt[:20], 1, 2], n=3)
-    assert desk.read(prompt) == 0
-    assert Desk(lab, tmp_path).read(prompt) == 192
+    caching, fresh = CachingEngine(lab, tmp_path), CachingEngine(lab, tmp_path / "none", store=NullStore())
+    caching.answer([*prompt[:20], 1, 2], n=3)
+    assert caching.read(prompt) == 0
+    assert CachingEngine(lab, tmp_path).read(prompt) == 192
     fresh.read(prompt)
-    assert same(stored(desk, 192), stored(fresh, 192))
+    assert same(stored(caching, 192), stored(fresh, 192))
 
 
 def test_a_turn_computes_only_what_is_new(lab: Lab, tmp_path: Path) -> None:
-    prompt, desk = lab.text(100), Desk(lab, tmp_path)
-    said, _ = desk.answer(prompt)
-    assert desk.read([*prompt, *said, *lab.text(200, seed=3)]) == len(prompt) + len(said) - 1
+    prompt, caching = lab.text(100), CachingEngine(lab, tmp_path)
+    said, _ = caching.answer(prompt)
+    assert caching.read([*prompt, *said, *lab.text(200, seed=3)]) == len(prompt) + len(said) - 1
 
 
-def test_what_was_read_across_a_border_is_recalled_from_there(lab: Lab, tmp_path: Path) -> None:
+def test_a_span_end_within_a_stored_chunk_starts_new_chunks(lab: Lab, tmp_path: Path) -> None:
     prompt, ends = lab.text(190), [DocumentSpan(40, "A book")]
-    Desk(lab, tmp_path).read(prompt, ends)
-    desk = Desk(lab, tmp_path)
-    desk.read(prompt)
-    assert desk.read(prompt, ends) == 168  # 32, 8 up to the border, four times 32
+    CachingEngine(lab, tmp_path).read(prompt, ends)
+    caching = CachingEngine(lab, tmp_path)
+    caching.read(prompt)
+    assert caching.read(prompt, ends) == 168  # 32, 8 up to the span's end, four times 32
 
 
 @st.composite
-def deeds(draw: st.DrawFn) -> list[tuple[Any, ...]]:
-    """What happens to a library: (tokens in common, tokens of its own, border, steps read, new process, damage)."""
+def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """A cache's history of (shared tokens, own tokens, span end, events of the prefill, new process, damage)."""
     number = st.integers
-    deed = st.tuples(
+    step = st.tuples(
         number(0, 150), number(1, 100), number(0, 160), number(1, 9), st.booleans(), st.none() | number(0)
     )
-    return draw(st.lists(deed, min_size=1, max_size=6))
+    return draw(st.lists(step, min_size=1, max_size=6))
 
 
-@given(deeds())
-@example([(0, 2, 0, 2, False, None), (1, 1, 1, 2, False, None)])  # a border within what was read at once
+@given(histories())
+@example([(0, 2, 0, 2, False, None), (1, 1, 1, 2, False, None)])  # a span that ends within a chunk
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_whatever_happened_it_gives_what_a_prefill_computes(
-    lab: Lab, happened: list[tuple[Any, ...]]
-) -> None:
+def test_any_history_gives_what_a_prefill_computes(lab: Lab, history: list[tuple[Any, ...]]) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
-        desk = Desk(lab, folder)
-        for common, own, border, steps, reopened, damage in happened:
-            desk = Desk(lab, folder) if reopened else desk
+        caching = CachingEngine(lab, folder)
+        for common, own, border, steps, reopened, damage in history:
+            caching = CachingEngine(lab, folder) if reopened else caching
             prompt, ends = lab.text(150)[:common] + lab.text(own, seed=common % 3), [DocumentSpan(border)]
-            for _ in zip(range(steps), desk.engine.prefill(prompt, ends), strict=False):
+            for _ in zip(range(steps), caching.engine.prefill(prompt, ends), strict=False):
                 pass
-            desk.library.writer.finish()
-            desk.library.writer.closed = False
+            caching.disk_cache.writer.finish()
+            caching.disk_cache.writer.closed = False
             flip_a_byte(files(folder), damage)
-        reader, fresh = Desk(lab, folder), Desk(lab, folder / "none", memory=NullStore())
+        reader, fresh = CachingEngine(lab, folder), CachingEngine(lab, folder / "none", store=NullStore())
         reader.read(prompt, ends)
         fresh.read(prompt, ends)
         assert same(stored(reader), stored(fresh))
-        desk.read(prompt, ends)
-        whole = desk.engine.prefix.chunks[-1].end if desk.engine.prefix.chunks else 0
-        assert same(stored(desk, whole), stored(fresh, whole))
+        caching.read(prompt, ends)
+        whole = caching.engine.prefix.chunks[-1].end if caching.engine.prefix.chunks else 0
+        assert same(stored(caching, whole), stored(fresh, whole))
 
 
 def flip_a_byte(paths: list[Path], damage: int | None) -> None:
@@ -140,33 +140,33 @@ def flip_a_byte(paths: list[Path], damage: int | None) -> None:
 )
 def test_the_longest_common_start_is_found(lab: Lab, tmp_path: Path, common: int, found: int) -> None:
     first, ends = lab.text(190), [DocumentSpan(150, "A book")]
-    Desk(lab, tmp_path).read(first, ends)
+    CachingEngine(lab, tmp_path).read(first, ends)
     other = first[:common] + [(token + 1) % 48 for token in lab.text(250)[common:]]
     ends = ends if common >= 150 else []
-    desk, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=NullStore())
-    assert desk.read(other, ends) == found
+    caching, fresh = CachingEngine(lab, tmp_path), CachingEngine(lab, tmp_path / "none", store=NullStore())
+    assert caching.read(other, ends) == found
     fresh.read(other, ends)
-    assert same(stored(desk), stored(fresh))
+    assert same(stored(caching), stored(fresh))
 
 
 def test_a_longer_conversation_begins_where_the_last_one_stopped(lab: Lab, tmp_path: Path) -> None:
     prompt, ends = lab.text(100), [DocumentSpan(80, "A book")]
-    first = Desk(lab, tmp_path)
+    first = CachingEngine(lab, tmp_path)
     said, _ = first.answer(prompt, ends)
     longer = [*prompt, *said, *lab.text(20, seed=3)]
-    again = Desk(lab, tmp_path)
+    again = CachingEngine(lab, tmp_path)
     assert again.answer(longer, ends) == (lab.greedy(longer, 24), 112)  # what was answered is kept as well
     assert same(stored(again, 112), stored(first, 112))
-    assert Desk(lab, tmp_path).answer([*longer, 1], ends)[1] == 144
+    assert CachingEngine(lab, tmp_path).answer([*longer, 1], ends)[1] == 144
 
 
-def test_what_is_nearer_is_taken_first(lab: Lab, tmp_path: Path) -> None:
+def test_tokens_in_the_engine_are_used_before_the_disk(lab: Lab, tmp_path: Path) -> None:
     prompt = lab.text(200)
-    Desk(lab, tmp_path).read(prompt)
-    desk = Desk(lab, tmp_path)
-    desk.read(prompt[:70])
-    assert len(desk.engine.prefix.chunks) == 2
-    seen = [*desk.engine.prefill(prompt)]
+    CachingEngine(lab, tmp_path).read(prompt)
+    caching = CachingEngine(lab, tmp_path)
+    caching.read(prompt[:70])
+    assert len(caching.engine.prefix.chunks) == 2
+    seen = [*caching.engine.prefill(prompt)]
     assert [(each.done, each.cached, each.recalled) for each in seen] == [
         (96, 96, 32),
         (128, 128, 64),
@@ -175,55 +175,53 @@ def test_what_is_nearer_is_taken_first(lab: Lab, tmp_path: Path) -> None:
         (192, 192, 128),
         (200, 192, 128),
     ]
-    assert desk.engine.cached == prompt
+    assert caching.engine.cached == prompt
 
 
 def test_an_interrupted_prefill_resumes_in_another_process(lab: Lab, tmp_path: Path) -> None:
-    prompt, desk = lab.text(200), Desk(lab, tmp_path)
-    events = desk.engine.prefill(prompt)
+    prompt, caching = lab.text(200), CachingEngine(lab, tmp_path)
+    events = caching.engine.prefill(prompt)
     while next(events).done < 96:
         pass
     events.close()
-    desk.library.writer.finish()
-    assert Desk(lab, tmp_path).read(prompt) == 96
-    assert Desk(lab, tmp_path).read(prompt) == 192
+    caching.disk_cache.writer.finish()
+    assert CachingEngine(lab, tmp_path).read(prompt) == 96
+    assert CachingEngine(lab, tmp_path).read(prompt) == 192
 
 
-def test_a_program_that_waits_for_its_end_says_why(
+def test_a_program_that_waits_at_its_exit_says_why(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_module, "SILENT", 0.05)
+    monkeypatch.setattr(disk_cache_module, "SILENT", 0.05)
     go_on, told = threading.Event(), []
-    save = block.save
+    save = entry.save
 
     def slow(*arguments: Any) -> None:
         assert go_on.wait(20)
         save(*arguments)
 
-    monkeypatch.setattr(block, "save", slow)
-    desk = Desk(lab, tmp_path)
-    for _ in desk.engine.prefill(lab.text(100)):
+    monkeypatch.setattr(entry, "save", slow)
+    caching = CachingEngine(lab, tmp_path)
+    for _ in caching.engine.prefill(lab.text(100)):
         pass
 
-    def tell(line: str) -> None:
+    def notify(line: str) -> None:
         told.append(line)
         go_on.set()
 
-    desk.library.writer.finish(20, tell)
-    assert told == [memory_module.WAITING]
-    desk.library.writer.finish(20, tell)  # nothing is left to write
+    caching.disk_cache.writer.finish(20, notify)
+    assert told == [disk_cache_module.WAITING]
+    caching.disk_cache.writer.finish(20, notify)  # nothing is left to write
     assert len(told) == 1
-    assert Desk(lab, tmp_path).read(lab.text(100)) == 96
+    assert CachingEngine(lab, tmp_path).read(lab.text(100)) == 96
 
 
-def test_slots_that_are_given_away_are_not_written(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writer has read half of a block when another prompt takes its place."""
+def test_overwritten_slots_are_not_stored(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer has read half of an entry when another prompt overwrites its slots."""
     halfway, go_on = threading.Event(), threading.Event()
-    save = block.save
+    save = entry.save
 
-    def slow(path: Path, label: block.Label, parts: Iterable[memoryview]) -> None:
+    def slow(path: Path, header: entry.EntryHeader, parts: Iterable[memoryview]) -> None:
         def paused() -> Iterator[memoryview]:
             for n, part in enumerate(parts):
                 if n == 2:
@@ -231,48 +229,48 @@ def test_slots_that_are_given_away_are_not_written(
                     assert go_on.wait(20)
                 yield part
 
-        save(path, label, paused())
+        save(path, header, paused())
 
-    monkeypatch.setattr(block, "save", slow)
+    monkeypatch.setattr(entry, "save", slow)
     first, second = lab.text(100), lab.text(100, seed=7)
-    desk = Desk(lab, tmp_path)
-    for _ in desk.engine.prefill(first):
+    caching = CachingEngine(lab, tmp_path)
+    for _ in caching.engine.prefill(first):
         pass
     assert halfway.wait(20)
-    for _ in desk.engine.prefill(second):
+    for _ in caching.engine.prefill(second):
         pass
     go_on.set()
-    desk.library.writer.finish()
-    monkeypatch.setattr(block, "save", save)
-    assert Desk(lab, tmp_path).read(first) == 0
-    reader, fresh = Desk(lab, tmp_path), Desk(lab, tmp_path / "none", memory=NullStore())
+    caching.disk_cache.writer.finish()
+    monkeypatch.setattr(entry, "save", save)
+    assert CachingEngine(lab, tmp_path).read(first) == 0
+    reader, fresh = CachingEngine(lab, tmp_path), CachingEngine(lab, tmp_path / "none", store=NullStore())
     assert reader.read(second) == 96
     fresh.read(second)
     assert same(stored(reader), stored(fresh))
 
 
-def test_queries_of_what_was_not_computed_are_not_made_up(lab: Lab, tmp_path: Path) -> None:
+def test_queries_exist_only_for_computed_tokens(lab: Lab, tmp_path: Path) -> None:
     prompt = lab.text(130)
-    Desk(lab, tmp_path).read(prompt)
-    desk = Desk(lab, tmp_path)
-    desk.read(lab.text(135, seed=5))  # its queries lie at the very positions
-    assert desk.read(prompt) == 128
-    assert latest(desk, 0, 16).shape[1] == 2
-    fresh = Desk(lab, tmp_path / "none", memory=NullStore())
+    CachingEngine(lab, tmp_path).read(prompt)
+    caching = CachingEngine(lab, tmp_path)
+    caching.read(lab.text(135, seed=5))  # its queries are at the same positions
+    assert caching.read(prompt) == 128
+    assert latest(caching, 0, 16).shape[1] == 2
+    fresh = CachingEngine(lab, tmp_path / "none", store=NullStore())
     fresh.read(prompt)
     for layer in range(2):
-        assert torch.equal(latest(desk, layer, 2), latest(fresh, layer, 2))
+        assert torch.equal(latest(caching, layer, 2), latest(fresh, layer, 2))
 
 
-def latest(desk: Desk, layer: int, most: int) -> Tensor:
-    full = desk.engine.full
+def latest(caching: CachingEngine, layer: int, most: int) -> Tensor:
+    full = caching.engine.full
     return full.queries.latest(layer, full.length, most)
 
 
-# Which chunks
+# Chunks
 
 
-def test_chunks_are_whole_or_end_a_passage() -> None:
+def test_chunks_are_full_or_end_a_span() -> None:
     def spans(length: int, *ends: int) -> list[tuple[int, int, str]]:
         made = split_prompt(range(length), [DocumentSpan(end, f"to {end}") for end in ends], 10)
         assert all(chunk.ids == tuple(range(chunk.start, chunk.end)) for chunk in made)
@@ -296,22 +294,22 @@ def test_a_longer_prompt_has_the_same_chunks_first() -> None:
         assert made == longest[: len(made)]
 
 
-def test_the_same_tokens_in_other_chunks_are_something_else() -> None:
+def test_the_same_tokens_in_other_chunks_have_other_hashes() -> None:
     apart, together = split_prompt(range(20), [DocumentSpan(5)], 10), split_prompt(range(20), [], 10)
     assert not {chunk.prefix_hash for chunk in apart} & {chunk.prefix_hash for chunk in together}
 
 
-# Whose keys and values
+# Fingerprints
 
 
 def changed(model: Any, name: str, flip: int) -> Any:
-    """One number of one tensor, a little different."""
+    """The model with one number of one tensor changed slightly."""
     with torch.no_grad():
         model.get_parameter(name).view(-1)[flip] *= 1.001
     return model
 
 
-def test_a_fingerprint_is_one_models_own() -> None:
+def test_a_fingerprint_identifies_a_model() -> None:
     def model(**changes: Any) -> Any:
         torch.manual_seed(3)
         return random_model(**changes)
@@ -339,7 +337,7 @@ def test_a_fingerprint_is_one_models_own() -> None:
     assert len({original, *prints.values()}) == 2 + len(others)
 
 
-def test_large_tensors_count_to_the_last_number() -> None:
+def test_every_number_of_a_large_tensor_counts() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 50)
     model.config, model.dtype, model.device = random_model().config, torch.float32, torch.device("cpu")  # type: ignore[assignment]
@@ -349,7 +347,7 @@ def test_large_tensors_count_to_the_last_number() -> None:
     assert len(seen) == 7
 
 
-def test_numbers_anywhere_in_a_larger_tensor() -> None:
+def test_views_of_a_larger_tensor_at_any_offset() -> None:
     torch.manual_seed(0)
     prints = set()
     for offset in range(9):
@@ -381,15 +379,15 @@ def test_an_adapter_makes_another_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("other", [b"another model", b""])
 def test_another_model_finds_nothing(lab: Lab, tmp_path: Path, other: bytes) -> None:
     prompt = lab.text(100)
-    Desk(lab, tmp_path).read(prompt)
-    assert Desk(lab, tmp_path, model=other).read(prompt) == 0
-    assert Desk(lab, tmp_path).read(prompt) == 96
+    CachingEngine(lab, tmp_path).read(prompt)
+    assert CachingEngine(lab, tmp_path, model=other).read(prompt) == 0
+    assert CachingEngine(lab, tmp_path).read(prompt) == 96
 
 
-def test_it_is_told_where_tokens_came_from(lab: Lab, tmp_path: Path) -> None:
+def test_the_source_of_tokens_is_shown(lab: Lab, tmp_path: Path) -> None:
     prompt = lab.text(100)
-    Desk(lab, tmp_path).read(prompt)
+    CachingEngine(lab, tmp_path).read(prompt)
     tally = Tally()
-    for event in Desk(lab, tmp_path).engine.prefill(prompt[:96]):
+    for event in CachingEngine(lab, tmp_path).engine.prefill(prompt[:96]):
         tally.add(event)
     assert figures.reading(tally)[1:] == ["100 % from the disk"]

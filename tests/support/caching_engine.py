@@ -1,4 +1,4 @@
-"""A tiny engine with a library, for the tests of the library and for the processes that they start."""
+"""A tiny engine with a document cache on the disk."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from triforce_chat.engine.events import Finished, Text
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
-from triforce_chat.storage.kv.memory import Library
-from triforce_chat.storage.kv.shelf import Shelf
+from triforce_chat.storage.kv.cache_directory import CacheDirectory
+from triforce_chat.storage.kv.disk_cache import KVDiskCache
 
 CHUNK = 32  # tokens
 MODEL = b"a model"
 GREEDY = Sampling()
 
 
-class Desk:
-    """One engine as a process has it, and the library in ``folder`` that it shares with others."""
+class CachingEngine:
+    """The engine of one process, with the document cache in ``folder``, which other processes may share."""
 
     def __init__(
         self,
@@ -37,17 +37,17 @@ class Desk:
         **options: Any,
     ) -> None:
         prefix_cache.PREFILL_CHUNK = CHUNK
-        self.library = Library(Shelf(folder, limit), model, "tiny", clock)
+        self.disk_cache = KVDiskCache(CacheDirectory(folder, limit), model, "tiny", clock)
         settings = StackOptions(stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
         self.engine = Engine(
-            lab.target, 400, TextCodec(str), lab.draft, settings, options.get("memory", self.library)
+            lab.target, 400, TextCodec(str), lab.draft, settings, options.get("store", self.disk_cache)
         )
 
     def read(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> int:
-        """Prefill; how many tokens were there already."""
+        """Prefill; returns how many tokens were cached."""
         last = [*self.engine.prefill(prompt, spans)][-1]
-        self.library.writer.finish()
-        self.library.writer.closed = False
+        self.disk_cache.writer.finish()
+        self.disk_cache.writer.closed = False
         return last.cached
 
     def answer(
@@ -57,10 +57,10 @@ class Desk:
         n: int = 24,
         sampling: Sampling = GREEDY,
     ) -> tuple[list[int], int]:
-        """(tokens, how many of the prompt's were there already)."""
+        """Answer; returns (tokens, how many tokens of the prompt were cached)."""
         events = [*self.engine.answer(Request(prompt, n, sampling, spans=spans))]
-        self.library.writer.finish()
-        self.library.writer.closed = False
+        self.disk_cache.writer.finish()
+        self.disk_cache.writer.closed = False
         done = events[-1]
         assert isinstance(done, Finished)
         return [token for each in events if isinstance(each, Text) for token in each.token_ids], (

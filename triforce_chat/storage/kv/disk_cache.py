@@ -1,0 +1,212 @@
+"""The engine's prefix store on the disk: entries are loaded in a prefill and written in the background."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.storage import Shape
+from triforce_chat.engine.prefix_store import ROOT, Chunk
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.paths import kv_folder
+from triforce_chat.storage.kv import entry
+from triforce_chat.storage.kv.cache_directory import CacheDirectory
+from triforce_chat.storage.kv.entry import CorruptEntry, EntryHeader
+from triforce_chat.storage.kv.fingerprint import fingerprint
+
+PATIENCE = 10.0  # seconds that an exiting program waits for unwritten entries
+SILENT = 1.0  # seconds that it waits before it says so
+WAITING = "saving what was read to the document cache; Ctrl-C exits without it"
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+
+
+class KVDiskCache:
+    """Implements ``engine.prefix_store.PrefixStore``.
+
+    ``model`` is the model's fingerprint and ``name`` its displayed name; ``clock`` returns nanoseconds. ``notify``
+    receives a line if the program must wait at its exit until everything is written.
+    """
+
+    def __init__(
+        self,
+        directory: CacheDirectory,
+        model: bytes,
+        name: str = "",
+        clock: Callable[[], int] = time.time_ns,
+        notify: Callable[[str], None] | None = None,
+    ) -> None:
+        self.directory, self.model, self.name, self.clock = directory, model, name, clock
+        self.writer = Writer(directory)
+        self.prompt_ns = clock()  # when the present prompt began
+        weakref.finalize(self, self.writer.finish, PATIENCE, notify)
+
+    @staticmethod
+    def of(
+        loaded: LoadedModel, limit: float | None = None, notify: Callable[[str], None] | None = None
+    ) -> KVDiskCache:
+        """The user's cache for a model that was just loaded; ``limit`` is in bytes."""
+        model = fingerprint(loaded.model, loaded.tokenizer)
+        return KVDiskCache(CacheDirectory(kv_folder(), limit), model, loaded.name, notify=notify)
+
+    def known(self, plan: Sequence[Chunk]) -> int:
+        keys = [self._key(chunk.prefix_hash) for chunk in plan]
+        missing = (n for n, key in enumerate(keys) if not self.directory.path(key).is_file())
+        count = next(missing, len(plan))
+        self.prompt_ns, self.writer.protected = self.clock(), frozenset(keys)
+        for key, chunk in zip(keys[:count], plan, strict=False):
+            self.directory.touch(key, self._used_ns(chunk.start))
+        return count
+
+    def recall(self, chunk: Chunk, cache: FullCache) -> bool:
+        header = self._header(chunk, cache.shape)
+        slots = [*slots_of(cache, chunk)]
+        try:
+            entry.load(self.directory.path(header.key), header, lambda n, part: fill(slots[n], part))
+        except (OSError, CorruptEntry):
+            self.directory.discard(header.key)
+            return False
+        return True
+
+    def keep(self, chunk: Chunk, cache: FullCache) -> None:
+        header = self._header(chunk, cache.shape)
+        self.writer.add(PendingEntry(header, chunk, cache, self._used_ns(chunk.start)))
+
+    def cut(self, length: int) -> None:
+        self.writer.cut(length)
+
+    def _used_ns(self, start: int) -> int:
+        """The time of use of the entry at ``start``. Earlier entries count as later used: the others need them."""
+        return self.prompt_ns - 1000 * start
+
+    def _key(self, prefix_hash: bytes) -> str:
+        return "" if prefix_hash == ROOT else hashlib.sha256(self.model + prefix_hash).hexdigest()
+
+    def _header(self, chunk: Chunk, shape: Shape) -> EntryHeader:
+        size = (shape.layers, shape.kv_heads, len(chunk.ids), shape.head_dim)
+        return EntryHeader(
+            key=self._key(chunk.prefix_hash),
+            parent=self._key(chunk.parent),
+            model=self.name,
+            title=chunk.title,
+            start=chunk.start,
+            end=chunk.end,
+            dtype=DTYPES[shape.dtype],
+            shape=size,
+            part_bytes=shape.kv_heads * len(chunk.ids) * shape.head_dim * shape.dtype.itemsize,
+        )
+
+
+@dataclass(slots=True)
+class PendingEntry:
+    """A chunk in a cache that is to be written to the disk."""
+
+    header: EntryHeader
+    chunk: Chunk
+    cache: FullCache
+    used_ns: int
+    valid: bool = True  # its slots have not been overwritten
+
+    def parts(self) -> Iterator[memoryview]:
+        """The bytes of each part. Raises CorruptEntry at the end if the slots were overwritten meanwhile."""
+        for slots in slots_of(self.cache, self.chunk):
+            whole = np.ascontiguousarray(slots.view(torch.uint8).cpu().numpy())
+            yield whole.data.cast("B")
+        if not self.valid:
+            raise CorruptEntry("overwritten")
+
+
+class Writer:
+    """Writes pending entries one after the other, in a thread that lives while there are any."""
+
+    def __init__(self, directory: CacheDirectory) -> None:
+        self.directory = directory
+        self.protected: frozenset[str] = frozenset()  # keys of the present prompt, which are not evicted
+        self.queue: deque[PendingEntry] = deque()
+        self.lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        self.closed = False
+
+    def add(self, pending: PendingEntry) -> None:
+        with self.lock:
+            self.queue.append(pending)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="kv-writer", daemon=True)
+                self.thread.start()
+
+    def cut(self, length: int) -> None:
+        """Invalidate pending entries beyond the first ``length`` tokens, whose slots will be overwritten."""
+        with self.lock:
+            for pending in self.queue:
+                pending.valid = pending.valid and pending.header.end <= length
+
+    def finish(self, patience: float | None = None, notify: Callable[[str], None] | None = None) -> None:
+        """Wait up to ``patience`` seconds for pending entries, without limit if None; then discard the rest."""
+        thread = self.thread
+        try:
+            if thread is not None and thread is not threading.current_thread():
+                if notify:
+                    thread.join(SILENT)
+                if notify and thread.is_alive():
+                    notify(WAITING)
+                thread.join(patience)
+        except KeyboardInterrupt:
+            pass  # a second Ctrl-C: the user does not want to wait
+        finally:
+            self.closed = True
+
+    def _run(self) -> None:
+        self.directory.sweep()
+        while True:
+            with self.lock:
+                if not self.queue or self.closed:
+                    self.queue.clear()
+                    self.thread = None
+                    return
+                pending = self.queue[0]
+            # With a full disk or overwritten slots the entry is skipped, and computed again next time.
+            with suppress(OSError, CorruptEntry, RuntimeError, MemoryError):
+                self._write(pending)
+            with self.lock:
+                self.queue.popleft()
+
+    def _write(self, pending: PendingEntry) -> None:
+        header = pending.header
+        path = self.directory.path(header.key)
+        if not pending.valid or not self._reachable(header):
+            return
+        if not path.is_file():
+            if not self.directory.make_room(header.part_bytes * header.parts, self.protected):
+                return
+            entry.save(path, header, pending.parts())
+        self.directory.touch(header.key, pending.used_ns)
+
+    def _reachable(self, header: EntryHeader) -> bool:
+        return not header.parent or self.directory.path(header.parent).is_file()
+
+
+def fill(slots: Tensor, part: memoryview) -> None:
+    """Copy the bytes of a part into its slots [Hkv, n, D]."""
+    if slots.is_cpu:  # NumPy copies in this thread; torch's threads cost more than they gain at this size
+        target = slots.view(torch.uint8).numpy()
+        np.copyto(target, np.frombuffer(part, np.uint8).reshape(target.shape))
+    else:
+        slots.copy_(torch.frombuffer(part, dtype=slots.dtype).view(slots.shape))
+
+
+def slots_of(cache: FullCache, chunk: Chunk) -> Iterator[Tensor]:
+    """The slots of a chunk in a cache: [Hkv, n, D] for every layer's keys, then for every layer's values."""
+    layers = [cache.storage.layer(layer) for layer in range(cache.shape.layers)]
+    for kind in zip(*layers, strict=True):
+        for part in kind:
+            yield part[:, chunk.start : chunk.end]
