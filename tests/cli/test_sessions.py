@@ -15,7 +15,7 @@ import torch
 from support.commands import Outcome, run
 from support.tiny_models import SPECIAL, VOCABULARY, mute_special_tokens, save_model, save_tokenizer
 
-from triforce_chat.storage.sessions.store import Store
+from triforce_chat.storage.sessions.store import SessionStore
 
 NOISE = "\x1b]0;owned\x07\x1b[31mred\x1b[0m"
 
@@ -178,7 +178,7 @@ def test_a_name_that_cannot_be_one(chat: Chat) -> None:
 
 def test_a_session_that_another_process_has(chat: Chat, state: Path) -> None:
     chat("a.txt", "--session", "one")
-    store = Store(state)
+    store = SessionStore(state)
     lease = store.lease(1, "one")
     chat("-c").is_refusal(2, "session 'one' is open in another process")
     run("sessions", "rm", "one", "-y").is_refusal(2, "session 'one' is open in another process")
@@ -247,10 +247,10 @@ def test_search(chat: Chat) -> None:
 
 def test_no_escape_sequence_reaches_the_terminal(chat: Chat, state: Path) -> None:
     chat("a.txt", "--session", "one", lines=f"Why {NOISE}?\n")
-    store = Store(state)
-    store.database.rows("UPDATE documents SET title = ?", f"title {NOISE} [bold]")
-    store.database.rows("UPDATE sessions SET name = ?, model = ?", f"name {NOISE}", f"model {NOISE} [bold]")
-    store.database.rows("UPDATE turns SET answer = ?", f"answer {NOISE}")
+    store = SessionStore(state)
+    store.database.query("UPDATE documents SET title = ?", f"title {NOISE} [bold]")
+    store.database.query("UPDATE sessions SET name = ?, model = ?", f"name {NOISE}", f"model {NOISE} [bold]")
+    store.database.query("UPDATE turns SET answer = ?", f"answer {NOISE}")
     store.close()
     name = f"name {NOISE}"
     outcomes = [

@@ -28,7 +28,7 @@ from triforce_chat.models import presets
 from triforce_chat.models.cache import seal
 from triforce_chat.models.fetch import DEFAULT_WHEEL
 from triforce_chat.settings.paths import sessions_file
-from triforce_chat.storage.sessions.store import Store
+from triforce_chat.storage.sessions.store import SessionStore
 from triforce_chat.ui.terminal import Screen
 
 NAMES = [
@@ -408,7 +408,7 @@ def test_documents(cache: Path) -> None:
 def test_sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert only(stores.sessions()).told == "none kept yet"
-    Store(sessions_file()).close()
+    SessionStore(sessions_file()).close()
     assert only(stores.sessions()).told.startswith(f"0 in {sessions_file()} (")
     with sessions_file().open("r+b") as file:
         file.seek(100)

@@ -1,4 +1,4 @@
-"""A recorded chat with a scripted answerer; as a program it forks chats that may be killed at any moment."""
+"""A stored chat with a scripted model; as a program it forks chats that may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from support.fakes import Scripted
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text
 from triforce_chat.storage.sessions.catalog import Catalog
-from triforce_chat.storage.sessions.recorded import Recorded
-from triforce_chat.storage.sessions.store import Store
-from triforce_chat.storage.sessions.values import Answerer
+from triforce_chat.storage.sessions.persistent_conversation import PersistentConversation
+from triforce_chat.storage.sessions.store import SessionStore
+from triforce_chat.storage.sessions.values import ModelInfo
 
-ANSWERER = Answerer("tiny", "abc", {"temperature": 0.5})
+MODEL_INFO = ModelInfo("tiny", "abc", {"temperature": 0.5})
 LONGEST = 30  # tokens of an answer
 
 
@@ -29,14 +29,16 @@ def book(title: str, *texts: str) -> Document:
     return Document(title, f"/books/{title}.pdf", tuple(Page(n, text) for n, text in enumerate(texts, 1)))
 
 
-def chat(store: Store, *answers: str | Exception, name: str | None = None) -> tuple[Recorded, Scripted]:
+def chat(
+    store: SessionStore, *answers: str | Exception, name: str | None = None
+) -> tuple[PersistentConversation, Scripted]:
     """A chat that continues the session of that name, or begins it."""
     inner = Scripted(*answers)
     opened = None
-    if name and store.taken(name):
-        heading = Catalog(store).find(name)
-        opened = (heading.id, store.lease(heading.id, name))
-    return Recorded(inner, store, lambda: ANSWERER, encode, name, opened), inner
+    if name and store.has_name(name):
+        summary = Catalog(store).find(name)
+        opened = (summary.id, store.lease(summary.id, name))
+    return PersistentConversation(inner, store, lambda: MODEL_INFO, encode, name, opened), inner
 
 
 class Endless(Scripted):
@@ -52,7 +54,7 @@ def write(folder: Path, number: int) -> None:
     """Chat until killed; what a user would have seen goes to a file, unbuffered."""
     random.seed(number)
     shown = os.open(folder / f"shown-{number}", os.O_WRONLY | os.O_CREAT)
-    talk, _ = chat(Store(folder / "sessions.db"), name="work")
+    talk, _ = chat(SessionStore(folder / "sessions.db"), name="work")
     talk._inner = Endless()
     talk.add(book(f"book {number}", "page one", "page two"))
     for turn in range(10_000):

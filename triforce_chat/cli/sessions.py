@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from triforce_chat.chat.conversation import StoredTurn
     from triforce_chat.storage.sessions.catalog import Catalog
-    from triforce_chat.storage.sessions.values import Heading, Record
+    from triforce_chat.storage.sessions.values import SessionRecord, SessionSummary
 
 app = typer.Typer(help="Past chats: list, read, search, copy, export, delete.", no_args_is_help=True)
 
@@ -40,11 +40,11 @@ class Format(StrEnum):
 def list_sessions(json: Json = False, debug: Debug = False) -> None:
     """List the sessions, the most recently used first."""
     with failures(debug), opened() as catalog:
-        headings = catalog.headings()
+        summaries = catalog.summaries()
         if json:
-            print_record({"sessions": [record_of(heading) for heading in headings]})
-        elif headings:
-            screen_of(Options()).out.print(table_of(headings))
+            print_record({"sessions": [record_of(summary) for summary in summaries]})
+        elif summaries:
+            screen_of(Options()).out.print(table_of(summaries))
 
 
 @app.command("show")
@@ -58,8 +58,8 @@ def show(name: OrLast = None, json: Json = False, debug: Debug = False) -> None:
         from triforce_chat.ui.transcript import transcript
 
         screen = screen_of(Options())
-        screen.out.print(details_of(record.heading))
-        screen.out.print(transcript(record, record.heading.name), markup=False, highlight=False, end="")
+        screen.out.print(details_of(record.summary))
+        screen.out.print(transcript(record, record.summary.name), markup=False, highlight=False, end="")
 
 
 @app.command("rename")
@@ -92,11 +92,11 @@ def remove(
 ) -> None:
     """Delete sessions, and the documents that no other session has."""
     with failures(debug), opened() as catalog:
-        headings = [catalog.find(name) for name in dict.fromkeys(names)]
-        turns = sum(heading.turns for heading in headings)
+        summaries = [catalog.find(name) for name in dict.fromkeys(names)]
+        turns = sum(summary.turns for summary in summaries)
         if not yes:
             confirm_deletion(f"Delete {', '.join(names)} ({turns} turn{'s' * (turns != 1)})?")
-        catalog.remove(headings)
+        catalog.remove(summaries)
 
 
 @app.command("export")
@@ -114,7 +114,7 @@ def export(
         from triforce_chat.ui.transcript import transcript
 
         screen_of(Options())  # characters that the output's encoding lacks become question marks
-        typer.echo(transcript(record, record.heading.name), nl=False)
+        typer.echo(transcript(record, record.summary.name), nl=False)
 
 
 @app.command("search")
@@ -150,43 +150,43 @@ def opened() -> Iterator[Catalog]:
     """The user's sessions, closed afterwards. Raises StateError."""
     from triforce_chat.settings.paths import sessions_file
     from triforce_chat.storage.sessions.catalog import Catalog
-    from triforce_chat.storage.sessions.store import Store
+    from triforce_chat.storage.sessions.store import SessionStore
 
-    store = Store(sessions_file())
+    store = SessionStore(sessions_file())
     try:
         yield Catalog(store)
     finally:
         store.close()
 
 
-def chosen(catalog: Catalog, name: str | None) -> Heading:
+def chosen(catalog: Catalog, name: str | None) -> SessionSummary:
     return catalog.last() if name is None else catalog.find(name)
 
 
-def record_of(heading: Heading) -> dict[str, Any]:
+def record_of(summary: SessionSummary) -> dict[str, Any]:
     return {
-        "name": heading.name,
-        "model": heading.model,
-        "created": heading.created,
-        "used": heading.used,
-        "turns": heading.turns,
-        "documents": list(heading.titles),
+        "name": summary.name,
+        "model": summary.model,
+        "created": summary.created,
+        "used": summary.used,
+        "turns": summary.turns,
+        "documents": list(summary.titles),
     }
 
 
-def export_of(record: Record) -> dict[str, Any]:
+def export_of(record: SessionRecord) -> dict[str, Any]:
     """The whole session; its documents by their hashes, without their texts."""
     return {
-        **record_of(record.heading),
+        **record_of(record.summary),
         "system": record.system,
         "settings": record.settings,
         "documents": [document_of(document) for document in record.documents],
-        "turns": [turn_of(past) for past in record.past],
+        "turns": [turn_of(stored) for stored in record.stored_turns],
     }
 
 
 def document_of(document: Any) -> dict[str, Any]:
-    from triforce_chat.storage.sessions.values import pages_of
+    from triforce_chat.storage.sessions.serialization import pages_digest
 
     return {
         "title": document.title,
@@ -194,24 +194,24 @@ def document_of(document: Any) -> dict[str, Any]:
         "unit": document.unit,
         "pages": len(document.pages),
         "warning": document.warning,
-        "sha256": pages_of(document)[0],
+        "sha256": pages_digest(document),
     }
 
 
-def turn_of(past: StoredTurn) -> dict[str, Any]:
+def turn_of(stored: StoredTurn) -> dict[str, Any]:
     from triforce_chat.chat.records import said_object
-    from triforce_chat.storage.sessions.values import pages_of
+    from triforce_chat.storage.sessions.serialization import pages_digest
 
     return {
-        "question": past.turn.question,
-        "asked": past.asked,
-        "model": past.model,
-        "documents": [pages_of(document)[0] for document in past.documents],
-        **said_object(past.turn.tally),
+        "question": stored.turn.question,
+        "asked": stored.asked,
+        "model": stored.model,
+        "documents": [pages_digest(document) for document in stored.documents],
+        **said_object(stored.turn.tally),
     }
 
 
-def table_of(headings: list[Heading]) -> Table:
+def table_of(summaries: list[SessionSummary]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -224,13 +224,13 @@ def table_of(headings: list[Heading]) -> Table:
     table.add_column("documents", overflow="fold")
     table.add_column("model", overflow="fold")
     table.add_column("used", no_wrap=True)
-    for each in headings:
+    for each in summaries:
         cells = (each.name, f"{each.turns:,}", ", ".join(each.titles), each.model, moment(each.used))
         table.add_row(*(Text(clean(cell)) for cell in cells))
     return table
 
 
-def details_of(heading: Heading) -> Table:
+def details_of(summary: SessionSummary) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -240,7 +240,7 @@ def details_of(heading: Heading) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("model", Text(clean(heading.model)))
-    table.add_row("started", moment(heading.created))
-    table.add_row("used", moment(heading.used))
+    table.add_row("model", Text(clean(summary.model)))
+    table.add_row("started", moment(summary.created))
+    table.add_row("used", moment(summary.used))
     return table

@@ -16,8 +16,8 @@ from support.chat_process import chat
 from support.places import SUPPORT
 
 from triforce_chat.storage.sessions.catalog import Catalog
-from triforce_chat.storage.sessions.store import Store
-from triforce_chat.storage.sessions.values import Record
+from triforce_chat.storage.sessions.store import SessionStore
+from triforce_chat.storage.sessions.values import SessionRecord
 
 KILLS = 20
 MOST = 3000  # bytes shown before a kill
@@ -46,13 +46,13 @@ def killed(starter: subprocess.Popen[str], shown: Path, number: int, after: int)
     os.kill(process, signal.SIGKILL)
 
 
-def expect(record: Record, shown: Path) -> None:
+def expect(record: SessionRecord, shown: Path) -> None:
     """Every token that was shown is there, and at most one that was not."""
     said: dict[str, list[str]] = {}
     for line in shown.read_text().splitlines():
         question, _, token = line.rpartition(":")
         said.setdefault(question, []).append(token)
-    past = {each.turn.question: each for each in record.past}
+    past = {each.turn.question: each for each in record.stored_turns}
     for question, tokens in said.items():
         kept = past[question]
         ids = [token for token in tokens if token != "done"]
@@ -62,8 +62,8 @@ def expect(record: Record, shown: Path) -> None:
         assert kept.ended in (("stop",) if tokens[-1] == "done" else ("stop", "interrupted"))
 
 
-def is_sound(store: Store) -> bool:
-    rows = store.database.rows
+def is_sound(store: SessionStore) -> bool:
+    rows = store.database.query
     rows(
         "INSERT INTO words (words, rank) VALUES ('integrity-check', 1)"
     )  # raises if it differs from the turns
@@ -78,28 +78,28 @@ def test_kill_at_any_moment(starter: subprocess.Popen[str], tmp_path: Path) -> N
         shown = tmp_path / f"shown-{number}"
         killed(starter, shown, number, after=chance.choice([0, 1, chance.randrange(MOST)]))
         starter_has_seen_it_die(tmp_path)
-        store = Store(tmp_path / "sessions.db")
+        store = SessionStore(tmp_path / "sessions.db")
         assert is_sound(store)
-        if store.taken("work"):
+        if store.has_name("work"):
             record = Catalog(store).load(Catalog(store).find("work"))
             expect(record, shown)
-            assert len({each.turn.question for each in record.past}) == len(record.past)
+            assert len({each.turn.question for each in record.stored_turns}) == len(record.stored_turns)
         store.close()
-    store = Store(tmp_path / "sessions.db")
+    store = SessionStore(tmp_path / "sessions.db")
     talk, _ = chat(store, "It goes on.", name="work")
     list(talk.ask("And then?"))
     record = Catalog(store).load(Catalog(store).last())
     assert record.turns[-1].answer == "It goes on."
     assert len(record.turns) > KILLS
-    assert not store.database.rows("SELECT 1 FROM pieces")
+    assert not store.database.query("SELECT 1 FROM pieces")
     talk.close()
     store.close()
 
 
 def starter_has_seen_it_die(folder: Path) -> None:
     """The lock is free once the process is gone."""
-    store = Store(folder / "sessions.db")
-    if store.taken("work"):
-        heading = Catalog(store).find("work")
-        store.lease(heading.id, "work", patience=10.0).release()
+    store = SessionStore(folder / "sessions.db")
+    if store.has_name("work"):
+        summary = Catalog(store).find("work")
+        store.lease(summary.id, "work", timeout=10.0).release()
     store.close()

@@ -14,7 +14,7 @@ from support.chat_process import book, chat
 from triforce_chat.engine.events import Text
 from triforce_chat.errors import StateError
 from triforce_chat.storage.sessions.catalog import Catalog
-from triforce_chat.storage.sessions.store import Store
+from triforce_chat.storage.sessions.store import SessionStore
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 answers = texts.filter(bool)
@@ -34,8 +34,8 @@ class Sessions(RuleBasedStateMachine):
         self.titles: dict[str, list[str]] = {}
         self.made = 0
 
-    def opened(self) -> Store:
-        return Store(Path(self.folder.name) / "sessions.db")
+    def opened(self) -> SessionStore:
+        return SessionStore(Path(self.folder.name) / "sessions.db")
 
     def teardown(self) -> None:
         self.store.close()
@@ -99,7 +99,7 @@ class Sessions(RuleBasedStateMachine):
 
     @invariant()
     def the_same_is_kept(self) -> None:
-        records = {each.name: self.catalog.load(each) for each in self.catalog.headings()}
+        records = {each.name: self.catalog.load(each) for each in self.catalog.summaries()}
         assert {
             name: [(turn.question, turn.answer) for turn in record.turns] for name, record in records.items()
         } == self.turns
@@ -107,8 +107,8 @@ class Sessions(RuleBasedStateMachine):
             name: [each.title for each in record.documents] for name, record in records.items()
         } == self.titles
         used = {title for titles in self.titles.values() for title in titles}
-        assert self.store.database.rows("SELECT count(*) FROM texts")[0][0] == len(used)
-        self.store.database.rows("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
+        assert self.store.database.query("SELECT count(*) FROM texts")[0][0] == len(used)
+        self.store.database.query("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
 
 
 TestSessions = Sessions.TestCase

@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.chat_process import ANSWERER, book, chat
+from support.chat_process import MODEL_INFO, book, chat
 from support.places import SUPPORT
 
 from triforce_chat.engine.events import Text
 from triforce_chat.errors import StateError, UsageError
-from triforce_chat.storage.sessions import names, schema
+from triforce_chat.storage.sessions import schema
 from triforce_chat.storage.sessions.catalog import Catalog
 from triforce_chat.storage.sessions.database import Database, Unwritable
 from triforce_chat.storage.sessions.lease import InUse
-from triforce_chat.storage.sessions.store import Store
+from triforce_chat.storage.sessions.names import check_name, free_name, suggest_name
+from triforce_chat.storage.sessions.store import SessionStore
 
 BY_HAND = SUPPORT / "sessions-version-1.sql"
 
@@ -28,18 +29,18 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    made = Store(path)
+def store(path: Path) -> Iterator[SessionStore]:
+    made = SessionStore(path)
     yield made
     made.close()
 
 
 @pytest.fixture
-def catalog(store: Store) -> Catalog:
+def catalog(store: SessionStore) -> Catalog:
     return Catalog(store)
 
 
-def told(store: Store, name: str, *turns: tuple[str, str], titles: tuple[str, ...] = ()) -> None:
+def told(store: SessionStore, name: str, *turns: tuple[str, str], titles: tuple[str, ...] = ()) -> None:
     """A session with these questions and answers, over documents whose text is their title."""
     talk, _ = chat(store, *(answer for _, answer in turns), name=name)
     for title in titles:
@@ -49,8 +50,8 @@ def told(store: Store, name: str, *turns: tuple[str, str], titles: tuple[str, ..
     talk.close()
 
 
-def texts(store: Store) -> int:
-    return int(store.database.rows("SELECT count(*) FROM texts")[0][0])
+def texts(store: SessionStore) -> int:
+    return int(store.database.query("SELECT count(*) FROM texts")[0][0])
 
 
 # The file
@@ -63,7 +64,7 @@ def mode(path: Path) -> int:
 def test_only_its_owner_reads_it(path: Path) -> None:
     path.parent.mkdir(mode=0o755)
     path.touch(mode=0o644)
-    store = Store(path)
+    store = SessionStore(path)
     told(store, "one", ("Why?", "So."))
     files = [each for each in path.parent.rglob("*") if each.is_file()]
     assert {each.name for each in files} == {"sessions.db", "sessions.db-wal", "sessions.db-shm", "1"}
@@ -72,7 +73,7 @@ def test_only_its_owner_reads_it(path: Path) -> None:
     store.close()
 
 
-def test_a_commit_is_in_the_log_at_once_and_survives(path: Path, store: Store) -> None:
+def test_a_commit_is_in_the_log_at_once_and_survives(path: Path, store: SessionStore) -> None:
     talk, _ = chat(store, "abc", name="one")
     events = talk.ask("Why?")
     while not isinstance(next(events), Text):
@@ -88,13 +89,13 @@ def test_a_damaged_file_is_named_and_left_alone(path: Path) -> None:
     path.write_bytes(b"no database at all, " * 500)
     before = path.read_bytes()
     with pytest.raises(StateError, match=r"sessions\.db is damaged .* nothing was deleted") as caught:
-        Store(path)
+        SessionStore(path)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
 
 
 def test_a_file_that_is_damaged_inside_is_named(path: Path) -> None:
-    store = Store(path)
+    store = SessionStore(path)
     for number in range(30):
         told(store, f"s{number}", ("Why?", "So. " * 50))
     store.close()
@@ -102,25 +103,25 @@ def test_a_file_that_is_damaged_inside_is_named(path: Path) -> None:
     data[8192 : len(data) - 4096] = b"\xff" * (len(data) - 12288)
     path.write_bytes(data)
     with pytest.raises(StateError, match="is damaged"):
-        Catalog(Store(path)).headings()
+        Catalog(SessionStore(path)).summaries()
     assert path.stat().st_size == len(data)
 
 
 def test_a_later_version_is_left_alone(path: Path) -> None:
-    Store(path).close()
+    SessionStore(path).close()
     with sqlite3.connect(path) as other:
         other.execute("PRAGMA user_version = 99")
     other.close()
     before = path.read_bytes()
     with pytest.raises(StateError, match=r"later triforce-chat .version 99, this one knows 1.") as caught:
-        Store(path)
+        SessionStore(path)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
 
 
 def test_a_folder_that_refuses() -> None:
     with pytest.raises(Unwritable, match="Not a directory"):
-        Store(Path("/dev/null/state/sessions.db"))
+        SessionStore(Path("/dev/null/state/sessions.db"))
 
 
 # Versions
@@ -136,13 +137,15 @@ def by_hand(path: Path) -> None:
 
 def test_a_database_of_version_1(path: Path) -> None:
     by_hand(path)
-    catalog = Catalog(Store(path))
+    catalog = Catalog(SessionStore(path))
     record = catalog.load(catalog.find("an old one"))
     assert [(turn.question, turn.answer) for turn in record.turns] == [("Who?", "The mate."), ("Why?", "He")]
     assert record.turns[0].tally.token_ids == [7, 8, 70_000]
     assert record.turns[0].tally.finished is not None
-    assert record.past[1].ended == "interrupted"
-    assert [(each.title, each.text) for each in record.past[0].documents] == [("The log", "one\ntwo\n")]
+    assert record.stored_turns[1].ended == "interrupted"
+    assert [(each.title, each.text) for each in record.stored_turns[0].documents] == [
+        ("The log", "one\ntwo\n")
+    ]
     assert record.settings == {"temperature": 0.5}
     assert [hit.turn for hit in catalog.search("mate")] == [1]
     assert schema.version_of(catalog.store.database._connection) == len(schema.MIGRATIONS)
@@ -156,7 +159,7 @@ def test_a_migration(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
     for _ in range(2):
         database = Database(path)
-        assert [tuple(row) for row in database.rows("SELECT name, mood FROM sessions")] == [
+        assert [tuple(row) for row in database.query("SELECT name, mood FROM sessions")] == [
             ("an old one", "fine")
         ]
         assert schema.version_of(database._connection) == len(schema.MIGRATIONS)
@@ -170,36 +173,36 @@ def test_a_migration_that_fails_leaves_everything(path: Path, monkeypatch: pytes
         patched.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, step))
         with pytest.raises(StateError, match="no such table: nowhere"):
             Database(path)
-    assert len(Catalog(Store(path)).headings()) == 1
+    assert len(Catalog(SessionStore(path)).summaries()) == 1
 
 
 # Who writes
 
 
-def test_a_session_has_one_writer(path: Path, store: Store) -> None:
+def test_a_session_has_one_writer(path: Path, store: SessionStore) -> None:
     talk, _ = chat(store, name="one")
     list(talk.ask("Why?"))
-    other = Store(path)
+    other = SessionStore(path)
     with pytest.raises(InUse, match=r'one.* is open in another process.*sessions fork "one"'):
         chat(other, name="one")
     with pytest.raises(InUse):
-        Catalog(other).remove(Catalog(other).headings())
+        Catalog(other).remove(Catalog(other).summaries())
     assert Catalog(other).fork("one") == "one-2"
     talk.close()
     chat(other, name="one")[0].close()
 
 
-def test_an_answer_of_a_living_process_is_not_ended_by_others(path: Path, store: Store) -> None:
+def test_an_answer_of_a_living_process_is_not_ended_by_others(path: Path, store: SessionStore) -> None:
     talk, _ = chat(store, "a long answer, in several pieces", name="one")
     events = talk.ask("Why?")
     while not isinstance(next(events), Text):
         pass
-    other = Catalog(Store(path))
+    other = Catalog(SessionStore(path))
     record = other.load(other.last())
-    assert record.past[0].ended is None
+    assert record.stored_turns[0].ended is None
     assert record.turns[0].answer == "a long answe"
     other.fork("one", "copy")
-    copied = other.load(other.find("copy")).past[0]
+    copied = other.load(other.find("copy")).stored_turns[0]
     assert (copied.turn.answer, copied.ended) == ("a long answe", "interrupted")
     list(events)
     assert other.load(other.find("one")).turns[0].answer == "a long answer, in several pieces"
@@ -213,12 +216,12 @@ def test_an_answer_of_a_living_process_is_not_ended_by_others(path: Path, store:
 )
 def test_what_cannot_be_a_name(name: str) -> None:
     with pytest.raises(UsageError, match="a session cannot be called"):
-        names.checked(name)
+        check_name(name)
 
 
 @pytest.mark.parametrize("name", ["a", "treasure-island-2026-11-21", "Über die See", "v1.2_3+4", "x" * 80])
 def test_what_can_be_a_name(name: str) -> None:
-    assert names.checked(name) == name
+    assert check_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -232,22 +235,22 @@ def test_what_can_be_a_name(name: str) -> None:
     ],
 )
 def test_a_suggested_name(title: str, stem: str) -> None:
-    name = names.suggested([book(title)])
+    name = suggest_name([book(title)])
     assert name.removesuffix(name[-11:]) == stem
-    assert names.checked(name) == name
-    assert names.suggested([]).startswith("chat-2")
+    assert check_name(name) == name
+    assert suggest_name([]).startswith("chat-2")
 
 
 def test_a_free_name() -> None:
     taken = {"a", "a-2", "b-7", "x" * 80}
-    assert names.free("c", taken.__contains__) == "c"
-    assert names.free("a", taken.__contains__) == "a-3"
-    assert names.free("a-2", taken.__contains__) == "a-3"
-    assert names.free("b-7", taken.__contains__) == "b-7-2"
-    assert names.checked(names.free("x" * 80, taken.__contains__)) == "x" * 75 + "-2"
+    assert free_name("c", taken.__contains__) == "c"
+    assert free_name("a", taken.__contains__) == "a-3"
+    assert free_name("a-2", taken.__contains__) == "a-3"
+    assert free_name("b-7", taken.__contains__) == "b-7-2"
+    assert check_name(free_name("x" * 80, taken.__contains__)) == "x" * 75 + "-2"
 
 
-def test_rename(store: Store, catalog: Catalog) -> None:
+def test_rename(store: SessionStore, catalog: Catalog) -> None:
     told(store, "one", ("Why?", "So."))
     told(store, "two", ("Why?", "So."))
     with pytest.raises(UsageError, match="there is a session 'two' already"):
@@ -255,13 +258,15 @@ def test_rename(store: Store, catalog: Catalog) -> None:
     with pytest.raises(UsageError, match="there is no session 'three'"):
         catalog.rename("three", "four")
     catalog.rename("one", "three")
-    assert [heading.name for heading in catalog.headings()] == ["two", "three"]
+    assert [summary.name for summary in catalog.summaries()] == ["two", "three"]
 
 
 # Documents
 
 
-def test_the_same_text_is_kept_once_and_goes_with_its_last_session(store: Store, catalog: Catalog) -> None:
+def test_the_same_text_is_kept_once_and_goes_with_its_last_session(
+    store: SessionStore, catalog: Catalog
+) -> None:
     told(store, "one", ("Why?", "So."), titles=("A", "B"))
     told(store, "two", ("Why?", "So."), titles=("B",))
     assert texts(store) == 2
@@ -273,10 +278,10 @@ def test_the_same_text_is_kept_once_and_goes_with_its_last_session(store: Store,
     record = catalog.load(catalog.find("two"))
     assert record.documents == [book("B", "B")]
     catalog.remove([catalog.find("two")])
-    assert (texts(store), catalog.headings()) == (0, [])
+    assert (texts(store), catalog.summaries()) == (0, [])
 
 
-def test_a_fork_is_a_session_of_its_own(store: Store, catalog: Catalog) -> None:
+def test_a_fork_is_a_session_of_its_own(store: SessionStore, catalog: Catalog) -> None:
     told(store, "one", ("Why?", "So."), titles=("A",))
     assert catalog.fork("one", "two") == "two"
     with pytest.raises(UsageError, match="there is a session 'two' already"):
@@ -286,11 +291,13 @@ def test_a_fork_is_a_session_of_its_own(store: Store, catalog: Catalog) -> None:
     assert one.turns == two.turns[:1]
     assert one.documents == two.documents == [book("A", "A")]
     assert len(two.turns) == 2
-    catalog.remove([one.heading])
+    catalog.remove([one.summary])
     assert catalog.load(catalog.find("two")).documents == [book("A", "A")]
 
 
-def test_nothing_of_a_deleted_session_stays_in_the_file(path: Path, store: Store, catalog: Catalog) -> None:
+def test_nothing_of_a_deleted_session_stays_in_the_file(
+    path: Path, store: SessionStore, catalog: Catalog
+) -> None:
     told(store, "one", ("a peculiar question", "a marvellous answer"))
     told(store, "two", ("Why?", "So."))
     catalog.remove([catalog.find("one")])
@@ -303,7 +310,7 @@ def test_nothing_of_a_deleted_session_stays_in_the_file(path: Path, store: Store
 # Searching
 
 
-def test_search(store: Store, catalog: Catalog) -> None:
+def test_search(store: SessionStore, catalog: Catalog) -> None:
     told(store, "one", ("Who paid?", "The harbour master."), ("When?", "In 1871, in Värra."))
     told(store, "two", ("Who paid for it?", "Nobody."))
     assert {(hit.session, hit.turn) for hit in catalog.search("paid")} == {("one", 1), ("two", 1)}
@@ -325,13 +332,13 @@ def test_a_search_for_nothing(catalog: Catalog, text: str) -> None:
 @pytest.mark.parametrize(
     "text", ['a"', "NEAR(a b)", "a OR", "question:a", "a*b", '"a', "a AND NOT", "x'", "a\0b"]
 )
-def test_no_operator_breaks_a_search(store: Store, catalog: Catalog, text: str) -> None:
+def test_no_operator_breaks_a_search(store: SessionStore, catalog: Catalog, text: str) -> None:
     told(store, "one", ("a question", "an answer"))
     assert len(catalog.search(text)) <= 1
 
 
-def test_odd_characters_are_kept(store: Store, catalog: Catalog) -> None:
-    store.create("x", "system \udce9", ANSWERER, [book("T\udce9", "lone \ud800 and \0")])[1].release()
+def test_odd_characters_are_kept(store: SessionStore, catalog: Catalog) -> None:
+    store.create("x", "system \udce9", MODEL_INFO, [book("T\udce9", "lone \ud800 and \0")])[1].release()
     assert catalog.load(catalog.find("x")).system == "system ?"
     told(store, "x", ("caf\udce9 \0?", "nul \0 in it"))
     record = catalog.load(catalog.find("x"))

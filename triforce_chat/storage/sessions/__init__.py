@@ -1,1 +1,1 @@
-"""Conversations that outlive the program: written to SQLite while they happen, found and continued later."""
+"""Sessions: conversations written to SQLite while they happen, to be listed, searched and continued later."""

@@ -1,4 +1,4 @@
-"""All sessions: finding one, reading it, renaming, copying and deleting."""
+"""All sessions: find, load, search, rename, copy and delete them."""
 
 from __future__ import annotations
 
@@ -11,154 +11,159 @@ from typing import Any
 from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.documents import Document
 from triforce_chat.errors import StateError, UsageError
-from triforce_chat.storage.sessions import names
-from triforce_chat.storage.sessions.store import Store
-from triforce_chat.storage.sessions.values import (
-    Heading,
-    Hit,
-    Record,
-    document_of,
-    storable,
-    tally_of,
-    unpacked,
-)
+from triforce_chat.storage.sessions.names import check_name, free_name
+from triforce_chat.storage.sessions.serialization import load_tally, storable, unpack_document, unpack_ids
+from triforce_chat.storage.sessions.store import SessionStore
+from triforce_chat.storage.sessions.values import SearchHit, SessionRecord, SessionSummary
 
-EXCERPT = 16  # words
-HITS = 50
+EXCERPT_WORDS = 16
+MAX_HITS = 50
 
 
 class Catalog:
-    """What the store holds, by name."""
+    """The sessions of a store, by name."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SessionStore) -> None:
         self.store, self._database = store, store.database
 
-    def headings(self) -> list[Heading]:
+    def summaries(self) -> list[SessionSummary]:
         """All sessions, the last used first."""
-        found = self._database.rows(
+        found = self._database.query(
             "SELECT id, name, model, created, used, "
             "(SELECT count(*) FROM turns WHERE session = sessions.id) AS turns "
             "FROM sessions ORDER BY used DESC, id DESC"
         )
-        return [Heading(**dict(row), titles=self._titles(row["id"])) for row in found]
+        return [SessionSummary(**dict(row), titles=self._titles(row["id"])) for row in found]
 
-    def find(self, name: str) -> Heading:
-        """Raises UsageError when there is no session of that name."""
-        for heading in self.headings():
-            if heading.name == name:
-                return heading
+    def find(self, name: str) -> SessionSummary:
+        """The session of this name. Raises UsageError if there is none."""
+        for summary in self.summaries():
+            if summary.name == name:
+                return summary
         raise UsageError(f"there is no session '{name}'; 'triforce-chat sessions ls' lists them")
 
-    def last(self) -> Heading:
-        """The last used one. Raises UsageError when there is none."""
-        for heading in self.headings():
-            return heading
+    def last(self) -> SessionSummary:
+        """The last used session. Raises UsageError if there is none."""
+        for summary in self.summaries():
+            return summary
         raise UsageError("there is no session yet: 'triforce-chat chat' begins one")
 
-    def load(self, heading: Heading) -> Record:
-        """Everything of a session, also what is being said in it at this moment."""
-        found = self._database.rows("SELECT system, settings FROM sessions WHERE id = ?", heading.id)
+    def load(self, summary: SessionSummary) -> SessionRecord:
+        """A whole session, with the answer that is being written to it. Raises UsageError if it was deleted."""
+        found = self._database.query("SELECT system, settings FROM sessions WHERE id = ?", summary.id)
         if not found:
-            raise UsageError(f"there is no session '{heading.name}' any more")
-        (system, settings), unfinished = found[0], self.store.unfinished(heading.id)
+            raise UsageError(f"there is no session '{summary.name}' any more")
+        (system, settings), unfinished = found[0], self.store.unfinished_turns(summary.id)
         partial = {turn: (answer, ids) for turn, answer, ids in unfinished}
-        rows = self._database.rows("SELECT * FROM turns WHERE session = ? ORDER BY id", heading.id)
-        documents = self._documents(heading.id)
-        past = tuple(_past(row, partial, tuple(documents.pop(row["id"], ()))) for row in rows)
-        return Record(heading, system, json.loads(settings), past, tuple(documents.pop(None, ())))
+        rows = self._database.query("SELECT * FROM turns WHERE session = ? ORDER BY id", summary.id)
+        documents = self._documents(summary.id)
+        turns = tuple(_stored_turn(row, partial, tuple(documents.pop(row["id"], ()))) for row in rows)
+        return SessionRecord(summary, system, json.loads(settings), turns, tuple(documents.pop(None, ())))
 
     def rename(self, name: str, new: str) -> None:
-        """Raises UsageError for a name that is taken or cannot be one."""
+        """Rename a session. Raises UsageError for a name that is taken or invalid."""
         with self._database.transaction():
             session = self.find(name).id
-            if self.store.taken(names.checked(new)):
+            if self.store.has_name(check_name(new)):
                 raise UsageError(f"there is a session '{new}' already")
-            self._database.rows("UPDATE sessions SET name = ? WHERE id = ?", new, session)
+            self._database.query("UPDATE sessions SET name = ? WHERE id = ?", new, session)
 
     def fork(self, name: str, new: str | None = None) -> str:
-        """Copy a session, with what is being said in it; returns the copy's name."""
-        if new is not None and self.store.taken(names.checked(new)):
+        """Copy a session, with the answer that is being written to it; returns the copy's name.
+
+        Raises UsageError if ``new`` is taken or invalid.
+        """
+        if new is not None and self.store.has_name(check_name(new)):
             raise UsageError(f"there is a session '{new}' already")
         with self._database.transaction():
             old = self.find(name).id
-            new = names.free(new or name, self.store.taken)
+            new = free_name(new or name, self.store.has_name)
             copy = self._database.insert(
                 "INSERT INTO sessions (name, created, used, system, model, settings) "
                 "SELECT ?, ?, ?, system, model, settings FROM sessions WHERE id = ?",
                 *(new, time.time(), time.time(), old),
             )
-            partial = {turn: said for turn, *said in self.store.unfinished(old)}
+            partial = {turn: pieces for turn, *pieces in self.store.unfinished_turns(old)}
             turns: dict[int | None, int | None] = {None: None}
-            for (turn,) in self._database.rows("SELECT id FROM turns WHERE session = ? ORDER BY id", old):
+            for (turn,) in self._database.query("SELECT id FROM turns WHERE session = ? ORDER BY id", old):
                 turns[turn] = self._copy_turn(turn, copy, partial.get(turn))
-            for document, turn in self._database.rows(
+            for document, turn in self._database.query(
                 "SELECT id, turn FROM documents WHERE session = ? ORDER BY id", old
             ):
                 self._copy_document(document, copy, turns[turn])
         return new
 
-    def remove(self, headings: list[Heading]) -> None:
-        """Delete sessions, and the documents that no other one has. Raises InUse before anything is deleted."""
+    def remove(self, summaries: list[SessionSummary]) -> None:
+        """Delete sessions and the documents that no other session has.
+
+        Raises InUse before anything is deleted.
+        """
         leases = []
         try:
-            leases += [self.store.lease(heading.id, heading.name) for heading in headings]
+            leases += [self.store.lease(summary.id, summary.name) for summary in summaries]
             with self._database.transaction():
-                for heading in headings:
-                    self._database.rows("DELETE FROM sessions WHERE id = ?", heading.id)
+                for summary in summaries:
+                    self._database.query("DELETE FROM sessions WHERE id = ?", summary.id)
             for lease in leases:
                 lease.remove()
         finally:
             for lease in leases:
                 lease.release()
-        with suppress(StateError):  # another process reads: the room is given back another time
+        with suppress(StateError):  # another process reads: a later deletion shrinks the file
             self._database.shrink()
 
-    def search(self, text: str) -> list[Hit]:
-        """Turns with all of these words, the best first; "several words" are a phrase, word* a beginning."""
+    def search(self, text: str) -> list[SearchHit]:
+        """Turns that contain all words, best match first; ``"two words"`` is a phrase, ``word*`` a prefix.
+
+        Raises UsageError if ``text`` has no word.
+        """
         query = fts_query(text)
-        found = self._database.rows(
+        found = self._database.query(
             "SELECT sessions.name, turns.asked, turns.question, "
             "snippet(words, 1, '', '', '…', ?), "
             "(SELECT count(*) FROM turns AS earlier WHERE earlier.session = turns.session "
             "AND earlier.id <= turns.id) "
             "FROM words JOIN turns ON turns.id = words.rowid JOIN sessions ON sessions.id = turns.session "
             "WHERE words MATCH ? ORDER BY rank LIMIT ?",
-            *(EXCERPT, query, HITS),
+            *(EXCERPT_WORDS, query, MAX_HITS),
         )
-        return [Hit(name, number, asked, question, said) for name, asked, question, said, number in found]
+        return [
+            SearchHit(name, number, asked, question, excerpt)
+            for name, asked, question, excerpt, number in found
+        ]
 
     def _titles(self, session: int) -> tuple[str, ...]:
-        found = self._database.rows("SELECT title FROM documents WHERE session = ? ORDER BY id", session)
+        found = self._database.query("SELECT title FROM documents WHERE session = ? ORDER BY id", session)
         return tuple(title for (title,) in found)
 
     def _documents(self, session: int) -> dict[int | None, list[Document]]:
-        """The documents of each turn; under None those that wait for the next question."""
+        """The documents of each turn, by the turn's row; under None those of the next question."""
         found: dict[int | None, list[Document]] = {}
-        for turn, *parts in self._database.rows(
+        for turn, *columns in self._database.query(
             "SELECT turn, title, source, unit, remarks, pages FROM documents JOIN texts USING (hash) "
             "WHERE session = ? ORDER BY documents.id",
             session,
         ):
-            found.setdefault(turn, []).append(document_of(*parts))
+            found.setdefault(turn, []).append(unpack_document(*columns))
         return found
 
     def _copy_turn(self, turn: int, session: int, partial: list[Any] | None) -> int:
-        made = self._database.insert(
+        copy = self._database.insert(
             "INSERT INTO turns (session, asked, model, vocabulary, question, question_ids, answer, answer_ids, "
             "ended, statistics) SELECT ?, asked, model, vocabulary, question, question_ids, answer, answer_ids, "
             "ended, statistics FROM turns WHERE id = ?",
             *(session, turn),
         )
         if partial is not None:
-            self._database.rows(
+            self._database.query(
                 "UPDATE turns SET answer = ?, answer_ids = ?, ended = 'interrupted' WHERE id = ?",
                 *partial,
-                made,
+                copy,
             )
-        return made
+        return copy
 
     def _copy_document(self, document: int, session: int, turn: int | None) -> None:
-        self._database.rows(
+        self._database.query(
             "INSERT INTO documents (session, turn, title, source, unit, remarks, hash) "
             "SELECT ?, ?, title, source, unit, remarks, hash FROM documents WHERE id = ?",
             *(session, turn, document),
@@ -166,7 +171,7 @@ class Catalog:
 
 
 def fts_query(text: str) -> str:
-    """What a user typed as a query in which nothing is an operator. Raises UsageError when there is no word."""
+    """An FTS5 query for what a user typed, without operators. Raises UsageError if there is no word."""
     found = re.findall(r'"([^"]+)"|([^\s"]+)', storable(text).replace("\0", " "))
     terms = [phrase or word for phrase, word in found]
     terms = [term for term in terms if re.search(r"[^\W_]", term)]
@@ -175,15 +180,18 @@ def fts_query(text: str) -> str:
     return " ".join(f'"{term.rstrip("*")}"' + "*" * term.endswith("*") for term in terms)
 
 
-def _past(row: Any, partial: dict[int, tuple[str, bytes]], documents: tuple[Document, ...]) -> StoredTurn:
-    answer, ids = partial.get(row["id"], (row["answer"], row["answer_ids"]))
-    turn = Turn(row["question"], answer, tally_of(row["statistics"], unpacked(ids), answer))
+def _stored_turn(
+    row: Any, partial: dict[int, tuple[str, bytes]], documents: tuple[Document, ...]
+) -> StoredTurn:
+    """A turn from its row; ``partial`` has the pieces of answers that have no end yet."""
+    answer, packed_ids = partial.get(row["id"], (row["answer"], row["answer_ids"]))
+    tally = load_tally(row["statistics"], unpack_ids(packed_ids), answer)
     return StoredTurn(
-        turn,
-        documents,
-        unpacked(row["question_ids"]),
-        row["model"],
-        row["vocabulary"],
-        row["asked"],
-        row["ended"],
+        turn=Turn(row["question"], answer, tally),
+        documents=documents,
+        question_ids=unpack_ids(row["question_ids"]),
+        model=row["model"],
+        vocabulary=row["vocabulary"],
+        asked=row["asked"],
+        ended=row["ended"],
     )

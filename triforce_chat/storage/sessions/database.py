@@ -1,7 +1,7 @@
-"""The file: private, in write-ahead mode, of a known version, and with errors that a user understands.
+"""The SQLite file of the sessions: private, in write-ahead mode, of a known version, with errors for users.
 
-A commit goes to the log with one write. What is committed survives the death of the process at any moment;
-only when the machine itself dies may the last commits be missing, because the log is not flushed each time.
+A commit reaches the log with one write. Committed data survives the death of the process at any moment. Only if
+the machine itself fails may the last commits be missing, because the log is not flushed each time.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from typing import Any
 from triforce_chat.errors import StateError
 from triforce_chat.storage.sessions import schema
 
-PATIENCE = 10.0  # seconds to wait for another process that writes; its transactions take milliseconds
-FOLDER, FILE = 0o700, 0o600  # for their owner only
+BUSY_TIMEOUT = 10.0  # seconds to wait for another process that writes; its transactions take milliseconds
+POLL_INTERVAL = 0.01  # seconds
+FOLDER_MODE, FILE_MODE = 0o700, 0o600  # for their owner only
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Unwritable(StateError):
-    """Nothing can be kept here: the folder or the file refuses."""
+    """The sessions cannot be written here: the folder or the file does not permit it."""
 
 
 class Database:
-    """One SQLite file; every failure of it is a StateError that names it."""
+    """One SQLite file; every failure is a StateError that names it."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make it. Raises Unwritable, or StateError for a damaged file or one of a later version."""
+        """Open or create the file. Raises Unwritable, and StateError for a damaged file or one of a later version."""
         self.path = path
         make_private(path)
-        with self._told():
+        with self._errors_translated():
             self._connection = sqlite3.connect(
-                path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+                path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
             )
             self._connection.row_factory = sqlite3.Row
             try:
@@ -55,12 +56,12 @@ class Database:
         for setting in ("synchronous = NORMAL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {setting}")
         if version < known:
-            with self.transaction():  # another process may have done it meanwhile: migrate looks again
+            with self.transaction():  # another process may have migrated meanwhile: ``migrate`` looks again
                 schema.migrate(self._connection)
 
     def _write_ahead(self) -> None:
-        """Switch the mode; where two processes make the file at once, SQLite does not wait by itself."""
-        deadline = time.monotonic() + PATIENCE
+        """Switch to write-ahead mode; SQLite itself does not wait for another process that does the same."""
+        deadline = time.monotonic() + BUSY_TIMEOUT
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -68,22 +69,22 @@ class Database:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
-                time.sleep(0.01)
+                time.sleep(POLL_INTERVAL)
 
-    def rows(self, sql: str, *values: object) -> list[Any]:
-        """What one statement gives; a statement that writes is committed when this returns."""
-        with self._told():
+    def query(self, sql: str, *values: object) -> list[Any]:
+        """Run one statement and return its rows; outside a transaction, what it writes is committed."""
+        with self._errors_translated():
             return self._connection.execute(sql, values).fetchall()
 
     def insert(self, sql: str, *values: object) -> int:
-        """Run an INSERT; returns the row's id."""
-        with self._told():
+        """Run an INSERT statement; returns the row's id."""
+        with self._errors_translated():
             return int(self._connection.execute(sql, values).lastrowid or 0)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of the statements inside are committed together, or none."""
-        with self._told():
+        """Commit all statements of the block together, or none of them."""
+        with self._errors_translated():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -94,17 +95,19 @@ class Database:
                 raise
 
     def shrink(self) -> None:
-        """Give the room of deleted rows back, so that nothing of them stays on the disk."""
-        with self._told():
+        """Free the space of deleted rows, so that nothing of them remains on the disk."""
+        with self._errors_translated():
             self._connection.execute("INSERT INTO words (words) VALUES ('optimize')")
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA wal_checkpoint (TRUNCATE)")
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _errors_translated(self) -> Iterator[None]:
+        """Turn errors of SQLite into StateError."""
         try:
             yield
         except sqlite3.Error as error:
@@ -117,11 +120,14 @@ class Database:
 
 
 def make_private(path: Path) -> None:
-    """The file (empty if it is new) and its folder, closed to others. SQLite gives its log the same mode."""
+    """Create the file if it is missing, and close it and its folder to other users.
+
+    SQLite gives its log the same mode. Raises Unwritable.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=FOLDER)
-        path.parent.chmod(FOLDER)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE))
-        path.chmod(FILE)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=FOLDER_MODE)
+        path.parent.chmod(FOLDER_MODE)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE))
+        path.chmod(FILE_MODE)
     except OSError as error:
         raise Unwritable(f"{path}: {error.strerror or error}") from error

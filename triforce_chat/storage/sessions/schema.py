@@ -1,4 +1,4 @@
-"""The tables, and how a database of an earlier version becomes one of this."""
+"""The tables of the session database, and its migrations from earlier versions."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ MIGRATIONS = (FIRST,)  # number n brings a database of version n to version n + 
 
 
 def version_of(connection: sqlite3.Connection) -> int:
+    """The version of a database; 0 for a new one."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring the tables to this version, inside a transaction: all steps or none."""
+    """Bring the tables to the present version; to be called inside a transaction."""
     for number, statements in enumerate(MIGRATIONS[version_of(connection) :], version_of(connection) + 1):
         for statement in statements:
             connection.execute(statement)

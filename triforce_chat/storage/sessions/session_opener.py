@@ -16,10 +16,10 @@ from triforce_chat.settings.settings import CHANGEABLE
 from triforce_chat.storage.sessions.catalog import Catalog
 from triforce_chat.storage.sessions.database import Unwritable
 from triforce_chat.storage.sessions.lease import Lease
-from triforce_chat.storage.sessions.names import checked
-from triforce_chat.storage.sessions.recorded import Recorded
-from triforce_chat.storage.sessions.store import Store
-from triforce_chat.storage.sessions.values import Answerer, Record
+from triforce_chat.storage.sessions.names import check_name
+from triforce_chat.storage.sessions.persistent_conversation import PersistentConversation
+from triforce_chat.storage.sessions.store import SessionStore
+from triforce_chat.storage.sessions.values import ModelInfo, SessionRecord
 
 if TYPE_CHECKING:
     from triforce_chat.chat.session import ChatSession
@@ -50,13 +50,13 @@ class SessionOpener:
         A new chat goes on even if nothing can be written, and ``warn`` says so. Raises UsageError, InUse if
         another process has the session open, and StateError.
         """
-        self.record: Record | None = None
-        self._recorded: Recorded | None = None
+        self.record: SessionRecord | None = None
+        self._conversation: PersistentConversation | None = None
         self._lease: Lease | None = None
-        self._name = checked(name) if name else None
+        self._name = check_name(name) if name else None
         self._open = ExitStack()
         try:
-            self.store: Store | None = Store(sessions_file())
+            self.store: SessionStore | None = SessionStore(sessions_file())
         except Unwritable as error:
             if name or last:
                 raise
@@ -68,21 +68,21 @@ class SessionOpener:
 
     def _load(self, catalog: Catalog, last: bool) -> None:
         if last:
-            heading = catalog.last()
-        elif self._name and catalog.store.taken(self._name):
-            heading = catalog.find(self._name)
+            summary = catalog.last()
+        elif self._name and catalog.store.has_name(self._name):
+            summary = catalog.find(self._name)
         else:
             return
-        self._lease = catalog.store.lease(heading.id, heading.name)
+        self._lease = catalog.store.lease(summary.id, summary.name)
         self._open.callback(self._lease.release)
-        self.record = catalog.load(heading)
+        self.record = catalog.load(summary)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._recorded:
-            self._recorded.close()
+        if self._conversation:
+            self._conversation.close()
         self._open.close()
 
     def options(self, options: Options, given: Collection[str]) -> Options:
@@ -101,29 +101,28 @@ class SessionOpener:
         """``session``, written to the store if there is one."""
         if self.store is None:
             return session
-        opened = (self.record.heading.id, self._lease) if self.record and self._lease else None
-        self._recorded = Recorded(
-            session, self.store, answerer_of(session), session.encode, self._name, opened
+        opened = (self.record.summary.id, self._lease) if self.record and self._lease else None
+        self._conversation = PersistentConversation(
+            session, self.store, model_info_of(session), session.encode, self._name, opened
         )
-        return self._recorded
+        return self._conversation
 
     def restore(self, session: ChatSession) -> Restored | None:
         """Bring back the stored turns; None for a new session. Raises DoesNotFit."""
         record = self.record
         if record is None:
             return None
-        past = record.answered
-        tokenized_anew = bool(session.restore(past, record.waiting))
-        models = {each.model for each in past}
-        differs = tokenized_anew or models - {answerer_of(session)().model}
-        pending = record.past[-1].turn.question if record.past and record.past[-1] not in past else None
+        answered = record.answered
+        tokenized_anew = bool(session.restore(answered, record.pending))
+        models = {each.model for each in answered}
+        differs = tokenized_anew or models - {model_info_of(session)().model}
         return Restored(
-            name=record.heading.name,
-            turns=len(past),
-            used=record.heading.used,
+            name=record.summary.name,
+            turns=len(answered),
+            used=record.summary.used,
             other_models=tuple(sorted(models)) if differs else (),
             tokenized_anew=tokenized_anew,
-            unanswered=pending,
+            unanswered=record.unanswered,
         )
 
     def has(self, document: Document) -> bool:
@@ -135,23 +134,23 @@ class SessionOpener:
         """All sessions, the last used first. Raises UsageError if this chat is not kept."""
         if self.store is None:
             raise UsageError("this chat is not kept, so the other sessions cannot be read either")
-        current = self._recorded.session if self._recorded else None
+        current = self._conversation.session if self._conversation else None
         return [
-            SavedSession(heading.name, heading.turns, heading.titles, heading.used, heading.id == current)
-            for heading in Catalog(self.store).headings()
+            SavedSession(summary.name, summary.turns, summary.titles, summary.used, summary.id == current)
+            for summary in Catalog(self.store).summaries()
         ]
 
 
-def answerer_of(session: ChatSession) -> Callable[[], Answerer]:
+def model_info_of(session: ChatSession) -> Callable[[], ModelInfo]:
     """A function that returns the session's model and present settings, which /set may change."""
 
-    def answerer() -> Answerer:
+    def model_info() -> ModelInfo:
         settings = session.settings
         saved = {name: getattr(settings, name) for name in SAVED_SETTINGS}
         model, draft = portable_name(settings.model), portable_name(settings.draft)
-        return Answerer(model, session.vocabulary, {**saved, "model": model, "draft": draft})
+        return ModelInfo(model, session.vocabulary, {**saved, "model": model, "draft": draft})
 
-    return answerer
+    return model_info
 
 
 def portable_name(model: str) -> str:

@@ -1,4 +1,4 @@
-"""Writing a conversation down while it happens, so that the death of the process loses nothing that was shown."""
+"""Writing sessions while they happen, so that a killed process loses nothing that it has shown."""
 
 from __future__ import annotations
 
@@ -11,160 +11,176 @@ from typing import Any
 from triforce_chat.chat.conversation import Turn
 from triforce_chat.documents import Document
 from triforce_chat.engine.events import Text
-from triforce_chat.storage.sessions import names
 from triforce_chat.storage.sessions.database import Database
-from triforce_chat.storage.sessions.lease import InUse, Lease
-from triforce_chat.storage.sessions.values import (
-    Answerer,
-    packed,
-    pages_of,
-    remarks_of,
-    statistics_of,
+from triforce_chat.storage.sessions.lease import LOCK_TIMEOUT, InUse, Lease
+from triforce_chat.storage.sessions.names import free_name
+from triforce_chat.storage.sessions.serialization import (
+    dump_statistics,
+    pack_ids,
+    pack_pages,
+    pack_remarks,
+    pages_digest,
     storable,
 )
+from triforce_chat.storage.sessions.values import ModelInfo
 
-INTERRUPTED = "interrupted"  # why an answer ended that its process did not live to end
+INTERRUPTED = "interrupted"  # why an answer ended whose process died
 
 
-class Store:
+class SessionStore:
     """The user's sessions. Every method that changes something has committed it when it returns."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file and end the answers that a process left behind. Raises StateError."""
+        """Open the file, and end the answers of processes that died. Raises StateError."""
         self.database = Database(path)
         self.locks = path.parent / "locks"
-        self._settle()
+        self._end_abandoned_turns()
 
     def close(self) -> None:
+        """Close the file."""
         self.database.close()
 
-    def lease(self, session: int, name: str, **patience: float) -> Lease:
-        """The right to write to a session. Raises InUse."""
-        return Lease(self.locks, session, name, **patience)
+    def lease(self, session: int, name: str, timeout: float = LOCK_TIMEOUT) -> Lease:
+        """The exclusive right to write to a session. Raises InUse after ``timeout`` seconds."""
+        return Lease(self.locks, session, name, timeout)
 
-    def taken(self, name: str) -> bool:
-        return bool(self.database.rows("SELECT 1 FROM sessions WHERE name = ?", name))
+    def has_name(self, name: str) -> bool:
+        """True if a session has this name."""
+        return bool(self.database.query("SELECT 1 FROM sessions WHERE name = ?", name))
+
+    # Sessions
 
     def create(
-        self, name: str, system: str, answerer: Answerer, documents: Sequence[Document]
+        self, name: str, system: str, model_info: ModelInfo, documents: Sequence[Document]
     ) -> tuple[int, Lease]:
-        """A session of that name, or of the same with a number, and the right to write to it."""
+        """Create a session and lease it: (id, lease). A name that is taken gets a number."""
         with self.database.transaction():
-            name, now = names.free(name, self.taken), time.time()
+            name, now = free_name(name, self.has_name), time.time()
             session = self.database.insert(
                 "INSERT INTO sessions (name, created, used, system, model, settings) VALUES (?, ?, ?, ?, ?, ?)",
-                *(name, now, now, storable(system), answerer.model, json.dumps(answerer.settings)),
+                *(name, now, now, storable(system), model_info.model, json.dumps(model_info.settings)),
             )
             for document in documents:
-                self._add(session, document)
-            lease = self.lease(session, name)  # before anybody else can see the session
+                self._insert_document(session, document)
+            lease = self.lease(session, name)  # before another process can see the session
         return session, lease
 
-    def add(self, session: int, document: Document) -> None:
-        """A document that belongs to the next question."""
-        with self.database.transaction():
-            self._add(session, document)
-
-    def update(self, session: int, system: str, answerer: Answerer) -> None:
-        """The present system text, model and settings."""
-        self.database.rows(
+    def update(self, session: int, system: str, model_info: ModelInfo) -> None:
+        """Store the present system text, model and settings."""
+        self.database.query(
             "UPDATE sessions SET used = ?, system = ?, model = ?, settings = ? WHERE id = ?",
-            *(time.time(), storable(system), answerer.model, json.dumps(answerer.settings), session),
+            *(time.time(), storable(system), model_info.model, json.dumps(model_info.settings), session),
         )
 
-    def begin(self, session: int, question: str, ids: Sequence[int], system: str, answerer: Answerer) -> int:
-        """A question was put; returns the turn."""
+    def add_document(self, session: int, document: Document) -> None:
+        """Add a document that belongs to the next question."""
         with self.database.transaction():
-            self.update(session, system, answerer)
+            self._insert_document(session, document)
+
+    # Turns
+
+    def begin_turn(
+        self, session: int, question: str, ids: Sequence[int], system: str, model_info: ModelInfo
+    ) -> int:
+        """Store a question and its token ids; returns the turn's row."""
+        with self.database.transaction():
+            self.update(session, system, model_info)
             return self.database.insert(
                 "INSERT INTO turns (session, asked, model, vocabulary, question, question_ids) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
-                *(session, time.time(), answerer.model, answerer.vocabulary, storable(question), packed(ids)),
+                *(session, time.time(), model_info.model, model_info.vocabulary),
+                *(storable(question), pack_ids(ids)),
             )
 
-    def begin_answer(self, turn: int, said: Sequence[Text], instead: int | None = None) -> None:
-        """The first pieces: the waiting documents are this turn's now, or those of the turn that it replaces."""
+    def begin_answer(self, turn: int, pieces: Sequence[Text], replaces: int | None = None) -> None:
+        """Store the first pieces of an answer.
+
+        The turn takes the pending documents, or those of the turn that it ``replaces``, which is deleted.
+        """
         with self.database.transaction():
-            if instead is None:
-                self.database.rows(
+            if replaces is None:
+                self.database.query(
                     "UPDATE documents SET turn = ?1 WHERE turn IS NULL "
                     "AND session = (SELECT session FROM turns WHERE id = ?1)",
                     turn,
                 )
             else:
-                self.database.rows("UPDATE documents SET turn = ? WHERE turn = ?", turn, instead)
-                self.database.rows("DELETE FROM turns WHERE id = ?", instead)
-            for number, piece in enumerate(said):
-                self.say(turn, number, piece)
+                self.database.query("UPDATE documents SET turn = ? WHERE turn = ?", turn, replaces)
+                self.database.query("DELETE FROM turns WHERE id = ?", replaces)
+            for number, piece in enumerate(pieces):
+                self.add_piece(turn, number, piece)
 
-    def say(self, turn: int, number: int, said: Text) -> None:
-        """Piece ``number`` of the answer."""
-        self.database.rows(
+    def add_piece(self, turn: int, number: int, piece: Text) -> None:
+        """Store piece ``number`` of an answer."""
+        self.database.query(
             "INSERT INTO pieces (turn, number, text, ids) VALUES (?, ?, ?, ?)",
-            *(turn, number, storable(said.text), packed(said.token_ids)),
+            *(turn, number, storable(piece.text), pack_ids(piece.token_ids)),
         )
 
-    def end(self, turn: int, kept: Turn) -> None:
-        """The whole answer takes the place of its pieces."""
+    def end_turn(self, turn: int, kept: Turn) -> None:
+        """Replace the pieces of an answer by the whole of it."""
         done = kept.tally.finished
         reason = done.reason if done else INTERRUPTED
-        statistics = json.dumps(statistics_of(kept.tally))
         with self.database.transaction():
-            self._end(turn, kept.answer, packed(kept.tally.token_ids), reason, statistics)
+            ids = pack_ids(kept.tally.token_ids)
+            self._end(turn, kept.answer, ids, reason, dump_statistics(kept.tally))
 
-    def unanswered(self, turn: int) -> None:
-        """The question stays; nothing was said."""
+    def end_unanswered(self, turn: int) -> None:
+        """End a turn without an answer; its question stays."""
         with self.database.transaction():
             self._end(turn, "", b"", INTERRUPTED, None)
 
-    def forget(self, turn: int) -> None:
-        """A turn that was to replace another and did not."""
-        self.database.rows("DELETE FROM turns WHERE id = ?", turn)
+    def delete_turn(self, turn: int) -> None:
+        """Delete a turn that was to replace another one and did not."""
+        self.database.query("DELETE FROM turns WHERE id = ?", turn)
 
-    def last_answered(self, session: int) -> int | None:
-        found = self.database.rows(
+    def last_answered_turn(self, session: int) -> int | None:
+        """Row of the last turn that has an answer."""
+        found = self.database.query(
             "SELECT max(id) FROM turns WHERE session = ? AND length(answer_ids) > 0", session
         )
         return found[0][0] if found else None
 
-    def _add(self, session: int, document: Document) -> None:
-        key, pages = pages_of(document)
-        self.database.rows("INSERT OR IGNORE INTO texts (hash, pages) VALUES (?, ?)", key, pages)
-        self.database.rows(
+    def unfinished_turns(self, session: int) -> list[tuple[int, str, bytes]]:
+        """The turns that are being answered: (row, text so far, packed token ids so far)."""
+        open_turns = "SELECT id FROM turns WHERE session = ? AND ended IS NULL"
+        return [(turn, *self._joined_pieces(turn)) for (turn,) in self.database.query(open_turns, session)]
+
+    def _insert_document(self, session: int, document: Document) -> None:
+        key = pages_digest(document)
+        self.database.query(
+            "INSERT OR IGNORE INTO texts (hash, pages) VALUES (?, ?)", key, pack_pages(document)
+        )
+        self.database.query(
             "INSERT INTO documents (session, title, source, unit, remarks, hash) VALUES (?, ?, ?, ?, ?, ?)",
             *(session, storable(document.title), storable(document.source), document.unit),
-            *(remarks_of(document), key),
+            *(pack_remarks(document), key),
         )
 
     def _end(self, turn: int, answer: str, ids: bytes, reason: str, statistics: str | None) -> None:
-        self.database.rows(
+        self.database.query(
             "UPDATE turns SET answer = ?, answer_ids = ?, ended = ?, statistics = ? WHERE id = ?",
             *(storable(answer), ids, reason, statistics, turn),
         )
-        self.database.rows("DELETE FROM pieces WHERE turn = ?", turn)
+        self.database.query("DELETE FROM pieces WHERE turn = ?", turn)
 
-    def _settle(self) -> None:
-        """End the answers whose process is gone with what it had said."""
-        left = "SELECT DISTINCT session FROM turns WHERE ended IS NULL"
-        for (session,) in self.database.rows(left):
+    def _end_abandoned_turns(self) -> None:
+        """End answers whose process died, with the text that it had stored."""
+        unfinished = "SELECT DISTINCT session FROM turns WHERE ended IS NULL"
+        for (session,) in self.database.query(unfinished):
             try:
-                lease = self.lease(session, "", patience=0.0)
+                lease = self.lease(session, "", timeout=0.0)
             except InUse:
                 continue
             try:
                 with self.database.transaction():
-                    for turn, answer, ids in self.unfinished(session):
+                    for turn, answer, ids in self.unfinished_turns(session):
                         self._end(turn, answer, ids, INTERRUPTED, None)
             finally:
                 lease.release()
 
-    def unfinished(self, session: int) -> list[tuple[int, str, bytes]]:
-        """(turn, what was said so far, its ids) of the questions that are being answered."""
-        open_turns = "SELECT id FROM turns WHERE session = ? AND ended IS NULL"
-        return [(turn, *self._said(turn)) for (turn,) in self.database.rows(open_turns, session)]
-
-    def _said(self, turn: int) -> tuple[str, bytes]:
-        pieces: list[Any] = self.database.rows(
+    def _joined_pieces(self, turn: int) -> tuple[str, bytes]:
+        pieces: list[Any] = self.database.query(
             "SELECT text, ids FROM pieces WHERE turn = ? ORDER BY number", turn
         )
         return "".join(text for text, _ in pieces), b"".join(ids for _, ids in pieces)

@@ -12,30 +12,30 @@ from support.fakes import answer_events
 from triforce_chat.engine.events import Citation, Comparison, Event, Place, Source, Sourced, Text
 from triforce_chat.errors import DoesNotFit, StateError, UsageError
 from triforce_chat.storage.sessions.catalog import Catalog
-from triforce_chat.storage.sessions.recorded import Recorded
-from triforce_chat.storage.sessions.store import Store
-from triforce_chat.storage.sessions.values import Record
+from triforce_chat.storage.sessions.persistent_conversation import PersistentConversation
+from triforce_chat.storage.sessions.store import SessionStore
+from triforce_chat.storage.sessions.values import SessionRecord
 
 LONG = "an answer that comes in several pieces"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "sessions.db")
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    made = SessionStore(tmp_path / "sessions.db")
     yield made
     made.close()
 
 
-def kept(store: Store, name: str = "one") -> Record:
+def kept(store: SessionStore, name: str = "one") -> SessionRecord:
     catalog = Catalog(store)
     return catalog.load(catalog.find(name))
 
 
-def said(record: Record) -> list[tuple[str, str]]:
+def said(record: SessionRecord) -> list[tuple[str, str]]:
     return [(turn.question, turn.answer) for turn in record.turns]
 
 
-def stopped(talk: Recorded, question: str) -> None:
+def stopped(talk: PersistentConversation, question: str) -> None:
     """Ctrl-C behind the first piece of the answer."""
     events = talk.ask(question)
     while not isinstance(next(events), Text):
@@ -43,7 +43,7 @@ def stopped(talk: Recorded, question: str) -> None:
     events.close()
 
 
-def test_a_turn_comes_back_as_it_was(store: Store) -> None:
+def test_a_turn_comes_back_as_it_was(store: SessionStore) -> None:
     talk, inner = chat(store, LONG, "short", name="one")
     talk.add(book("A", "page one", ""))
     list(talk.ask("Why?"))
@@ -52,16 +52,16 @@ def test_a_turn_comes_back_as_it_was(store: Store) -> None:
     talk.add(book("C", "page"))
     record = kept(store)
     assert record.turns == inner.turns
-    assert [[each.title for each in past.documents] for past in record.past] == [["A"], ["B"]]
-    assert [each.title for each in record.waiting] == ["C"]
+    assert [[each.title for each in past.documents] for past in record.stored_turns] == [["A"], ["B"]]
+    assert [each.title for each in record.pending] == ["C"]
     assert record.documents == inner.documents
     assert record.system == inner.system
-    assert [past.ended for past in record.past] == ["stop", "stop"]
-    assert record.past[0].question_ids == tuple(b"Why?")
-    assert (record.past[0].vocabulary, record.settings) == ("abc", {"temperature": 0.5})
+    assert [past.ended for past in record.stored_turns] == ["stop", "stop"]
+    assert record.stored_turns[0].question_ids == tuple(b"Why?")
+    assert (record.stored_turns[0].vocabulary, record.settings) == ("abc", {"temperature": 0.5})
 
 
-def test_sources_come_back(store: Store) -> None:
+def test_sources_come_back(store: SessionStore) -> None:
     talk, inner = chat(store, LONG, name="one")
     inner.sourced = Sourced(
         (Source("A", "page", 3, 0.5, "She paid."),),
@@ -73,7 +73,7 @@ def test_sources_come_back(store: Store) -> None:
     assert inner.turns[0].tally.sourced == inner.sourced
 
 
-def test_every_piece_is_kept_before_it_is_shown(store: Store) -> None:
+def test_every_piece_is_kept_before_it_is_shown(store: SessionStore) -> None:
     talk, _ = chat(store, LONG, name="one")
     shown = ""
     for event in talk.ask("Why?"):
@@ -82,7 +82,7 @@ def test_every_piece_is_kept_before_it_is_shown(store: Store) -> None:
     assert shown == LONG
 
 
-def test_an_answer_that_goes_on_is_one_answer(store: Store) -> None:
+def test_an_answer_that_goes_on_is_one_answer(store: SessionStore) -> None:
     talk, inner = chat(store, LONG, " and goes on", name="one")
     stopped(talk, "Why?")
     begun = inner.turns[0].answer
@@ -94,15 +94,15 @@ def test_an_answer_that_goes_on_is_one_answer(store: Store) -> None:
     assert kept(store).turns == inner.turns
 
 
-def test_an_interrupted_answer_is_kept(store: Store) -> None:
+def test_an_interrupted_answer_is_kept(store: SessionStore) -> None:
     talk, inner = chat(store, LONG, name="one")
     stopped(talk, "Why?")
     assert said(kept(store)) == [("Why?", LONG[:12])] == [("Why?", inner.turns[0].answer)]
-    assert kept(store).past[0].ended == "interrupted"
-    assert not store.database.rows("SELECT 1 FROM pieces")
+    assert kept(store).stored_turns[0].ended == "interrupted"
+    assert not store.database.query("SELECT 1 FROM pieces")
 
 
-def test_a_question_whose_reading_is_interrupted_stays_without_an_answer(store: Store) -> None:
+def test_a_question_whose_reading_is_interrupted_stays_without_an_answer(store: SessionStore) -> None:
     talk, inner = chat(store, LONG, LONG, name="one")
     inner._say = silent  # type: ignore[method-assign]
     talk.add(book("A", "page"))
@@ -112,7 +112,7 @@ def test_a_question_whose_reading_is_interrupted_stays_without_an_answer(store: 
     record = kept(store)
     assert said(record) == [("Why?", "")]
     assert record.answered == []
-    assert [each.title for each in record.waiting] == ["A"]
+    assert [each.title for each in record.pending] == ["A"]
 
 
 def silent(question: str, events: Sequence[Event]) -> Generator[Event, None, None]:  # noqa: ARG001
@@ -120,26 +120,26 @@ def silent(question: str, events: Sequence[Event]) -> Generator[Event, None, Non
     yield from answer_events("")[:4]
 
 
-def test_a_refused_question_leaves_nothing(store: Store) -> None:
+def test_a_refused_question_leaves_nothing(store: SessionStore) -> None:
     talk, _ = chat(store, DoesNotFit("too long"), name="one")
     with pytest.raises(DoesNotFit):
         list(talk.ask("Why?"))
     with pytest.raises(UsageError):
         list(talk.retry())
-    assert Catalog(store).headings() == []
+    assert Catalog(store).summaries() == []
 
 
-def test_who_asks_nothing_leaves_nothing(store: Store) -> None:
+def test_who_asks_nothing_leaves_nothing(store: SessionStore) -> None:
     talk, _ = chat(store, name="one")
     talk.add(book("A", "page"))
     list(talk.prefill())
     talk.set_option("temperature", "1")
     talk.set_system("Be brief.")
     talk.clear()
-    assert Catalog(store).headings() == []
+    assert Catalog(store).summaries() == []
 
 
-def test_another_answer_takes_the_place_of_the_last(store: Store) -> None:
+def test_another_answer_takes_the_place_of_the_last(store: SessionStore) -> None:
     talk, _ = chat(store, "first", "second", "third", name="one")
     talk.add(book("A", "page"))
     list(talk.ask("Who?"))
@@ -150,10 +150,10 @@ def test_another_answer_takes_the_place_of_the_last(store: Store) -> None:
     list(events)
     record = kept(store)
     assert said(record) == [("Who?", "first"), ("Why?", "third")]
-    assert [len(past.documents) for past in record.past] == [1, 0]
+    assert [len(past.documents) for past in record.stored_turns] == [1, 0]
 
 
-def test_another_answer_keeps_the_documents(store: Store) -> None:
+def test_another_answer_keeps_the_documents(store: SessionStore) -> None:
     talk, _ = chat(store, "first", "second", name="one")
     talk.add(book("A", "page"))
     list(talk.ask("Who?"))
@@ -161,11 +161,11 @@ def test_another_answer_keeps_the_documents(store: Store) -> None:
     list(talk.retry())
     record = kept(store)
     assert said(record) == [("Who?", "second")]
-    assert [each.title for each in record.past[0].documents] == ["A"]
-    assert [each.title for each in record.waiting] == ["B"]
+    assert [each.title for each in record.stored_turns[0].documents] == ["A"]
+    assert [each.title for each in record.pending] == ["B"]
 
 
-def test_of_a_comparison_the_hierarchical_answer_is_kept(store: Store) -> None:
+def test_of_a_comparison_the_hierarchical_answer_is_kept(store: SessionStore) -> None:
     talk, _ = chat(store, LONG, name="one")
     items = talk.compare("Why?")
     while not isinstance(next(items), Comparison):
@@ -173,14 +173,14 @@ def test_of_a_comparison_the_hierarchical_answer_is_kept(store: Store) -> None:
     assert said_so_far == [("Why?", LONG)]
 
 
-def test_settings_and_system_text_are_kept_as_they_change(store: Store) -> None:
+def test_settings_and_system_text_are_kept_as_they_change(store: SessionStore) -> None:
     talk, _ = chat(store, name="one")
     list(talk.ask("Why?"))
     talk.set_system("Be brief.")
     assert kept(store).system == "Be brief."
 
 
-def test_clear_begins_another_session(store: Store) -> None:
+def test_clear_begins_another_session(store: SessionStore) -> None:
     talk, _ = chat(store, name="one")
     talk.add(book("A", "page"))
     list(talk.ask("Why?"))
@@ -195,41 +195,41 @@ def test_clear_begins_another_session(store: Store) -> None:
     assert [each.title for each in kept(store, "one-2").documents] == ["A"]
 
 
-def test_a_chat_without_a_name_is_called_after_its_document(store: Store) -> None:
+def test_a_chat_without_a_name_is_called_after_its_document(store: SessionStore) -> None:
     talk, _ = chat(store)
     talk.add(book("Treasure Island", "page"))
     list(talk.ask("Why?"))
     assert Catalog(store).last().name.startswith("treasure-island-2")
 
 
-def test_an_answer_that_cannot_be_written_is_shown_and_complained_about(store: Store) -> None:
+def test_an_answer_that_cannot_be_written_is_shown_and_complained_about(store: SessionStore) -> None:
     talk, inner = chat(store, LONG, LONG, LONG, name="one")
     list(talk.ask("Who?"))
-    store.database.rows("PRAGMA query_only = ON")
+    store.database.query("PRAGMA query_only = ON")
     shown: list[Event] = []
     with pytest.raises(StateError, match=r"this answer is not kept: .*readonly"):
         shown += talk.ask("Why?")
     assert inner.turns[-1].answer == LONG
-    store.database.rows("PRAGMA query_only = OFF")
+    store.database.query("PRAGMA query_only = OFF")
     list(talk.ask("And?"))
     assert [question for question, _ in said(kept(store))] == ["Who?", "And?"]
 
 
-def test_an_answer_that_could_not_be_written_takes_no_other_with_it(store: Store) -> None:
+def test_an_answer_that_could_not_be_written_takes_no_other_with_it(store: SessionStore) -> None:
     talk, _ = chat(store, "one", "two", "three", name="one")
     talk.add(book("A", "page"))
     list(talk.ask("Who?"))
-    store.database.rows("PRAGMA query_only = ON")
+    store.database.query("PRAGMA query_only = ON")
     with pytest.raises(StateError):
         list(talk.ask("Why?"))
-    store.database.rows("PRAGMA query_only = OFF")
+    store.database.query("PRAGMA query_only = OFF")
     list(talk.retry())
     assert said(kept(store)) == [("Who?", "one"), ("Why?", "three")]
-    assert [[each.title for each in past.documents] for past in kept(store).past] == [["A"], []]
+    assert [[each.title for each in past.documents] for past in kept(store).stored_turns] == [["A"], []]
 
 
 def test_what_replaces_an_answer_is_there_when_that_is_gone(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talk, _ = chat(store, "one", "two", name="one")
     talk.add(book("A", "page"))
@@ -238,7 +238,7 @@ def test_what_replaces_an_answer_is_there_when_that_is_gone(
     def full(*_: object) -> None:
         raise StateError("the disk is full")
 
-    monkeypatch.setattr(Store, "say", full)
+    monkeypatch.setattr(SessionStore, "add_piece", full)
     with pytest.raises(StateError, match="full"):
         list(talk.retry())
     record = kept(store)
@@ -247,7 +247,7 @@ def test_what_replaces_an_answer_is_there_when_that_is_gone(
 
 
 @pytest.mark.parametrize("work", ["retry", "resume"])
-def test_another_answer_that_says_nothing_leaves_nothing(store: Store, work: str) -> None:
+def test_another_answer_that_says_nothing_leaves_nothing(store: SessionStore, work: str) -> None:
     talk, _ = chat(store, LONG, LONG, name="one")
     list(talk.ask("Who?"))
     events = getattr(talk, work)()
@@ -256,9 +256,9 @@ def test_another_answer_that_says_nothing_leaves_nothing(store: Store, work: str
     assert said(kept(store)) == [("Who?", LONG)]
 
 
-def test_a_stopped_answer_that_cannot_be_written_is_complained_about(store: Store) -> None:
+def test_a_stopped_answer_that_cannot_be_written_is_complained_about(store: SessionStore) -> None:
     talk, _ = chat(store, LONG, LONG, name="one")
     list(talk.ask("Who?"))
-    store.database.rows("PRAGMA query_only = ON")
+    store.database.query("PRAGMA query_only = ON")
     with pytest.raises(StateError, match="not kept"):
         stopped(talk, "Why?")
