@@ -93,7 +93,7 @@ def test_the_terminal_never_reaches_torch(path: Path) -> None:
         assert not [name for name in imports(module) if within(name, "torch", "transformers")], module
 
 
-@pytest.mark.parametrize("name", ["dimensions", "plan", "remedies", "words", "work"])
+@pytest.mark.parametrize("name", ["dimensions", "plan", "remedies", "messages", "workload"])
 def test_a_plan_is_made_without_torch_and_terminal(name: str) -> None:
     loaded = loaded_by(f"import triforce_chat.memory_plan.{name}")
     assert not [each for each in loaded if within(each, *HEAVY, "rich", "typer")]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.errors import UsageError
-from triforce_chat.memory_plan import draw
+from triforce_chat.memory_plan import inputs
 from triforce_chat.models.presets import PRESETS
 from triforce_chat.settings.sizes import parsed_size, readable
 
@@ -68,7 +68,7 @@ def test_a_table_that_says_what_to_do() -> None:
     assert (code, err) == (6, "")
     assert out.startswith("mistral-7b in bfloat16 with a context of 32,768 tokens\n")
     assert [line[0] for line in lines[1:7]] == [
-        *("weights", "KV", "retrieval", "draft", "activations", "together")
+        *("weights", "KV", "retrieval", "draft", "activations", "total")
     ]
     assert lines[1][1:3] == ["14.5", "GB"]
     assert lines[4][1:] == ["-", "none:", "lookup", "drafts"]
@@ -118,7 +118,7 @@ def test_a_demand_that_is_in_the_way_is_named() -> None:
 
 
 def test_this_machine_without_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "free_bytes", lambda _device: 8 * 10**9)
+    monkeypatch.setattr(inputs, "free_bytes", lambda _device: 8 * 10**9)
     flags = ("--device", "cpu")
     plan = told(*flags)
     assert (plan["dtype"], plan["available"]) == ("float32", {"device": 8 * 10**9, "host": 8 * 10**9})

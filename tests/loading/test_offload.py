@@ -48,7 +48,7 @@ def loaded(settings: Settings, monkeypatch: pytest.MonkeyPatch, sizes: Sizes) ->
     """The engine on a machine whose accelerator has its own memory."""
     told: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "memory_of", lambda *_: sizes)
+        patch.setattr(planning, "available_memory", lambda *_: sizes)
         engine, _ = load_engine(EngineSpec(settings), LoadHooks(note=told.append))
     return engine, told
 
@@ -57,10 +57,10 @@ def needs(model: Path, resident: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes on the device with so many layers there."""
     settings = settings_of(model)
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "memory_of", lambda *_: Sizes(HUGE, HUGE))
+        patch.setattr(planning, "available_memory", lambda *_: Sizes(HUGE, HUGE))
         description = described(resolve(settings.model))
         plan = planning.memory_plan(EngineSpec(settings), description, None, CONTEXT, SINGLE)
-    return int(MemoryPlan(plan.work, plan.memory, resident).device / 0.95) + 1
+    return int(MemoryPlan(plan.workload, plan.memory, resident).device / 0.95) + 1
 
 
 def answers(engine: Engine) -> list[int]:
@@ -73,7 +73,7 @@ def test_a_capped_gpu_has_the_room_of_a_smaller_one(
 ) -> None:
     size = needs(model, resident, monkeypatch)
     capped: list[tuple[str, int]] = []
-    monkeypatch.setattr(planning, "memory_of", lambda _device, _ranks, own: Sizes(own, HUGE))
+    monkeypatch.setattr(planning, "available_memory", lambda _device, _ranks, own: Sizes(own, HUGE))
     monkeypatch.setattr(loading, "cap_memory", lambda device, own: capped.append((device.type, own)))
     engine, loaded = load_engine(EngineSpec(settings_of(model), CONTEXT, device_memory=size))
     assert capped == [("cpu", size)]
@@ -85,7 +85,7 @@ def test_a_capped_gpu_has_the_room_of_a_smaller_one(
 def test_a_restacked_engine_drafts_as_long_as_streaming_asks_for(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "memory_of", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
+    monkeypatch.setattr(planning, "available_memory", lambda *_: Sizes(needs(model, 1, monkeypatch), HUGE))
     settings = settings_of(model, stack="auto")
     engine, loaded = load_engine(EngineSpec(settings))
     assert engine.top.planner.most == STREAMED_GAMMA

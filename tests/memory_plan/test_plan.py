@@ -1,4 +1,4 @@
-"""The plan against reality: what it says of weights and caches is what real tensors take, to the byte."""
+"""Memory plans against real tensors: weights and caches take what was planned, to the byte."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from triforce_chat.errors import UsageError
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.dimensions import Dimensions
-from triforce_chat.memory_plan.draw import CPU, GPU, work_of
+from triforce_chat.memory_plan.inputs import CPU, GPU, workload_of
+from triforce_chat.memory_plan.messages import advice, plan_line, verdict
 from triforce_chat.memory_plan.plan import (
     CONTEXT_STEP,
     SPARE,
     Memory,
     MemoryPlan,
     largest_context,
-    planned,
+    place_kv,
     resident_layers,
 )
-from triforce_chat.memory_plan.remedies import remedies
-from triforce_chat.memory_plan.words import advice, plan_line, verdict
-from triforce_chat.memory_plan.work import Work
+from triforce_chat.memory_plan.remedies import find_remedies
+from triforce_chat.memory_plan.workload import Workload
 from triforce_chat.models import published
 from triforce_chat.models.describe import Description
 from triforce_chat.models.presets import PRESETS
@@ -62,7 +62,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 
 
 def held(model: nn.Module) -> int:
-    """Bytes of a model's weights, packed ones as they are packed."""
+    """Bytes of a model's weights, including packed copies."""
     packed = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
     return bytes_of(*model.parameters()) + sum(torch.ops.mkldnn._nbytes(weight) for weight in packed)
 
@@ -71,15 +71,15 @@ def description(model: Any, context: int = 1024) -> Description:
     return Description("tiny", model.config.to_dict(), context, {})
 
 
-def work(
+def workload(
     fields: Mapping[str, Any],
     context: int = 131_072,
     device: torch.device = GPU,
     dtype: torch.dtype = torch.bfloat16,
     gpus: int = 1,
     stack: str = "auto",
-) -> Work:
-    return work_of(
+) -> Workload:
+    return workload_of(
         Description("m", fields, context, {}), None, context, StackOptions(stack), device, dtype, gpus
     )
 
@@ -161,14 +161,14 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
     small = random_model(**{**EVEN, "num_hidden_layers": 1}).to(dtype)
     options = StackOptions("triforce", gamma=4, draft_gamma=2)
     told = [description(each) for each in (model, small)]
-    plan = work_of(*told, 700, options, CPU, dtype)
+    plan = workload_of(*told, 700, options, CPU, dtype)
     engine = Engine(Runner(model), 700, TextCodec(str), Runner(small), options)
-    middle: Any = engine.top.drafter
+    middle: Any = engine.top.planner.arms[0].drafter
     assert plan.weights == held(model)
     full = engine.full
     assert plan.layer_kv * 2 == bytes_of(full.storage.keys, full.storage.values)
     assert plan.latest_queries == bytes_of(full.queries.data)
-    buffer, streaming = middle.cache.storage, middle.drafter.cache.storage
+    buffer, streaming = middle.cache.storage, middle.planner.arms[0].drafter.cache.storage
     assert plan.draft_bytes == held(small) + bytes_of(streaming.keys, streaming.values)
     assert plan.retrieval > bytes_of(buffer.keys, buffer.values)
     assert MemoryPlan(plan, Memory(None, None), 2).kv == plan.layer_kv * 2 + plan.latest_queries
@@ -180,7 +180,7 @@ def test_the_default_model_takes_what_was_planned() -> None:
 
     engine, loaded = load_engine(EngineSpec(Settings(device="cpu", context=4096)))
     told = describe("default")
-    plan = work_of(told, None, 4096, StackOptions(), CPU, torch.float32)
+    plan = workload_of(told, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)
     assert plan.layer_kv * 30 == bytes_of(engine.full.storage.keys, engine.full.storage.values)
 
@@ -203,7 +203,7 @@ def test_every_stack_has_the_caches_that_are_planned(
 
 
 class Meter:
-    """Bytes that torch allocated at most at once while entered."""
+    """The peak of torch's allocations within the block, in bytes."""
 
     def __enter__(self) -> Meter:
         self.profile = torch.profiler.profile(
@@ -237,7 +237,7 @@ def test_a_chunk_of_the_prefill_takes_about_what_is_planned(
     runner = Runner(random_model(**{**EVEN, **changes}).to(dtype))
     cache = FullCache(runner.shape, context + SLACK)
     cache.length = context - PREFILL_CHUNK
-    plan = work_of(description(runner.model), None, context, StackOptions(), CPU, dtype)
+    plan = workload_of(description(runner.model), None, context, StackOptions(), CPU, dtype)
     with Meter() as meter:
         runner.prefill(torch.zeros(PREFILL_CHUNK, dtype=torch.long), cache)
     assert 0.9 * meter.most < plan.activations < 1.5 * meter.most
@@ -253,22 +253,22 @@ def enough(plan: MemoryPlan) -> Memory:
 
 @pytest.mark.parametrize(("offload", "verdict"), [("never", "does not fit"), ("auto", "offloaded")])
 def test_the_last_byte_decides(offload: Any, verdict: str) -> None:
-    all_of_it = planned(work(published.QWEN3_8B), Memory(None, None))
+    all_of_it = place_kv(workload(published.QWEN3_8B), Memory(None, None))
     assert all_of_it.verdict == "fits"
     there = enough(all_of_it)
-    assert planned(all_of_it.work, there, offload).verdict == "fits"
+    assert place_kv(all_of_it.workload, there, offload).verdict == "fits"
     less = Memory(there.device - 3, there.host)  # type: ignore[operator]
-    assert planned(all_of_it.work, less, offload).verdict == verdict
+    assert place_kv(all_of_it.workload, less, offload).verdict == verdict
 
 
 def test_as_many_layers_stay_as_there_is_room_for() -> None:
-    seven = work(published.LLAMA_2_7B)
+    seven = workload(published.LLAMA_2_7B)
     for gigabytes in (22, 24, 40, 80, 90, 120):
         memory = Memory(gigabytes * GB, 128 * GB)
         n = resident_layers(seven, memory)
         assert n == 0 or MemoryPlan(seven, memory, n).fits_device
         assert n == 32 or not MemoryPlan(seven, memory, n + 1).fits_device
-        plan = planned(seven, memory)
+        plan = place_kv(seven, memory)
         assert plan.resident == n
         assert plan.host == (32 - n) * seven.layer_kv
         passing = min(2, 32 - n)
@@ -276,23 +276,23 @@ def test_as_many_layers_stay_as_there_is_room_for() -> None:
 
 
 def test_a_host_that_is_too_small() -> None:
-    plan = planned(work(published.LLAMA_2_7B), Memory(24 * GB, 32 * GB))
+    plan = place_kv(workload(published.LLAMA_2_7B), Memory(24 * GB, 32 * GB))
     assert (plan.verdict, plan.offloaded, plan.fits_device) == ("does not fit", False, False)
-    forced = planned(plan.work, plan.memory, "always")
+    forced = place_kv(plan.workload, plan.memory, "always")
     assert (forced.verdict, forced.fits_device, forced.fits_host) == ("does not fit", True, False)
     assert verdict(forced) == "does not fit: the host has no room for 68.8 GB of KV"
 
 
 @pytest.mark.parametrize("offload", ["never", "auto", "always"])
 def test_a_cpu_has_everything_in_one_memory(offload: Any) -> None:
-    small = work(published.SMOLLM2_135M, device=CPU, dtype=torch.float32)
-    plan = planned(small, Memory(4 * GB, 4 * GB, is_host=True), offload)
+    small = workload(published.SMOLLM2_135M, device=CPU, dtype=torch.float32)
+    plan = place_kv(small, Memory(4 * GB, 4 * GB, is_host=True), offload)
     assert (plan.verdict, plan.offloaded, plan.host) == ("does not fit", False, 0)
-    assert planned(small, Memory(8 * GB, 8 * GB, is_host=True), offload).verdict == "fits"
+    assert place_kv(small, Memory(8 * GB, 8 * GB, is_host=True), offload).verdict == "fits"
 
 
 def test_unknown_memory_holds_everything() -> None:
-    assert planned(work(published.LLAMA_2_13B), Memory(None, None)).fits
+    assert place_kv(workload(published.LLAMA_2_13B), Memory(None, None)).fits
 
 
 @pytest.mark.parametrize("fields", [published.LLAMA_3_1_8B, published.SMOLLM2_135M])
@@ -301,13 +301,13 @@ def test_unknown_memory_holds_everything() -> None:
 def test_the_largest_context_is_the_largest(
     fields: Mapping[str, Any], gigabytes: float, offload: Any
 ) -> None:
-    all_of_it, memory = work(fields), Memory(int(gigabytes * GB), 64 * GB)
+    all_of_it, memory = workload(fields), Memory(int(gigabytes * GB), 64 * GB)
     found = largest_context(all_of_it, memory, offload, all_of_it.context)
-    everything = planned(all_of_it, memory, "always")
+    everything = place_kv(all_of_it, memory, "always")
     assert (everything.resident, everything.host) == (0, all_of_it.target.layers * all_of_it.layer_kv)
 
     def fits(context: int) -> bool:
-        return planned(dataclasses.replace(all_of_it, context=context), memory, offload).fits
+        return place_kv(dataclasses.replace(all_of_it, context=context), memory, offload).fits
 
     assert found == 0 or fits(found)
     assert found == all_of_it.context or not fits(found + CONTEXT_STEP)
@@ -315,13 +315,13 @@ def test_the_largest_context_is_the_largest(
 
 
 def test_what_every_gpu_holds() -> None:
-    alone = work(published.LLAMA_2_7B, stack="autoregressive")
-    both = work(published.LLAMA_2_7B, gpus=2, stack="autoregressive")
+    alone = workload(published.LLAMA_2_7B, stack="autoregressive")
+    both = workload(published.LLAMA_2_7B, gpus=2, stack="autoregressive")
     assert both.layer_kv * 2 == alone.layer_kv
     whole = 65 * 4096  # the norms
     assert both.weights == (alone.weights - 2 * whole) // 2 + 2 * whole
     assert both.draft_bytes == alone.draft_bytes
-    moved = planned(both, Memory(16 * GB, 80 * GB), "always")
+    moved = place_kv(both, Memory(16 * GB, 80 * GB), "always")
     assert moved.host == (32 - moved.resident) * alone.layer_kv
 
 
@@ -334,13 +334,13 @@ def test_what_every_gpu_holds() -> None:
 )
 def test_what_does_not_divide_is_not_planned(fields: Mapping[str, Any], gpus: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        work(fields, gpus=gpus)
+        workload(fields, gpus=gpus)
 
 
 @pytest.mark.parametrize("gigabytes", range(28, 60, 2))
 def test_as_many_gpus_are_advised_as_can_share_the_model(gigabytes: int) -> None:
-    plan = planned(work(published.LLAMA_2_13B), Memory(gigabytes * GB, GB))
-    assert remedies(plan).tp in (2, 4, 8)  # never 5, which divides its heads but not its neurons
+    plan = place_kv(workload(published.LLAMA_2_13B), Memory(gigabytes * GB, GB))
+    assert find_remedies(plan).tp in (2, 4, 8)  # never 5, which divides its heads but not its neurons
 
 
 # What would help
@@ -358,42 +358,42 @@ def test_as_many_gpus_are_advised_as_can_share_the_model(gigabytes: int) -> None
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_remedy_helps(fields: Mapping[str, Any], gigabytes: int, host: int, dtype: torch.dtype) -> None:
-    plan = planned(work(fields, dtype=dtype), Memory(gigabytes * GB, host * GB))
-    found = remedies(plan)
+    plan = place_kv(workload(fields, dtype=dtype), Memory(gigabytes * GB, host * GB))
+    found = find_remedies(plan)
     goal = "fits" if plan.verdict == "offloaded" else plan.verdict
     assert plan.verdict != "fits"
     assert found.tp or found.context or found.dtype
     if found.context:
-        assert planned(work(fields, found.context, dtype=dtype), plan.memory, "never").fits
+        assert place_kv(workload(fields, found.context, dtype=dtype), plan.memory, "never").fits
     if found.offloaded_context:
         assert found.offloaded_context > (found.context or 0)
-        assert planned(work(fields, found.offloaded_context, dtype=dtype), plan.memory).offloaded
+        assert place_kv(workload(fields, found.offloaded_context, dtype=dtype), plan.memory).offloaded
     if found.tp:
-        shared = planned(work(fields, gpus=found.tp, dtype=dtype), plan.memory)
+        shared = place_kv(workload(fields, gpus=found.tp, dtype=dtype), plan.memory)
         assert shared.verdict == "fits" if goal == "fits" else shared.fits
     assert (found.dtype is None) or (dtype is torch.float32)
     if found.dtype:
-        short = found.dtype_context or plan.work.context
-        assert planned(work(fields, short), plan.memory, "never" if goal == "fits" else "auto").fits
+        short = found.dtype_context or plan.workload.context
+        assert place_kv(workload(fields, short), plan.memory, "never" if goal == "fits" else "auto").fits
     for flags in (f"--context {found.context}", f"--tp {found.tp}"):
         assert (flags in advice(plan, plan, found)) == ("None" not in flags)
 
 
 def test_where_nothing_helps() -> None:
-    plan = planned(work(published.LLAMA_2_13B), Memory(4 * GB, 4 * GB, is_host=True))
-    assert {*dataclasses.asdict(remedies(plan)).values()} == {None}
-    assert advice(plan, plan, remedies(plan)) == "no single change makes it fit: take a smaller model"
+    plan = place_kv(workload(published.LLAMA_2_13B), Memory(4 * GB, 4 * GB, is_host=True))
+    assert {*dataclasses.asdict(find_remedies(plan)).values()} == {None}
+    assert advice(plan, plan, find_remedies(plan)) == "no single change makes it fit: use a smaller model"
 
 
 def test_what_fits_needs_no_remedy() -> None:
-    plan = planned(work(published.SMOLLM2_135M), Memory(24 * GB, 24 * GB))
-    assert {*dataclasses.asdict(remedies(plan)).values()} == {None}
-    assert advice(plan, plan, remedies(plan)) == ""
+    plan = place_kv(workload(published.SMOLLM2_135M), Memory(24 * GB, 24 * GB))
+    assert {*dataclasses.asdict(find_remedies(plan)).values()} == {None}
+    assert advice(plan, plan, find_remedies(plan)) == ""
     assert verdict(plan) == "fits on the GPU"
 
 
 def test_the_plan_in_a_line() -> None:
-    plan = planned(work(published.MISTRAL_7B, 32_768, stack="lookup"), Memory(16 * GB, None), "never")
+    plan = place_kv(workload(published.MISTRAL_7B, 32_768, stack="lookup"), Memory(16 * GB, None), "never")
     assert plan_line(plan) == (
         "32,768 tokens take 20.1 GB: weights 14.5 GB, KV 4.3 GB, activations 1.3 GB; 16.0 GB free"
     )
@@ -404,5 +404,5 @@ def test_slots_are_rounded_as_the_caches_round_them() -> None:
     shape = Runner(model).shape
     for context in (1, 63, 64, 65, 1000):
         buffer = KVBuffer(shape, context + SLACK)
-        plan = work_of(description(model), None, context, StackOptions(), CPU, torch.float32)
+        plan = workload_of(description(model), None, context, StackOptions(), CPU, torch.float32)
         assert plan.layer_kv * shape.layers == bytes_of(buffer.keys, buffer.values)

@@ -24,9 +24,9 @@ from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.loading import load_engine as loading
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
-from triforce_chat.memory_plan import draw
-from triforce_chat.memory_plan.draw import work_of
-from triforce_chat.memory_plan.plan import SPARE, Memory, planned
+from triforce_chat.memory_plan import inputs
+from triforce_chat.memory_plan.inputs import workload_of
+from triforce_chat.memory_plan.plan import SPARE, Memory, place_kv
 from triforce_chat.models import memory, presets
 from triforce_chat.models.describe import described
 from triforce_chat.models.load import LoadedModel
@@ -179,12 +179,12 @@ def roomy(context: int, model: Path) -> int:
     """Free bytes in which just so many tokens of the model's context fit, with everything else."""
     target = described(resolve(str(model)))
     budget = Budget(tokens=min(4096, max(512, target.context // 8)))
-    work = work_of(target, None, context, StackOptions(budget=budget), torch.device("cpu"), torch.float32)
-    return int(planned(work, Memory(None, None)).device / (1 - SPARE)) + 1
+    work = workload_of(target, None, context, StackOptions(budget=budget), torch.device("cpu"), torch.float32)
+    return int(place_kv(work, Memory(None, None)).device / (1 - SPARE)) + 1
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, free: int | None) -> None:
-    monkeypatch.setattr(draw, "free_bytes", lambda _device: free)
+    monkeypatch.setattr(inputs, "free_bytes", lambda _device: free)
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_a_context_that_was_asked_for_is_given_or_refused(
     assert found
     assert opened(long, "none", context=int(found[1]))[0].context == int(found[1])
     limited(monkeypatch, 10_000)
-    with pytest.raises(OutOfMemory, match=r"no context fits beside .* of weights, take a smaller model"):
+    with pytest.raises(OutOfMemory, match=r"no context fits beside .* of weights; use a smaller model"):
         opened(long, "none", context=100)
 
 

@@ -28,7 +28,7 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, RankLost, UsageError
 from triforce_chat.loading.planning import memory_plan
 from triforce_chat.loading.spec import EngineSpec
-from triforce_chat.memory_plan import draw
+from triforce_chat.memory_plan import inputs
 from triforce_chat.memory_plan.plan import Memory
 from triforce_chat.models.describe import described
 from triforce_chat.models.registry import resolve
@@ -193,8 +193,8 @@ class SmallerRank(SingleRank):
 
 
 def test_all_ranks_plan_with_the_smallest_memory_of_any() -> None:
-    assert draw.agreed(Memory(9, None), SmallerRank(7)) == Memory(7, 7)
-    assert draw.agreed(Memory(9, None), SmallerRank(1 << 62)) == Memory(9, None)
+    assert inputs.smallest_memory(Memory(9, None), SmallerRank(7)) == Memory(7, 7)
+    assert inputs.smallest_memory(Memory(9, None), SmallerRank(1 << 62)) == Memory(9, None)
 
 
 def test_blocks_are_fused_on_all_ranks_or_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,14 +333,14 @@ def test_a_refusal_comes_before_any_rank_loads(tmp_path: Path) -> None:
 
 
 def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw, "free_bytes", lambda _: 6 * 10**9)
+    monkeypatch.setattr(inputs, "free_bytes", lambda _: 6 * 10**9)
     settings = Settings(model=str(save_model(tmp_path / "model")), device="cpu")
     three = SingleRank()
     three.size, three.sharing = 2, 3
     model = described(resolve(settings.model))
     whole = memory_plan(EngineSpec(settings), model, None, 128, SINGLE)
     shared = memory_plan(EngineSpec(settings), model, None, 128, three)
-    assert shared.work.layer_kv * 2 == whole.work.layer_kv
+    assert shared.workload.layer_kv * 2 == whole.workload.layer_kv
     assert (whole.memory.device, shared.memory.device) == (6 * 10**9, 2 * 10**9)
 
 

@@ -16,7 +16,7 @@ from triforce_chat.settings.sizes import parsed_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from triforce_chat.memory_plan.draw import Machine
+    from triforce_chat.memory_plan.inputs import Machine
     from triforce_chat.memory_plan.plan import MemoryPlan
     from triforce_chat.models.describe import Description
     from triforce_chat.settings.settings import Settings
@@ -42,7 +42,7 @@ def plan(
     dtype = str(there[1]).removeprefix("torch.")
     target = describe(settings.model)
     made, draft = make_plan(settings, target, there)
-    if warning := target.warning(made.work.context):
+    if warning := target.warning(made.workload.context):
         show_warning(options, screen, warning)
     if options.json:
         print_record(record_of(made, target, draft, dtype))
@@ -57,13 +57,13 @@ def machine(settings: Settings, device_memory: str | None, host_memory: str | No
     import torch
 
     from triforce_chat.loading.device import device_and_dtype, dtype_on
-    from triforce_chat.memory_plan.draw import memory_of
+    from triforce_chat.memory_plan.inputs import available_memory
 
     if device_memory and settings.device == "cpu":
         raise UsageError("--device-memory is the memory of a GPU; with --device cpu use --host-memory")
     device = torch.device("cuda" if device_memory else device_and_dtype(settings)[0])
     own, host = (parsed_size(text) if text else None for text in (device_memory, host_memory))
-    return device, dtype_on(device.type, settings), memory_of(device, settings.tp, own, host)
+    return device, dtype_on(device.type, settings), available_memory(device, settings.tp, own, host)
 
 
 def make_plan(
@@ -84,25 +84,25 @@ def make_plan(
 
 def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: str) -> dict[str, Any]:
     """The plan as plain values."""
-    from triforce_chat.memory_plan.plan import relaxed
-    from triforce_chat.memory_plan.remedies import remedies
+    from triforce_chat.memory_plan.plan import without_forced_offload
+    from triforce_chat.memory_plan.remedies import find_remedies
 
-    work = made.work
+    workload = made.workload
     return {
         "model": target.name,
         "draft": draft,
-        "context": work.context,
+        "context": workload.context,
         "made_for": target.context,
         "dtype": dtype,
-        "gpus": work.gpus,
+        "gpus": workload.gpus,
         "verdict": made.verdict,
         "fits": made.fits,
         "bytes": {**made.parts, "device": made.device, "host": made.host},
         "available": {"device": made.memory.device, "host": made.memory.host},
-        "layers": work.target.layers,
+        "layers": workload.target.layers,
         "resident_layers": made.resident,
-        "would_fit": dataclasses.asdict(remedies(relaxed(made))),
-        "warning": target.warning(work.context),
+        "would_fit": dataclasses.asdict(find_remedies(without_forced_offload(made))),
+        "warning": target.warning(workload.context),
     }
 
 
@@ -111,20 +111,22 @@ def show(made: MemoryPlan, target: Description, draft: str | None, dtype: str, c
     from rich.table import Table
     from rich.text import Text
 
-    from triforce_chat.memory_plan import words
-    from triforce_chat.memory_plan.plan import relaxed
-    from triforce_chat.memory_plan.remedies import remedies
+    from triforce_chat.memory_plan import messages
+    from triforce_chat.memory_plan.plan import without_forced_offload
+    from triforce_chat.memory_plan.remedies import find_remedies
     from triforce_chat.ui.clean import one_line
 
     print_line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    print_line(one_line(words.heading(made, target.name, dtype)))
+    print_line(one_line(messages.heading(made, target.name, dtype)))
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for what, size, remark in words.rows(made, draft):
+    for what, size, remark in messages.rows(made, draft):
         table.add_row(what, size, Text(one_line(remark), "dim"))
     console.print(table)
-    print_line(words.verdict(made), style="green" if made.fits else "bold red")
-    if advice := words.advice(made, relaxed(made), remedies(relaxed(made))):
+    print_line(messages.verdict(made), style="green" if made.fits else "bold red")
+    if advice := messages.advice(
+        made, without_forced_offload(made), find_remedies(without_forced_offload(made))
+    ):
         print_line(advice)

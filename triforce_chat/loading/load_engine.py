@@ -54,7 +54,7 @@ def load_engine(
         plan = shortened_to_fit(plan, settings, hooks.note)
     if warning := model.warning(wanted):
         hooks.warn(warning)
-    plan = plan.with_context(group.all_reduce_min(plan.work.context))
+    plan = plan.with_context(group.all_reduce_min(plan.workload.context))
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=hooks.progress)
     target = load(settings.model, context=wanted, ranks=1 if spec.shape else group.size)
     draft = load_draft(settings, drafting, target, load, hooks.note)
@@ -65,7 +65,7 @@ def load_engine(
         hooks.note(
             f"{target.name}: as slow as a model of that size, but its answers are those of the original"
         )
-    largest = LARGEST_BUDGET if settings.budget else group.all_reduce_min(plan.work.stack.budget)
+    largest = LARGEST_BUDGET if settings.budget else group.all_reduce_min(plan.workload.caches.budget)
     target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest)
     engine = build_engine(spec, hooks, group, plan, target, draft)
     return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
@@ -84,7 +84,7 @@ def build_engine(
     try:
         return Engine(
             Runner(target.model, group=group),
-            plan.work.context,
+            plan.workload.context,
             TextCodec(decoder(target.tokenizer), target.eos_ids),
             Runner(draft.model, target.vocab_size) if draft else None,
             stack_for(spec.settings, target),
@@ -94,7 +94,7 @@ def build_engine(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise no_memory(plan.work.context) from error
+        raise no_memory(plan.workload.context) from error
 
 
 def draft_name(settings: Settings, target: Description) -> str | None:

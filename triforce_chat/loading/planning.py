@@ -13,9 +13,15 @@ from triforce_chat.engine.group import RankGroup
 from triforce_chat.errors import OutOfMemory
 from triforce_chat.loading.device import device_and_dtype
 from triforce_chat.loading.spec import EngineSpec, Note
-from triforce_chat.memory_plan.draw import Machine, agreed, draft_described, memory_of, work_of
-from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, planned
-from triforce_chat.memory_plan.words import moved_line, plan_line, shortage
+from triforce_chat.memory_plan.inputs import (
+    Machine,
+    available_memory,
+    describe_draft,
+    smallest_memory,
+    workload_of,
+)
+from triforce_chat.memory_plan.messages import offload_line, plan_line, shortage
+from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, place_kv
 from triforce_chat.models.describe import Description
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_options
 from triforce_chat.settings.settings import Settings
@@ -36,9 +42,9 @@ def memory_plan(
     device = torch.device(name)
     if spec.shape:
         model = dataclasses.replace(model, fields={**model.fields, **spec.shape.fields})
-    memory = agreed(memory_of(device, group.sharing, spec.device_memory), group)
+    memory = smallest_memory(available_memory(device, group.sharing, spec.device_memory), group)
     machine = device, dtype, memory
-    return plan_for(spec.settings, model, draft_described(draft), context, machine, group.size)
+    return plan_for(spec.settings, model, describe_draft(draft), context, machine, group.size)
 
 
 def plan_for(
@@ -57,8 +63,8 @@ def plan_for(
 
     def with_budget(largest: int) -> MemoryPlan:
         stack = stack_options(settings, model.context, largest)
-        work = work_of(model, draft, context, stack, device, dtype, gpus)
-        return planned(work, memory, offload_of(settings))
+        workload = workload_of(model, draft, context, stack, device, dtype, gpus)
+        return place_kv(workload, memory, offload_of(settings))
 
     usual = with_budget(LARGEST_BUDGET)
     # With a seed the answer must not depend on how much memory happens to be free.
@@ -76,20 +82,20 @@ def shortened_to_fit(plan: MemoryPlan, settings: Settings, note: Note) -> Memory
 
     Raises OutOfMemory if the user asked for a context that does not fit.
     """
-    wanted, offload = plan.work.context, offload_of(settings)
+    wanted, offload = plan.workload.context, offload_of(settings)
     if plan.fits:
         return plan
-    most = largest_context(plan.work, plan.memory, offload, wanted)
+    most = largest_context(plan.workload, plan.memory, offload, wanted)
     if settings.context:
         raise no_memory(wanted, shortage(plan, most))
     context = min(wanted, max(most, CONTEXT_STEP))
     note(plan_line(plan))
     note(f"context of {context:,} tokens, because memory does not hold the {wanted:,} of {settings.model}")
-    return planned(plan.with_context(context).work, plan.memory, offload)
+    return place_kv(plan.with_context(context).workload, plan.memory, offload)
 
 
 def kv_storage(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Shape, int], KVStorage]:
-    """What allocates the full cache's keys and values where the plan puts them."""
+    """A function that allocates the full cache's keys and values where the plan places them."""
     if settings.offload and plan.memory.is_host:
         note("--offload has no effect without a GPU: keys and values are in main memory anyway")
     if not plan.offloaded:
@@ -97,7 +103,7 @@ def kv_storage(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Sh
 
     def offloaded(shape: Shape, capacity: int) -> OffloadedKV:
         store = OffloadedKV(shape, capacity, plan.resident)
-        note(moved_line(plan))
+        note(offload_line(plan))
         if store.pageable:
             note(f"{store.pageable} of these layers are slower: the system declined to pin their memory")
         return store

@@ -1,1 +1,1 @@
-"""How much memory a model takes at a context, before anything of it is loaded."""
+"""Computes how much memory a model takes at a context length, before anything is loaded."""

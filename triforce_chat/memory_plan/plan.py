@@ -1,4 +1,4 @@
-"""Whether a run fits into a machine's memory, and where its keys and values then lie."""
+"""Decides whether a run fits into a machine's memory, and where its keys and values go."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
 
-from triforce_chat.memory_plan.work import Work
+from triforce_chat.memory_plan.workload import Workload
 
-SPARE = 0.05  # of the memory: what libraries take for themselves, and what fragmentation loses
+SPARE = 0.05  # share of the memory left to libraries and fragmentation
 CONTEXT_STEP = 1024  # tokens
 
 Offload = Literal["never", "auto", "always"]
@@ -18,9 +18,9 @@ Verdict = Literal["fits", "offloaded", "does not fit"]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that can be had; None where nobody knows, and then everything fits."""
+    """Available bytes; None if unknown, in which case everything fits."""
 
-    device: int | None  # of each GPU; where a CPU computes, the host's
+    device: int | None  # of each GPU, or of the host if a CPU computes
     host: int | None
     is_host: bool = False  # a CPU computes: there is only one memory
 
@@ -31,45 +31,45 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose, on each GPU and on the host, for a work with ``resident`` layers' KV on the device."""
+    """Bytes by purpose on each GPU and on the host, with the KV of ``resident`` layers on the device."""
 
-    work: Work
+    workload: Workload
     memory: Memory
     resident: int
 
     def with_context(self, context: int) -> MemoryPlan:
         """The same placement for another context, in tokens."""
-        return dataclasses.replace(self, work=dataclasses.replace(self.work, context=context))
+        return dataclasses.replace(self, workload=dataclasses.replace(self.workload, context=context))
 
     @property
     def offloaded(self) -> bool:
-        return self.resident < self.work.target.layers
+        return self.resident < self.workload.target.layers
 
     @property
     def kv(self) -> int:
-        """On the device: of the layers that stay, of those that pass through, and the latest queries."""
-        return (self.resident + self.passing) * self.work.layer_kv + self.work.latest_queries
+        """KV on the device: of resident and of streamed layers, and the latest queries."""
+        return (self.resident + self.streamed) * self.workload.layer_kv + self.workload.latest_queries
 
     @property
-    def passing(self) -> int:
-        """Layers whose KV is on the device while it passes through: one is read, one arrives."""
-        return min(self.work.layout.buffers, self.work.target.layers - self.resident)
+    def streamed(self) -> int:
+        """Layers of offloaded KV that are on the device at once: one is read while another is copied."""
+        return min(self.workload.layout.buffers, self.workload.target.layers - self.resident)
 
     @property
     def host(self) -> int:
-        """KV in pinned host memory, that of all GPUs together."""
-        return (self.work.target.layers - self.resident) * self.work.layer_kv * self.work.gpus
+        """KV in pinned host memory, of all GPUs together."""
+        return (self.workload.target.layers - self.resident) * self.workload.layer_kv * self.workload.gpus
 
     @property
     def parts(self) -> dict[str, int]:
-        """What lies on each device."""
-        work = self.work
+        """Bytes on each device by purpose. The names are those of ``plan --json``."""
+        workload = self.workload
         return {
-            "weights": work.weights,
+            "weights": workload.weights,
             "kv": self.kv,
-            "retrieval": work.retrieval,
-            "draft": work.draft_bytes,
-            "activations": work.activations,
+            "retrieval": workload.retrieval,
+            "draft": workload.draft_bytes,
+            "activations": workload.activations,
         }
 
     @property
@@ -95,37 +95,37 @@ class MemoryPlan:
         return "offloaded" if self.offloaded else "fits"
 
 
-def planned(work: Work, memory: Memory, offload: Offload = "auto") -> MemoryPlan:
-    """Where the KV goes: on the device if it fits there, else to the host if that helps.
+def place_kv(workload: Workload, memory: Memory, offload: Offload = "auto") -> MemoryPlan:
+    """Place the KV on the device if it fits there, else offload it to the host if that makes it fit.
 
-    Layers that the device has room for stay there; with ``always`` none does. A CPU has everything in host memory
-    as it is.
+    With "auto" as many layers as possible stay on the device; with "always" none does. On a CPU there is only host
+    memory, so nothing is offloaded.
     """
-    whole = MemoryPlan(work, memory, work.target.layers)
+    whole = MemoryPlan(workload, memory, workload.target.layers)
     if memory.is_host or offload == "never" or (offload == "auto" and whole.fits):
         return whole
     if offload == "always":
-        return MemoryPlan(work, memory, 0)
-    moved = MemoryPlan(work, memory, resident_layers(work, memory))
+        return MemoryPlan(workload, memory, 0)
+    moved = MemoryPlan(workload, memory, resident_layers(workload, memory))
     return moved if moved.fits else whole
 
 
-def relaxed(plan: MemoryPlan) -> MemoryPlan:
-    """The same run as it would be without a demand to have all KV in host memory, where the demand is in the way."""
-    return plan if plan.fits else planned(plan.work, plan.memory)
+def without_forced_offload(plan: MemoryPlan) -> MemoryPlan:
+    """The plan itself if it fits, else the plan without ``--offload``."""
+    return plan if plan.fits else place_kv(plan.workload, plan.memory)
 
 
-def resident_layers(work: Work, memory: Memory) -> int:
-    """How many layers can keep their KV on the device while that of the others streams through it."""
-    choices = range(work.target.layers, -1, -1)
-    return next((n for n in choices if MemoryPlan(work, memory, n).fits_device), 0)
+def resident_layers(workload: Workload, memory: Memory) -> int:
+    """The most layers whose KV can stay on the device while the KV of the others is streamed."""
+    choices = range(workload.target.layers, -1, -1)
+    return next((n for n in choices if MemoryPlan(workload, memory, n).fits_device), 0)
 
 
-def largest_context(work: Work, memory: Memory, offload: Offload, most: int) -> int:
-    """The longest context of at most ``most`` tokens that fits, in whole steps; 0 if not even one token fits."""
+def largest_context(workload: Workload, memory: Memory, offload: Offload, most: int) -> int:
+    """The longest context up to ``most`` tokens that fits, in steps of ``CONTEXT_STEP`` if longer than one."""
 
     def too_long(context: int) -> bool:
-        return not planned(dataclasses.replace(work, context=context), memory, offload).fits
+        return not place_kv(dataclasses.replace(workload, context=context), memory, offload).fits
 
     fitting = bisect_left(range(1, most + 1), True, key=too_long)
     return fitting if fitting in (most, fitting % CONTEXT_STEP) else fitting // CONTEXT_STEP * CONTEXT_STEP

@@ -1,64 +1,67 @@
-"""What would make a run fit; every remedy was planned itself and found to work."""
+"""Finds changes that would make a run fit; each one is itself planned to check that it works."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
-from triforce_chat.memory_plan.plan import Memory, MemoryPlan, Offload, largest_context, planned
-from triforce_chat.memory_plan.work import FP32, Work
+from triforce_chat.memory_plan.plan import Memory, MemoryPlan, Offload, largest_context, place_kv
+from triforce_chat.memory_plan.workload import FP32, Workload
 
-MOST_GPUS = 8
-SHORT = 2  # bytes of a number in bfloat16
+MAX_GPUS = 8
+BF16 = 2  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """Each alone is enough; None where it is not, or would change nothing."""
+    """Alternatives, each of which is enough; None if it is not or would change nothing.
 
-    context: int | None  # the most tokens whose KV fits on the device
-    offloaded_context: int | None  # the same with KV in host memory, where that is more
-    dtype: str | None  # a shorter one
-    dtype_context: int | None  # the most tokens that fit with it, where all do not
+    The field names are those of ``plan --json``.
+    """
+
+    context: int | None  # the longest whose KV fits on the device
+    offloaded_context: int | None  # the longest with KV in host memory, if that is longer
+    dtype: str | None  # a smaller one
+    dtype_context: int | None  # the longest that fits with that dtype, if shorter than the wanted one
     tp: int | None  # the fewest GPUs of this size
 
 
-NONE = Remedies(None, None, None, None, None)
+NO_REMEDIES = Remedies(None, None, None, None, None)
 
 
-def remedies(plan: MemoryPlan) -> Remedies:
-    """What would make a plan fit, or let one with KV in host memory do without."""
-    if plan.fits and planned(plan.work, plan.memory, "never").fits:
-        return NONE
+def find_remedies(plan: MemoryPlan) -> Remedies:
+    """Changes that make a plan fit, or that let an offloaded one keep its KV on the device."""
+    if plan.fits and place_kv(plan.workload, plan.memory, "never").fits:
+        return NO_REMEDIES
     offload: Offload = "never" if plan.verdict == "offloaded" else "auto"
-    work, memory = plan.work, plan.memory
-    context = largest_context(work, memory, "never", work.context)
-    offloaded = largest_context(work, memory, offload, work.context)
-    shortened = _shortened(work, memory, offload)
+    workload, memory = plan.workload, plan.memory
+    context = largest_context(workload, memory, "never", workload.context)
+    offloaded = largest_context(workload, memory, offload, workload.context)
+    in_bf16 = _longest_in_bf16(workload, memory, offload)
     return Remedies(
         context=context or None,
         offloaded_context=offloaded if offloaded > context else None,
-        dtype="bfloat16" if shortened > offloaded else None,
-        dtype_context=shortened if work.context > shortened > offloaded else None,
+        dtype="bfloat16" if in_bf16 > offloaded else None,
+        dtype_context=in_bf16 if workload.context > in_bf16 > offloaded else None,
         tp=None if memory.is_host else _fewest_gpus(plan, offload),
     )
 
 
-def _shortened(work: Work, memory: Memory, offload: Offload) -> int:
-    """The most tokens that fit in 16 bit; 0 where that would change nothing."""
-    if work.itemsize != FP32:
+def _longest_in_bf16(workload: Workload, memory: Memory, offload: Offload) -> int:
+    """The longest context that fits in bfloat16; 0 if the run is not in fp32."""
+    if workload.itemsize != FP32:
         return 0
-    layout = dataclasses.replace(work.layout, packed=False)
-    half = dataclasses.replace(work, itemsize=SHORT, layout=layout)
-    return largest_context(half, memory, offload, work.context)
+    layout = dataclasses.replace(workload.layout, packed=False)
+    half = dataclasses.replace(workload, itemsize=BF16, layout=layout)
+    return largest_context(half, memory, offload, workload.context)
 
 
 def _fewest_gpus(plan: MemoryPlan, offload: Offload) -> int | None:
-    """GPUs of the same size that can share it and hold it."""
-    work = plan.work
-    for gpus in range(work.gpus + 1, MOST_GPUS + 1):
-        if work.target.divides_among(gpus):
-            more = dataclasses.replace(work, gpus=gpus)
-            if planned(more, plan.memory, offload).fits:
+    """The smallest number of GPUs of the same size that the model can be split over and fits on."""
+    workload = plan.workload
+    for gpus in range(workload.gpus + 1, MAX_GPUS + 1):
+        if workload.target.divides_among(gpus):
+            more = dataclasses.replace(workload, gpus=gpus)
+            if place_kv(more, plan.memory, offload).fits:
                 return gpus
     return None

@@ -1,4 +1,4 @@
-"""Draws up what is to be planned: from models, settings and this machine to bare numbers."""
+"""Collects the numbers for a memory plan from models, settings and this machine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from triforce_chat.engine.speculation.stacks import MOST_DRAFT_GAMMA, MOST_GAMMA
 from triforce_chat.errors import ModelError, UsageError
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.plan import Memory
-from triforce_chat.memory_plan.work import Layout, Stack, Work
+from triforce_chat.memory_plan.workload import EngineLayout, SmallCaches, Workload
 from triforce_chat.models.describe import Description, describe
 from triforce_chat.models.memory import free_bytes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-Machine = tuple[torch.device, torch.dtype, Memory]  # the numbers are in that dtype
-LONGEST = MOST_GAMMA + MOST_DRAFT_GAMMA  # tokens of a draft, made by whole rounds of a middle level
-UNBOUNDED = 1 << 62  # bytes; what nobody knows the end of
-SCORES = 2  # tensors of scores that oneDNN's attention writes: as they are, and after softmax
+Machine = tuple[torch.device, torch.dtype, Memory]  # dtype of weights and KV
+MAX_DRAFT = MOST_GAMMA + MOST_DRAFT_GAMMA  # tokens; a middle level adds whole rounds
+UNKNOWN = 1 << 62  # stands for an unknown number of bytes in a reduction over ranks
+SCORES = 2  # tensors of scores that oneDNN's attention writes: before and after softmax
 
 
-def work_of(
+def workload_of(
     target: Description,
     draft: Description | None,
     context: int,
@@ -38,8 +38,8 @@ def work_of(
     device: torch.device,
     dtype: torch.dtype,
     gpus: int = 1,
-) -> Work:
-    """What a run holds in memory. Raises UsageError if the target cannot be divided among the GPUs."""
+) -> Workload:
+    """The workload of a run. Raises UsageError if the target cannot be divided among the GPUs."""
     own = Dimensions.of(target.fields)
     if not own.divides_among(gpus):
         raise UsageError(
@@ -47,41 +47,43 @@ def work_of(
             f"{own.vocabulary:,} tokens of vocabulary, which {gpus} GPUs cannot share; "
             f"--tp takes {', '.join(str(n) for n in range(1, own.kv_heads + 1) if own.divides_among(n))}"
         )
-    return Work(
+    return Workload(
         target=own,
         draft=Dimensions.of(draft.fields) if draft else None,
         context=context,
         itemsize=dtype.itemsize,
-        layout=layout_of(own, device, dtype, gpus),
-        stack=caches_of(stack),
+        layout=engine_layout(own, device, dtype, gpus),
+        caches=small_caches(stack),
         gpus=gpus,
     )
 
 
-def layout_of(target: Dimensions, device: torch.device, dtype: torch.dtype, gpus: int = 1) -> Layout:
-    """How the engine lays a model out there."""
+def engine_layout(
+    target: Dimensions, device: torch.device, dtype: torch.dtype, gpus: int = 1
+) -> EngineLayout:
+    """How the engine lays out this model on a device."""
     packed, on_cpu = onednn.available(device, dtype), device.type == "cpu"
-    masked = (
-        PREFILL_CHUNK * target.query_heads // target.kv_heads
-    )  # torch's kernel wants a mask for every row
-    return Layout(
+    # torch's CPU kernel takes a mask with a row for every query of a group.
+    masked = PREFILL_CHUNK * target.query_heads // target.kv_heads
+    return EngineLayout(
         grain=GRAIN,
         slack=SLACK,
         queries=QUERY_WINDOW,
         buffers=BUFFERS,
         prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
-        # For each length of a draft as many, and one more.
-        kept_rows=0 if on_cpu else sum(range(LONGEST + 2)),
-        # torch's kernel does where the processor multiplies 16-bit tiles.
+        # One graph per draft length n, with n + 1 rows.
+        kept_rows=0 if on_cpu else sum(range(MAX_DRAFT + 2)),
+        # torch's kernel copies them if the processor has AMX.
         copied_kv=on_cpu and dtype.itemsize == 2 and torch.cpu._is_amx_tile_supported(),
-        packed=packed and gpus == 1,  # as the runner does
+        packed=packed and gpus == 1,  # the runner packs only whole models
     )
 
 
-def caches_of(stack: StackOptions) -> Stack:
+def small_caches(stack: StackOptions) -> SmallCaches:
+    """The sizes of a stack's retrieval and streaming caches."""
     spec, budget = STACKS[stack.name], stack.budget
-    return Stack(
+    return SmallCaches(
         budget=budget.tokens,
         retrieval=spec.retrieval_caches * budget.capacity,
         chunk=budget.chunk,
@@ -90,8 +92,10 @@ def caches_of(stack: StackOptions) -> Stack:
     )
 
 
-def memory_of(device: torch.device, gpus: int = 1, own: int | None = None, host: int | None = None) -> Memory:
-    """The device's ``own`` memory and that of the host, in bytes; what is not given is what is free here."""
+def available_memory(
+    device: torch.device, gpus: int = 1, own: int | None = None, host: int | None = None
+) -> Memory:
+    """The device's ``own`` memory and the host's, in bytes; by default what is free on this machine."""
     main = host or free_bytes(CPU)
     if device.type == "cpu":
         share = None if main is None else main // gpus
@@ -99,19 +103,19 @@ def memory_of(device: torch.device, gpus: int = 1, own: int | None = None, host:
     return Memory(own or free_bytes(device), main)
 
 
-def agreed(own: Memory, group: RankGroup) -> Memory:
-    """What every rank has: they read their caches in step, so they have to lay them out alike."""
+def smallest_memory(own: Memory, group: RankGroup) -> Memory:
+    """The least memory of any rank. All ranks must place their caches alike, because they run in step."""
 
     def least(size: int | None) -> int | None:
-        known = group.all_reduce_min(UNBOUNDED if size is None else size)
-        return None if known == UNBOUNDED else known
+        known = group.all_reduce_min(UNKNOWN if size is None else size)
+        return None if known == UNKNOWN else known
 
     return dataclasses.replace(own, device=least(own.device), host=least(own.host))
 
 
-def draft_described(name: str | None) -> Description | None:
-    """The draft as far as it can be known without fetching it."""
+def describe_draft(name: str | None) -> Description | None:
+    """The draft's description; None if there is no draft or it cannot be described before it is fetched."""
     try:
         return describe(name) if name else None
-    except ModelError:  # loading it says why, and whether that matters
+    except ModelError:  # loading it will report the error
         return None

@@ -1,4 +1,4 @@
-"""A plan in words."""
+"""Memory plans as text for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from triforce_chat.memory_plan.plan import SPARE, MemoryPlan
 from triforce_chat.memory_plan.remedies import Remedies
 from triforce_chat.settings.sizes import readable
 
-NAMES = {
+LABELS = {
     "weights": "weights",
     "kv": "KV",
     "retrieval": "retrieval",
@@ -19,15 +19,15 @@ NAMES = {
 
 def plan_line(plan: MemoryPlan) -> str:
     """The whole plan in one line."""
-    parts = ", ".join(f"{NAMES[name]} {readable(size)}" for name, size in plan.parts.items() if size)
+    parts = ", ".join(f"{LABELS[name]} {readable(size)}" for name, size in plan.parts.items() if size)
     free = plan.memory.device
-    there = "" if free is None else f"; {readable(free)} free"
-    return f"{plan.work.context:,} tokens take {readable(plan.device)}: {parts}{there}"
+    available = "" if free is None else f"; {readable(free)} free"
+    return f"{plan.workload.context:,} tokens take {readable(plan.device)}: {parts}{available}"
 
 
-def moved_line(plan: MemoryPlan) -> str:
-    """Where the KV went, and what it costs."""
-    layers = plan.work.target.layers
+def offload_line(plan: MemoryPlan) -> str:
+    """How much KV is in host memory, and what that costs."""
+    layers = plan.workload.target.layers
     return (
         f"keys and values of {layers - plan.resident} of {layers} layers in host memory "
         f"({readable(plan.host)}): each step takes longer the more of the context is in use"
@@ -35,44 +35,48 @@ def moved_line(plan: MemoryPlan) -> str:
 
 
 def shortage(plan: MemoryPlan, fitting: int) -> str:
-    """What is lacking, and the largest context that fits."""
+    """How much memory is missing, and the longest context that fits (0 for none)."""
     free = readable(plan.memory.device or 0)
     needed = f"{readable(plan.device)} in all, of {free} free"
     if fitting:
         return f"{needed}; --context {fitting} is the most that fits"
-    return f"{needed}; no context fits beside {readable(plan.work.weights)} of weights, take a smaller model"
+    return (
+        f"{needed}; no context fits beside {readable(plan.workload.weights)} of weights; use a smaller model"
+    )
 
 
 def heading(plan: MemoryPlan, name: str, dtype: str) -> str:
-    """What is planned."""
-    gpus = f" on each of {plan.work.gpus} GPUs" if plan.work.gpus > 1 and not plan.memory.is_host else ""
-    return f"{name} in {dtype} with a context of {plan.work.context:,} tokens{gpus}"
+    """The table's heading: model, dtype, context and GPUs."""
+    gpus = (
+        f" on each of {plan.workload.gpus} GPUs" if plan.workload.gpus > 1 and not plan.memory.is_host else ""
+    )
+    return f"{name} in {dtype} with a context of {plan.workload.context:,} tokens{gpus}"
 
 
 def rows(plan: MemoryPlan, draft: str | None) -> Iterator[tuple[str, str, str]]:
-    """Of a table: what, how much of it on each device, and what there is to say of it."""
-    work = plan.work
+    """The table's rows: (purpose, size on each device, remark)."""
+    workload = plan.workload
     remarks = {
         "weights": "",
         "kv": _kv_remark(plan),
-        "retrieval": f"room for {work.stack.retrieval:,} tokens, and its making",
+        "retrieval": f"{workload.caches.retrieval:,} slots, and the tensors that build it",
         "draft": draft or "none: lookup drafts",
-        "activations": f"of a prefill in chunks of {work.prefill:,} tokens",
+        "activations": f"of a prefill in chunks of {workload.prefill:,} tokens",
     }
     for name, size in plan.parts.items():
-        yield NAMES[name], readable(size) if size else "-", remarks[name]
-    yield "together", readable(plan.device), _of(plan.memory.device)
+        yield LABELS[name], readable(size) if size else "-", remarks[name]
+    yield "total", readable(plan.device), _of(plan.memory.device)
     if plan.host:
         yield "host, pinned", readable(plan.host), _of(plan.memory.host)
 
 
 def verdict(plan: MemoryPlan) -> str:
-    """One sentence."""
-    where = _place(plan)
+    """Whether it fits, in one sentence."""
+    where = _location(plan)
     if plan.verdict == "fits":
         return f"fits {where}"
     if plan.verdict == "offloaded":
-        layers = plan.work.target.layers
+        layers = plan.workload.target.layers
         return f"fits with the KV of {layers - plan.resident} of {layers} layers in host memory"
     if plan.fits_device:
         return f"does not fit: the host has no room for {readable(plan.host)} of KV"
@@ -80,41 +84,41 @@ def verdict(plan: MemoryPlan) -> str:
 
 
 def advice(plan: MemoryPlan, relaxed: MemoryPlan, found: Remedies) -> str:
-    """The flags that would make it fit, as they are typed; empty where nothing is to be done.
+    """The flags that would make the plan fit; empty if there is nothing to do.
 
-    ``relaxed`` is the plan without ``--offload``, for which the remedies were found.
+    ``found`` are the remedies of ``relaxed``, the plan without ``--offload``.
     """
     if relaxed.fits and not plan.fits:
         return "would fit without --offload"
     shortened = f" --context {found.dtype_context}" if found.dtype_context else ""
-    typed = {
+    flags_of = {
         f"--context {found.context}": found.context,
         f"--context {found.offloaded_context} and KV in host memory": found.offloaded_context,
         f"--dtype {found.dtype}{shortened}": found.dtype,
         f"--tp {found.tp}": found.tp,
     }
-    flags = ", or with ".join(each for each, works in typed.items() if works)
+    flags = ", or with ".join(each for each, works in flags_of.items() if works)
     if not plan.fits:
         forced = "without --offload and " if plan.offloaded and not relaxed.offloaded else ""
         return (
             f"would fit {forced}with {flags}"
             if flags
-            else "no single change makes it fit: take a smaller model"
+            else "no single change makes it fit: use a smaller model"
         )
     return f"would fit without host memory with {flags}" if flags else ""
 
 
-def _place(plan: MemoryPlan) -> str:
+def _location(plan: MemoryPlan) -> str:
     if plan.memory.is_host:
         return "into memory"
-    return "on the GPU" if plan.work.gpus == 1 else f"on {plan.work.gpus} GPUs"
+    return "on the GPU" if plan.workload.gpus == 1 else f"on {plan.workload.gpus} GPUs"
 
 
 def _kv_remark(plan: MemoryPlan) -> str:
     if not plan.offloaded:
-        return f"of {plan.work.context:,} tokens"
-    return f"of {plan.passing} layers that pass through, and {plan.resident} that stay"
+        return f"of {plan.workload.context:,} tokens"
+    return f"of {plan.streamed} streamed and {plan.resident} resident layers"
 
 
-def _of(there: int | None) -> str:
-    return "" if there is None else f"of {readable(there)}, {100 * SPARE:.0f} % of it kept free"
+def _of(available: int | None) -> str:
+    return "" if available is None else f"of {readable(available)}, {100 * SPARE:.0f} % of it kept free"

@@ -1,0 +1,148 @@
+"""The memory that a run takes, in bytes: each quantity is a formula over the model's dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triforce_chat.memory_plan.dimensions import Dimensions
+
+FP32, INT64 = 4, 8  # bytes
+STREAMS = 3  # tensors of the residual stream's size that live throughout a layer
+ROTATED = 5  # tensors of the queries' size that live while RoPE is applied
+LOGIT_ROWS = 64  # the most tokens of one forward whose logits are used
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLayout:
+    """How the engine lays out its memory; sizes in tokens."""
+
+    grain: int  # the number of slots is a multiple of this
+    slack: int  # slots of the full cache beyond the context
+    queries: int  # latest queries that the full cache keeps
+    prefill: int  # tokens of one prefill chunk
+    buffers: int  # layers of KV on the device while KV is in host memory
+    score_rows: (
+        int  # rows of attention scores, each as long as the context, held at once; 0 with a flash kernel
+    )
+    kept_rows: int  # rows of logits and distributions that CUDA graphs keep
+    copied_kv: bool  # attention first copies a layer's keys and values into another layout
+    packed: bool  # linear layers are copied into another layout, and so is the output matrix if it is tied
+
+    def slots(self, tokens: int) -> int:
+        return -(-tokens // self.grain) * self.grain
+
+
+@dataclass(frozen=True, slots=True)
+class SmallCaches:
+    """The caches besides the full one; sizes in tokens."""
+
+    budget: int = 0  # tokens that the retrieval cache selects
+    retrieval: int = 0  # slots of the retrieval caches
+    chunk: int = 8  # tokens that are selected together
+    queries: int = 16  # latest queries, which select the chunks
+    streaming: int = 0  # slots of all the draft's streaming caches
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model, its draft and a context length, as each of ``gpus`` GPUs holds them (a CPU counts as one)."""
+
+    target: Dimensions
+    draft: Dimensions | None
+    context: int  # tokens
+    itemsize: int  # bytes of a number, in weights and caches
+    layout: EngineLayout
+    caches: SmallCaches
+    gpus: int = 1
+
+    @property
+    def weights(self) -> int:
+        return self._weights(self.target, self.gpus)
+
+    @property
+    def layer_kv(self) -> int:
+        """Keys and values of one layer for the whole context."""
+        return self._kv(self.target, self.layout.slots(self.context + self.layout.slack)) // self.gpus
+
+    @property
+    def latest_queries(self) -> int:
+        """The queries that the full cache keeps, over all layers."""
+        share = self.target.queries // self.gpus
+        return self.target.layers * share * self.layout.queries * self.itemsize
+
+    @property
+    def retrieval(self) -> int:
+        """The retrieval cache, and the tensors that build it.
+
+        It is built layer by layer from a mean of every chunk's keys (two bounds with another policy), and for each
+        selecting query from a logit per chunk, which softmax turns into a weight in fp32.
+        """
+        if not self.caches.retrieval:
+            return 0
+        target, chunks = self.target, self.context // self.caches.chunk
+        slots = target.layers * self._kv(target, self.layout.slots(self.caches.retrieval))
+        summary = 2 * target.keys * chunks * self.itemsize
+        scores = target.query_heads * self.caches.queries * chunks * (self.itemsize + 2 * FP32)
+        return (slots + summary + scores) // self.gpus
+
+    @property
+    def draft_bytes(self) -> int:
+        """The draft's weights and streaming caches, which every GPU holds whole."""
+        if self.draft is None:
+            return 0
+        caches = self.draft.layers * self._kv(self.draft, self.caches.streaming)
+        return self._weights(self.draft, 1) + caches
+
+    @property
+    def prefill(self) -> int:
+        """Tokens of one prefill chunk."""
+        return min(self.layout.prefill, self.context)
+
+    @property
+    def activations(self) -> int:
+        """The largest tensors that live at once in a forward: of a prefill chunk, or of the logits.
+
+        A chunk of n tokens keeps its residual stream and the input and output of a block. In addition, one after the
+        other and never together, there are: the fp32 copies of a norm; queries, keys and values while RoPE is
+        applied; the tensors of attention; gate, up projection and their product in the MLP. Logits are kept for few
+        tokens, each with two fp32 tensors of probabilities and an index. The buffers from which a GPU's graphs sample
+        and verify stay, too.
+        """
+        d, n, size = self.target, self.prefill, self.itemsize
+        queries, keys, mlp = (part // self.gpus for part in (d.queries, d.keys, d.mlp))
+        norm = 3 * FP32 * d.hidden
+        rotary = size * (ROTATED * queries + 2 * keys)
+        attention = size * (3 * queries + 2 * keys)
+        layer = max(n * norm, n * rotary, n * attention + self._attention, n * 3 * mlp * size)
+        chunk = STREAMS * n * d.hidden * size + layer + self._mask
+        kept = self.layout.kept_rows * d.vocabulary * (size + 2 * FP32)
+        return max(chunk, LOGIT_ROWS * d.vocabulary * (size + 2 * FP32 + INT64)) + kept
+
+    @property
+    def _attention(self) -> int:
+        """The tensors that attention over the whole context writes.
+
+        A GPU's kernels write no scores. Some of them do not support grouped heads: each KV head is repeated for its
+        queries. Others read the keys in blocks, whose results are merged in fp32.
+        """
+        slots, d = self.layout.slots(self.context + self.layout.slack), self.target
+        if self.layout.score_rows:
+            copied = self.layout.copied_kv * self._kv(d, slots)
+            return self.layout.score_rows * slots * self.itemsize + copied
+        repeats = d.query_heads > d.kv_heads
+        blocks = self.prefill * (FP32 + self.itemsize) * d.queries
+        return (repeats * 2 * d.queries * slots * self.itemsize + blocks) // self.gpus
+
+    @property
+    def _mask(self) -> int:
+        """The causal mask of a chunk, a row for every query of a group; a GPU's kernels need none."""
+        group = self.target.query_heads // self.target.kv_heads
+        return group * self.prefill**2 * self.itemsize if self.layout.score_rows else 0
+
+    def _weights(self, model: Dimensions, gpus: int) -> int:
+        copied = model.embedding if self.layout.packed and model.tied else 0
+        return (model.parameters(gpus) + copied) * self.itemsize
+
+    def _kv(self, model: Dimensions, slots: int) -> int:
+        """Keys and values of one layer, not divided among GPUs."""
+        return 2 * model.keys * slots * self.itemsize
