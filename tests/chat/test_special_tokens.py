@@ -107,7 +107,7 @@ def special_ids(tokenizer: Any) -> set[int]:
 def counted(style: Style, *texts: str) -> Counter[int]:
     form = ChatFormat(style.tokenizer)
     roles = ("system", "user", "assistant", "user")
-    ids = form.render([Message(role, form.text(text)) for role, text in zip(roles, texts, strict=True)])
+    ids = form.render([Message(role, form.encode(text)) for role, text in zip(roles, texts, strict=True)])
     return Counter(token for token in ids if token in special_ids(style.tokenizer))
 
 
@@ -136,7 +136,7 @@ def test_no_character_is_lost(styles: dict[str, Style], name: str, text: str) ->
         text = text.replace("<unk>", "")
     whole = text.encode("utf-8", "replace").decode()
     decoded = style.tokenizer.decode(
-        ChatFormat(style.tokenizer).text(text), clean_up_tokenization_spaces=False
+        ChatFormat(style.tokenizer).encode(text), clean_up_tokenization_spaces=False
     )
     assert decoded == whole if style.exact else decoded.replace(" ", "") == whole.replace(" ", "")
 
@@ -148,8 +148,8 @@ def test_no_character_is_lost(styles: dict[str, Style], name: str, text: str) ->
 @given(FOREIGN)
 def test_every_token_knows_where_it_ends(styles: dict[str, Style], name: str, text: str) -> None:
     form = ChatFormat(styles[name].tokenizer)
-    ends = form.ends(text)
-    assert len(ends) == len(form.text(text))
+    ends = form.token_ends(text)
+    assert len(ends) == len(form.encode(text))
     assert ends == sorted(ends)
     assert not ends or ends[-1] <= len(text)
 
@@ -158,9 +158,9 @@ def test_every_token_knows_where_it_ends(styles: dict[str, Style], name: str, te
 def test_what_a_model_said_opens_no_turn(styles: dict[str, Style], name: str) -> None:
     tokenizer = styles[name].tokenizer
     form = ChatFormat(tokenizer)
-    words = form.text("an answer")
+    words = form.encode("an answer")
     marks = special_ids(tokenizer) if name != "yarn" else {tokenizer.eos_token_id}
-    assert form.said([*words, *marks, *words]) == words + words
+    assert form.without_structural([*words, *marks, *words]) == words + words
 
 
 def test_titles_and_pages_are_text(styles: dict[str, Style]) -> None:
@@ -168,11 +168,11 @@ def test_titles_and_pages_are_text(styles: dict[str, Style]) -> None:
 
     form = ChatFormat(styles["qwen"].tokenizer)
     heading = prompt("document").format(title="<|im_end|>{text}", text="\0").split("\0")[0]
-    assert not special_ids(form.tokenizer) & set(form.text(heading))
+    assert not special_ids(form.tokenizer) & set(form.encode(heading))
     assert "{text}" in heading
 
 
 def test_many_undeclared_marks_take_no_time_each(styles: dict[str, Style]) -> None:
     form = ChatFormat(styles["undeclared"].tokenizer)
-    ids = form.text("<|im_end|>" * 20_000)
+    ids = form.encode("<|im_end|>" * 20_000)
     assert len(ids) == 200_000

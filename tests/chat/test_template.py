@@ -60,7 +60,7 @@ def spelled(tokenizer: Any, ids: list[int]) -> str:
 
 def conversation(form: ChatFormat, *texts: str) -> list[Message]:
     roles = ["system", *["user", "assistant"] * len(texts)]
-    return [Message(role, form.text(text)) for role, text in zip(roles, texts, strict=False)]
+    return [Message(role, form.encode(text)) for role, text in zip(roles, texts, strict=False)]
 
 
 def test_ids_spell_what_the_template_renders(tokenizer: Any) -> None:
@@ -82,22 +82,24 @@ def test_foreign_text_is_never_special(tokenizer: Any, text: str, place: int) ->
     texts[place] = text
     ids = form.render(conversation(form, *texts))
     assert (ids.count(START), ids.count(END), ids.count(0)) == (5, 4, 0)
-    assert form.text(text) == form.text(text)  # the template's own text did not change how the next is read
+    assert form.encode(text) == form.encode(
+        text
+    )  # the template's own text did not change how the next is read
     assert spelled(tokenizer, ids).count(text) >= 1
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_no_text_is_lost(tokenizer: Any, text: str) -> None:
-    ids = ChatFormat(tokenizer).text(text)
+    ids = ChatFormat(tokenizer).encode(text)
     assert not set(ids) & {0, START, END}
     assert spelled(tokenizer, ids) == text
 
 
 def test_text_after_special_tokens_of_the_template_is_still_foreign(tokenizer: Any) -> None:
     form = ChatFormat(tokenizer)
-    before = form.text("<|im_end|>")
+    before = form.encode("<|im_end|>")
     form.render(conversation(form, "s", "u"))
-    assert form.text("<|im_end|>") == before
+    assert form.encode("<|im_end|>") == before
     assert END not in before
 
 
@@ -106,7 +108,7 @@ def test_a_longer_conversation_begins_with_the_shorter_one(folder: Path, templat
     form = ChatFormat(tokenizer_of(folder, template))
     texts = ["s", "one?", " one.", "two?", " two.", "three?"]
     for n in (2, 4):
-        short = form.render(conversation(form, *texts[:n])) + form.text(texts[n])
+        short = form.render(conversation(form, *texts[:n])) + form.encode(texts[n])
         longer = form.render(conversation(form, *texts[: n + 2]))
         assert longer[: len(short)] == short
 
@@ -149,5 +151,5 @@ def test_more_messages_than_one_digit_counts(tokenizer: Any) -> None:
 
 def test_an_empty_message_is_a_message(tokenizer: Any) -> None:
     form = ChatFormat(tokenizer)
-    assert form.text("") == []
+    assert form.encode("") == []
     assert spelled(tokenizer, form.render(conversation(form, "", ""))).count("<|im_end|>") == 2

@@ -34,7 +34,7 @@ def transcript(form: ChatFormat) -> Transcript:
 
 
 def say(transcript: Transcript, question: str, answer: str) -> None:
-    transcript.append(question, Tally(text=answer, token_ids=[*transcript.format.text(answer), END]))
+    transcript.append(question, Tally(text=answer, token_ids=[*transcript.format.encode(answer), END]))
 
 
 def titles(transcript: Transcript) -> list[list[str]]:
@@ -53,7 +53,7 @@ def test_a_document_belongs_to_the_next_turn(transcript: Transcript) -> None:
     say(transcript, "Why?", "So.")
     transcript.add(book("Two", "b\n"))
     assert titles(transcript) == [["One"], ["Two"]]
-    made = transcript.prompt(transcript.format.text("How?"))
+    made = transcript.prompt(transcript.format.encode("How?"))
     assert spelled(transcript, made.ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n# One\n\na\n\n\nWhy?<|im_end|>\n"
         "<|im_start|>assistant\nSo.<|im_end|>\n<|im_start|>user\n# Two\n\nb\n\n\nHow?<|im_end|>\n"
@@ -66,7 +66,7 @@ def test_a_document_belongs_to_the_next_turn(transcript: Transcript) -> None:
 
 def test_the_prefix_ends_where_the_question_begins(transcript: Transcript) -> None:
     transcript.add(book("One", "a\n"))
-    question = transcript.format.text("Why?")
+    question = transcript.format.encode("Why?")
     whole, prefix = transcript.prompt(question), transcript.prefix()
     assert whole.ids[: len(prefix.ids) + len(question)] == prefix.ids + question
     assert whole.spans == prefix.spans
@@ -129,6 +129,6 @@ def test_stored_ids_are_valid_for_their_vocabulary_alone(transcript: Transcript)
     assert (transcript.exchanges[0].question, transcript.turns[0]) == ([5, 6], stored.turn)
     assert titles(transcript) == [["One"], ["Two"]]
     assert transcript.restore([stored], [], "xyz") == 1
-    assert transcript.exchanges[0].question == transcript.format.text("Why?")
-    assert transcript.turns[0].tally.token_ids == transcript.format.text("So.")
+    assert transcript.exchanges[0].question == transcript.format.encode("Why?")
+    assert transcript.turns[0].tally.token_ids == transcript.format.encode("So.")
     assert stored.turn.tally.token_ids == [7, 8]

@@ -612,4 +612,4 @@ def test_the_default_model_reuses_its_cache() -> None:
     first, second = (event for answer in answers for event in answer if isinstance(event, Finished))
     assert first.prompt_tokens > 200
     assert 0 <= second.cached_tokens - first.prompt_tokens <= 8
-    assert not set(ChatFormat(loaded.tokenizer).text("<|im_end|><|im_start|>")) & loaded.eos_ids
+    assert not set(ChatFormat(loaded.tokenizer).encode("<|im_end|><|im_start|>")) & loaded.eos_ids

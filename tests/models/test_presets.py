@@ -340,7 +340,7 @@ def test_lwm_is_asked_as_its_authors_ask(hub: Path, legacy: bool) -> None:
     save_sentencepiece(hub / "LargeWorldModel/LWM-Text-Chat-1M", legacy)
     tokenizer: Any = load("lwm-1m").tokenizer
     format = ChatFormat(tokenizer)
-    question, answer, again = (format.text(text) for text in ("What is it?", "A book.", "Whose?"))
+    question, answer, again = (format.encode(text) for text in ("What is it?", "A book.", "Whose?"))
     whole = tokenizer("You are a helpful assistant. USER: What is it? ASSISTANT:", add_special_tokens=False)
     first = format.render([Message("user", question)])
     assert first == [tokenizer.bos_token_id, *whole["input_ids"]]
@@ -354,7 +354,9 @@ def test_lwm_is_asked_as_its_authors_ask(hub: Path, legacy: bool) -> None:
 def test_a_system_text_takes_the_place_of_lwms_own() -> None:
     tokenizer: Any = load("lwm-128k").tokenizer
     format = ChatFormat(tokenizer)
-    told = format.render([Message("system", format.text("Be brief.")), Message("user", format.text("Why?"))])
+    told = format.render(
+        [Message("system", format.encode("Be brief.")), Message("user", format.encode("Why?"))]
+    )
     whole = tokenizer("Be brief. USER: Why? ASSISTANT:", add_special_tokens=False)["input_ids"]
     assert told == [tokenizer.bos_token_id, *whole]
 
@@ -362,7 +364,7 @@ def test_a_system_text_takes_the_place_of_lwms_own() -> None:
 def test_a_base_model_is_asked_plainly() -> None:
     format = ChatFormat(load("yarn-llama-2-7b-128k").tokenizer)
     assert format.tokenizer.chat_template is None
-    ids = format.render([Message("user", format.text("Why?"))])
+    ids = format.render([Message("user", format.encode("Why?"))])
     assert format.tokenizer.decode(ids).split() == ["<s>", "user:", "Why?", "assistant:"]
 
 

@@ -54,7 +54,7 @@ def trained_tokenizer() -> Any:
 def three_books() -> ExampleBuilder:
     tokenizer = trained_tokenizer()
     form = ChatFormat(tokenizer)
-    return ExampleBuilder(tokenizer, [Book.of(f"Book {i}", prose(i, 60), form.text) for i in range(3)])
+    return ExampleBuilder(tokenizer, [Book.of(f"Book {i}", prose(i, 60), form.encode) for i in range(3)])
 
 
 def spelled(form: ChatFormat, ids: list[int]) -> str:
@@ -78,7 +78,7 @@ def sent(form: ChatFormat, spoken: list[tuple[str, str]]) -> list[int]:
     questions = [first, *(said for _, said in spoken[2::2])]
     for question, (_, said) in zip(questions, spoken[1::2], strict=False):
         tally = Tally()
-        tally.add(Text(tuple(form.text(said)), said))
+        tally.add(Text(tuple(form.encode(said)), said))
         transcript.append(question, tally)
     with transcript.last_reopened("") as last:
         return transcript.prompt(last.question).ids

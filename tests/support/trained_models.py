@@ -34,7 +34,7 @@ def load(folder: Path) -> LoadedModel:
 
 
 def builder_of(loaded: LoadedModel, books: int = 2) -> ExampleBuilder:
-    text = ChatFormat(loaded.tokenizer).text
+    text = ChatFormat(loaded.tokenizer).encode
     return ExampleBuilder(loaded.tokenizer, [Book.of(f"Book {i}", prose(i, 60), text) for i in range(books)])
 
 

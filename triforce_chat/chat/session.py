@@ -77,7 +77,7 @@ class ChatSession:
 
     def encode(self, text: str) -> list[int]:
         """Tokenize a text in which nothing is special."""
-        return self.transcript.format.text(text)
+        return self.transcript.format.encode(text)
 
     def options(self) -> dict[str, str]:
         shown = sampling_of(self.settings, self.loaded)

@@ -37,7 +37,7 @@ def top_sources(pages: Sequence[PageWeights], form: ChatFormat) -> tuple[Source,
             unit=each.document.unit,
             page=each.page.number,
             share=each.total / total,
-            sentence=best_sentence(each, form.ends(each.page.text)),
+            sentence=best_sentence(each, form.token_ends(each.page.text)),
         )
         for each in best
         if each.total > 0

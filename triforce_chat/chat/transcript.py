@@ -123,7 +123,7 @@ class Transcript:
     def append(self, question: str, tally: Tally) -> None:
         """Record a turn, which takes the pending documents."""
         turn = Turn(question, tally.text, tally)
-        self.exchanges.append(Exchange(tuple(self.pending), self.format.text(question), turn))
+        self.exchanges.append(Exchange(tuple(self.pending), self.format.encode(question), turn))
         self.pending = []
 
     def clear(self) -> None:
@@ -149,8 +149,8 @@ class Transcript:
         documents, turn = tuple(map(self.tokenize, stored.documents)), stored.turn
         if valid:
             return Exchange(documents, list(stored.question_ids), turn)
-        tally = replace(turn.tally, token_ids=self.format.text(turn.answer))
-        return Exchange(documents, self.format.text(turn.question), replace(turn, tally=tally))
+        tally = replace(turn.tally, token_ids=self.format.encode(turn.answer))
+        return Exchange(documents, self.format.encode(turn.question), replace(turn, tally=tally))
 
     @contextmanager
     def last_reopened(self, refusal: str) -> Iterator[Exchange]:
@@ -180,7 +180,7 @@ class Transcript:
     def prompt(self, question: Sequence[int]) -> Prompt:
         """The whole conversation, with ``question`` in tokens as its last message."""
         system = self.system
-        messages = [Message("system", self.format.text(system))] if system else []
+        messages = [Message("system", self.format.encode(system))] if system else []
         for exchange in self.exchanges:
             messages.append(Message("user", _user_message(exchange.documents, exchange.question)))
             messages.append(Message("assistant", self.answer_ids(exchange.turn)))
@@ -201,10 +201,10 @@ class Transcript:
         """An answer's tokens without its end token or stop string: the template writes one of its own."""
         ids = list(turn.tally.token_ids)
         if ids and ids[-1] in self.eos_ids:
-            return self.format.said(ids[:-1])
+            return self.format.without_structural(ids[:-1])
         while self.format.stop and ids and len(self.decode(ids[:-1])) >= len(turn.answer):
             ids.pop()
-        return self.format.said(ids)
+        return self.format.without_structural(ids)
 
     def unfinished_answer_ids(self, turn: Turn) -> list[int]:
         """The tokens of an answer that was stopped or cut. Raises UsageError if it is complete."""
@@ -220,9 +220,9 @@ class Transcript:
     def tokenize(self, document: Document) -> TokenizedDocument:
         """A document's tokens between those of its heading and its end."""
         heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")
-        pages = [self.format.text(page.text) for page in document.pages]
+        pages = [self.format.encode(page.text) for page in document.pages]
         return TokenizedDocument(
-            document, self.format.text(heading), pages, self.format.text(ending + "\n\n")
+            document, self.format.encode(heading), pages, self.format.encode(ending + "\n\n")
         )
 
 

@@ -73,7 +73,7 @@ class Letters:
 
 def test_short_questions_are_asked_one_by_one(lab: Lab) -> None:
     form: Any = Letters()
-    expected = spell(lab.greedy([1, *form.text("what?")], 64))
+    expected = spell(lab.greedy([1, *form.encode("what?")], 64))
     questions = [Question("what?", (expected,)), Question("who?", ("nobody",))]
     found = list(replies(lab.engine("lookup"), "tiny", form, questions, Sampling()))
     assert [(each.model, each.question, each.right) for each in found] == [

@@ -34,10 +34,10 @@ def form(builder: ExampleBuilder) -> ChatFormat:
 
 def test_a_book_has_the_tokens_of_its_text(form: ChatFormat) -> None:
     text = prose(7, 30)
-    book = Book.of("Some", text, form.text)
+    book = Book.of("Some", text, form.encode)
     ids = [token for part in book.paragraphs for token in part]
-    gap = form.text("\n\n")
-    whole = form.text(re.sub(" +\n", "\n", text))
+    gap = form.encode("\n\n")
+    whole = form.encode(re.sub(" +\n", "\n", text))
     assert len(gap) == 1  # at the end of a text; two tokens in its midst
     assert ids[:-2] == whole[: len(ids) - 2] == whole
     assert book.tokens == len(ids)
@@ -64,13 +64,13 @@ def test_books_come_from_files_and_folders_in_order(tmp_path: Path, form: ChatFo
     (tmp_path / "b" / "picture.png").write_bytes(b"\x89PNG")
     (tmp_path / "b" / "left.txt").write_text("Left out.")
     (tmp_path / "a.txt").write_bytes("Fünf.".encode("latin-1"))
-    found = load_books([tmp_path / "b", tmp_path / "a.txt", tmp_path], form.text, exclude=["left"])
+    found = load_books([tmp_path / "b", tmp_path / "a.txt", tmp_path], form.encode, exclude=["left"])
     assert [book.title for book in found] == ["a", "Two"]
     assert spelled(form, list(found[0].paragraphs[0])) == "Fünf.\n\n"
     with pytest.raises(UsageError, match="no text"):
-        load_books([tmp_path / "b"], form.text, exclude=["left.txt", "two"])
+        load_books([tmp_path / "b"], form.encode, exclude=["left.txt", "two"])
     with pytest.raises(DocumentError, match="no such file"):
-        load_books([tmp_path / "missing.txt"], form.text)
+        load_books([tmp_path / "missing.txt"], form.encode)
 
 
 # Documents with planted facts
@@ -83,7 +83,7 @@ def planted_text(
     kinds = [kind for kind in PRESENT if pages or kind != "page"]
     facts = facts_of(rng, [rng.choice(kinds) for _ in where])
     text = [part for book in builder.books for part in book.paragraphs]
-    ids, told = insert_facts(rng, text, facts, where, form.text, length, pages)
+    ids, told = insert_facts(rng, text, facts, where, form.encode, length, pages)
     assert len(ids) == length
     assert sorted(fact.question for fact in told) == sorted(fact.question for fact in facts)
     return spelled(form, ids), told
@@ -97,9 +97,9 @@ def test_facts_stand_at_their_depths(builder: ExampleBuilder, seed: int, pages: 
     most = max(len(part) for book in builder.books for part in book.paragraphs)
     for fact, depth in zip(told, where, strict=True):
         assert all(text.count(sentence) == 1 for sentence in fact.sentences)
-        place = len(builder.format.text(text[: text.index(fact.sentences[0])]))
+        place = len(builder.format.encode(text[: text.index(fact.sentences[0])]))
         assert abs(place - depth * 5000) <= most + 20
-    assert len(builder.format.text(text[: text.index(told[0].sentences[0])])) <= most
+    assert len(builder.format.encode(text[: text.index(told[0].sentences[0])])) <= most
 
 
 def test_what_is_not_planted_is_the_book(builder: ExampleBuilder) -> None:
@@ -126,7 +126,7 @@ def test_pages_are_counted(builder: ExampleBuilder, seed: int) -> None:
     pages = re.split(r"\[page (\d+)\]\n", text)
     assert pages[0] == ""
     assert pages[1::2] == [str(number) for number in range(1, len(pages) // 2 + 1)]
-    sizes = [len(builder.format.text(page)) for page in pages[2:-1:2]]
+    sizes = [len(builder.format.encode(page)) for page in pages[2:-1:2]]
     assert all(150 < size < 400 for size in sizes)
     asked = [fact for fact in told if fact.kind == "page"]
     for fact in asked:
@@ -138,7 +138,7 @@ def test_the_last_page_facts_are_right_even_when_space_runs_out(builder: Example
     rng, form = random.Random(5), builder.format
     facts = facts_of(rng, ["page"] * 6)
     text = [part for book in builder.books for part in book.paragraphs]
-    ids, told = insert_facts(rng, text, facts, [0.999] * 6, form.text, 900, 100)
+    ids, told = insert_facts(rng, text, facts, [0.999] * 6, form.encode, 900, 100)
     assert len(ids) == 900
     pages = re.split(r"\[page \d+\]\n", spelled(form, ids))
     assert all(fact.sentences[0] in pages[int(fact.answer)] for fact in told)
@@ -150,11 +150,11 @@ def test_what_cannot_be_planted_is_refused(builder: ExampleBuilder) -> None:
     page, name = facts_of(rng, ["page", "name"])
     text = builder.books[0].paragraphs
     with pytest.raises(ValueError, match="no page marks"):
-        insert_facts(rng, text, [page], [0.5], form.text, 1000)
+        insert_facts(rng, text, [page], [0.5], form.encode, 1000)
     with pytest.raises(ValueError, match="too few for 1 sentences"):
-        insert_facts(rng, text, [name], [0.5], form.text, TAIL + 5)
+        insert_facts(rng, text, [name], [0.5], form.encode, TAIL + 5)
     with pytest.raises(ValueError, match="shorter than"):
-        insert_facts(rng, text[:3], [name], [0.5], form.text, 1000)
+        insert_facts(rng, text[:3], [name], [0.5], form.encode, 1000)
 
 
 # Conversations

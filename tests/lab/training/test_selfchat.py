@@ -84,7 +84,7 @@ def test_everyday_chats_keep_what_the_model_answers(
     rng = random.Random(1)
     rows = everyday_chats(endless, random.Random(1), 5, answer=6)
     for row in rows:
-        asked = form.render([Message("user", form.text(everyday(rng)))])
+        asked = form.render([Message("user", form.encode(everyday(rng)))])
         assert row.ids[: row.start] == asked
         assert row.ids[row.start :] == greedy(loaded.model, asked, 6)
 

@@ -96,7 +96,7 @@ def _changed(settings: Settings, choice: Choice) -> Settings:
 def texts_of(loaded: LoadedModel, documents: Sequence[Document]) -> list[list[int]]:
     """The tokens of each document, which take seconds to find."""
     form = ChatFormat(loaded.tokenizer)
-    return [form.text(document.text + "\n\n") for document in documents]
+    return [form.encode(document.text + "\n\n") for document in documents]
 
 
 def prompts_of(
@@ -117,7 +117,7 @@ def prompts_of(
 
 def _prompt(form: ChatFormat, text: Sequence[int], length: int) -> list[int]:
     # Worded for itself, so that figures stay comparable.
-    question = form.text("\n\n" + prompt("bench"))
+    question = form.encode("\n\n" + prompt("bench"))
     room = length - len(form.render([Message("user", question)]))
     if room > len(text):
         raise DoesNotFit(

@@ -82,7 +82,7 @@ def replies(
 ) -> Iterator[Replied]:
     """Ask short questions, each in a conversation of its own without a system text."""
     for question in questions:
-        prompt = form.render([Message("user", form.text(question.text))])
+        prompt = form.render([Message("user", form.encode(question.text))])
         said = answer(engine, Request(prompt, QUESTION_TOKENS, sampling, form.stop))
         yield Replied(name, question.text, said, question.right(said))
 

@@ -38,7 +38,7 @@ def joined(form: ChatFormat, documents: Sequence[Document], most: int) -> Corpus
     for document in documents:
         if len(ids) == most:
             break
-        own = form.text(("\n\n" if ids else "") + document.text)
+        own = form.encode(("\n\n" if ids else "") + document.text)
         used = own[: most - len(ids)]
         parts.append(Part(document.title, len(own), len(used)))
         ids += used

@@ -29,7 +29,7 @@ def verify_stacks(
 ) -> Iterator[Outcome]:
     """Test each stack with ``tokens`` greedy tokens against plain decoding and as many sampled by their law."""
     form = ChatFormat(loaded.tokenizer)
-    prompt = form.render([Message("user", form.text(text))])
+    prompt = form.render([Message("user", form.encode(text))])
     if len(prompt) + tokens > engine.context:
         raise DoesNotFit(
             f"the text has {len(prompt):,} tokens and {tokens:,} are to be decoded, but the context holds "

@@ -55,7 +55,7 @@ def prompts(form: ChatFormat, text: Sequence[int], lengths: Sequence[int], place
 
 def asked(form: ChatFormat, text: list[int], request: str, length: int) -> list[int]:
     """As much of the text as makes ``length`` tokens together with the request and the chat format."""
-    ending = form.text("\n\n" + request)
+    ending = form.encode("\n\n" + request)
     room = length - len(form.render([Message("user", ending)]))
     if room < 1:
         raise DoesNotFit(f"a context of {length:,} tokens leaves no room for a text and a question about it")

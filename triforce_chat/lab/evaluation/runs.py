@@ -143,7 +143,7 @@ def planted(
 ) -> Findings:
     """Questions about facts that were planted into the texts."""
     form = ChatFormat(loaded.tokenizer)
-    books = [Book.of(document.title, document.text, form.text) for document in texts]
+    books = [Book.of(document.title, document.text, form.encode) for document in texts]
     builder = ExampleBuilder(loaded.tokenizer, [book for book in books if book.tokens])
     sampling, seed = sampling_of(settings, loaded), settings.seed or 0
     found: list[Found] = []

@@ -118,7 +118,7 @@ def findings(
     form = ChatFormat(loaded.tokenizer)
     found: list[Traced] = []
     for length in plan.lengths:
-        made = cases(texts, lambda text: len(form.text(text)), length, plan)
+        made = cases(texts, lambda text: len(form.encode(text)), length, plan)
         found += watch(traced(engine, loaded, asking, length, made), f"answers at {length:,} tokens")
     by_kind = scores(found, lambda each: (each.context, each.kind))
     overall = scores(found, lambda each: (each.context, "all"))

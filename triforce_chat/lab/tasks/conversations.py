@@ -73,7 +73,7 @@ class ExampleBuilder:
         present = [fact for fact in facts if fact.sentences]
         where = depths(rng, len(present))
         paragraphs = self._paragraphs(rng, book)
-        document, inserted = insert_facts(rng, paragraphs, present, where, self.format.text, room, pages)
+        document, inserted = insert_facts(rng, paragraphs, present, where, self.format.encode, room, pages)
         asked = [*inserted, *(fact for fact in facts if not fact.sentences)]
         rng.shuffle(asked)
         surplus = len(dialogue.whole([], asked).ids) + len(document) - length
@@ -95,7 +95,7 @@ class ExampleBuilder:
         self, rng: random.Random, included: Sequence[Report], paragraphs: Iterator[Sequence[int]], room: int
     ) -> list[int]:
         """``room`` tokens of text that contain the reports complete."""
-        tokenizer = PieceTokenizer(self.format.text)
+        tokenizer = PieceTokenizer(self.format.encode)
         parts = [[token for text in each.paragraphs for token in tokenizer.piece(text)] for each in included]
         free = room - sum(map(len, parts))
         if free < 0:
@@ -134,7 +134,9 @@ class ExampleBuilder:
         dialogue = Dialogue(self.format, prompt("system"), book.title)
         room = length - len(dialogue.prefix([]))
         paragraphs = self._paragraphs(rng, book)
-        document, inserted = insert_facts(rng, paragraphs, facts, where, self.format.text, room, page_tokens)
+        document, inserted = insert_facts(
+            rng, paragraphs, facts, where, self.format.encode, room, page_tokens
+        )
         asked = [*inserted, *absent]
         return DocumentPrompt(
             dialogue.prefix(document), [dialogue.suffix(fact.question) for fact in asked], asked
@@ -148,7 +150,7 @@ class ExampleBuilder:
         where = [depth, *(rng.random() for _ in others)]
         made = self.prompted(rng, length, facts, where)
         asked = next(i for i, each in enumerate(made.facts) if each.question == fact.question)
-        return made.prefix, made.suffixes[asked], self.format.text(fact.reply)
+        return made.prefix, made.suffixes[asked], self.format.encode(fact.reply)
 
     def _text(self, rng: random.Random, book: Book, length: int) -> list[int]:
         ids: list[int] = []

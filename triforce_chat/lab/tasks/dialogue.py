@@ -69,7 +69,7 @@ class Dialogue:
     def _text(self, text: str) -> list[int]:
         """Tokenize ``text`` once: lengths are counted before the document is known, and rendered again with it."""
         if text not in self.known:
-            self.known[text] = self.format.text(text)
+            self.known[text] = self.format.encode(text)
         return self.known[text]
 
     def _before(self) -> list[Message]:

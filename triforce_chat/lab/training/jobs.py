@@ -41,7 +41,7 @@ class Generation:
 
 def books(loaded: LoadedModel, data: Sequence[Path], exclude: Sequence[str]) -> ExampleBuilder:
     """What builds examples from the texts in ``data``. Raises UsageError if there are none."""
-    found = load_books(data, ChatFormat(loaded.tokenizer).text, exclude)
+    found = load_books(data, ChatFormat(loaded.tokenizer).encode, exclude)
     if not found:
         raise UsageError("--data holds no text")
     return ExampleBuilder(loaded.tokenizer, found)

@@ -140,7 +140,7 @@ class Teacher:
         prefixes = [self.builder.prompt(rng, length) for _ in range(documents)]
         count = documents * each
         wordings = (*SUMMARIES, *QUESTIONS)
-        asked = [self.form.text(rng.choice(wordings)) + behind for _ in range(count)]
+        asked = [self.form.encode(rng.choice(wordings)) + behind for _ in range(count)]
         self._generate(rng, prefixes, asked, each, tokens)
 
     def continue_text(self, rng: random.Random, texts: int, each: int, length: int, tokens: int) -> None:

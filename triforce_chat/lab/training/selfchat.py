@@ -68,7 +68,7 @@ def short_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int
 def everyday_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int = 96) -> list[Row]:
     """``count`` short everyday questions, and the model's answers of up to ``answer`` tokens."""
     form = ChatFormat(loaded.tokenizer)
-    asked = [form.text(everyday(rng)) for _ in range(count)]
+    asked = [form.encode(everyday(rng)) for _ in range(count)]
     return [Row(head + said, len(head)) for head, said in _answered(loaded, rng, asked, answer)]
 
 
@@ -97,7 +97,7 @@ def document_chats(
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
     form = ChatFormat(loaded.tokenizer)
     _, behind = opening(form)
-    asked = [form.text(rng.choice((*SUMMARIES, *QUESTIONS))) + behind for _ in range(each * len(prefixes))]
+    asked = [form.encode(rng.choice((*SUMMARIES, *QUESTIONS))) + behind for _ in range(each * len(prefixes))]
     heat = temper(rng, len(asked), device, ANSWERED)
     said = generator.run(torch.tensor(list(prefixes), device=device), asked, heat, answer)
     heads = [[*prefixes[i // each], *question] for i, question in enumerate(asked)]
