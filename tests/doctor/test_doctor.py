@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from triforce_chat.cli import doctor
 from triforce_chat.cli.app import app
 from triforce_chat.doctor import hardware, run_checks, software, stores
-from triforce_chat.doctor.check_result import Finding
+from triforce_chat.doctor.check_result import CheckResult
 from triforce_chat.engine import kernels_available
 from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
@@ -68,14 +68,14 @@ def run(*arguments: str) -> Any:
     return done
 
 
-def only(found: Iterator[Finding]) -> Finding:
-    (finding,) = found
-    return finding
+def only(found: Iterator[CheckResult]) -> CheckResult:
+    (result,) = found
+    return result
 
 
-def seen(finding: Finding) -> tuple[str, int]:
-    assert bool(finding.advice) == (finding.status != "ok")
-    return finding.status, finding.exit_code
+def seen(result: CheckResult) -> tuple[str, int]:
+    assert bool(result.advice) == (result.status != "ok")
+    return result.status, result.exit_code
 
 
 # The command
@@ -86,8 +86,8 @@ def test_all_is_well() -> None:
     done = run("--json")
     told = json.loads(done.stdout)
     assert (done.exit_code, told["schema"], told["ok"]) == (0, 1, True)
-    assert [finding["name"] for finding in told["findings"]] == NAMES
-    assert all(set(finding) >= {"name", "status", "told", "advice"} for finding in told["findings"])
+    assert [result["name"] for result in told["findings"]] == NAMES
+    assert all(set(result) >= {"name", "status", "told", "advice"} for result in told["findings"])
     shown = run().stdout.splitlines()
     assert [line.split()[1] for line in shown] == NAMES
     assert shown[3].split() == ["ok", "transformers", metadata.version("transformers")]
@@ -106,7 +106,7 @@ def test_each_finding_is_one_line_with_what_to_do(settings: Path) -> None:
     ("check", "name"), [("torch", "broken"), ("terminal", "terminal")], ids=["a check", "the last one"]
 )
 def test_a_check_that_crashes_stops_nothing(monkeypatch: pytest.MonkeyPatch, check: str, name: str) -> None:
-    def broken(*_arguments: object) -> Iterator[Finding]:
+    def broken(*_arguments: object) -> Iterator[CheckResult]:
         raise KeyError("what is\nthis")
         yield
 
@@ -116,7 +116,7 @@ def test_a_check_that_crashes_stops_nothing(monkeypatch: pytest.MonkeyPatch, che
         monkeypatch.setattr(hardware, check, broken)
     told = json.loads(run("--json").stdout)
     assert not told["ok"]
-    crashed = next(finding for finding in told["findings"] if finding["status"] == "problem")
+    crashed = next(result for result in told["findings"] if result["status"] == "problem")
     assert (crashed["name"], crashed["exit_code"]) == (name, 1)
     assert crashed["told"] == "cannot be checked: 'what is\\nthis' (KeyError)"
     assert told["findings"][-1]["name"] == "terminal"
@@ -127,23 +127,23 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.startswith("triforce_chat.models.memory")] + ["torch"]:
         monkeypatch.setitem(sys.modules, name, None)
     done = run("--json")
-    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    found = {result["name"]: result for result in json.loads(done.stdout)["findings"]}
     assert done.exit_code == 5
-    assert {finding["exit_code"] for finding in found.values()} == {0, 5}
+    assert {result["exit_code"] for result in found.values()} == {0, 5}
     assert found["gpu"]["told"].startswith("cannot be checked: ")
     assert found["settings"]["status"] == found["draft"]["status"] == found["terminal"]["status"] == "ok"
 
 
 def test_the_first_problem_gives_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        Finding("a", "warning", "", "x"),
-        Finding("b", "problem", "", "x", 5),
-        Finding("c", "problem", "", "x", 2),
+        CheckResult("a", "warning", "", "x"),
+        CheckResult("b", "problem", "", "x", 5),
+        CheckResult("c", "problem", "", "x", 2),
     ]
-    monkeypatch.setattr(run_checks, "examine", lambda _screen: iter(found))
+    monkeypatch.setattr(run_checks, "run_checks", lambda _screen: iter(found))
     assert run().exit_code == 5
     assert run("--json").exit_code == 5
-    monkeypatch.setattr(run_checks, "examine", lambda _screen: iter(found[:1]))
+    monkeypatch.setattr(run_checks, "run_checks", lambda _screen: iter(found[:1]))
     assert run().exit_code == 0
 
 
@@ -151,7 +151,7 @@ def test_colours_on_a_terminal() -> None:
     told = io.StringIO()
     console = Console(file=told, force_terminal=True, color_system="standard", width=30)
     doctor.show(
-        Finding("disk", "warning", "[red]full\x1b[31m of everything that there is", "tidy up"), console
+        CheckResult("disk", "warning", "[red]full\x1b[31m of everything that there is", "tidy up"), console
     )
     expected = "\x1b[33mwarning \x1b[0m disk           [red]full of everything that there is -> tidy up\n"
     assert told.getvalue() == expected
@@ -162,12 +162,12 @@ def test_colours_on_a_terminal() -> None:
 
 @pytest.mark.parametrize("check", [software.torch, software.transformers])
 def test_a_library_that_cannot_be_imported(
-    monkeypatch: pytest.MonkeyPatch, check: Callable[[], Iterator[Finding]]
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[], Iterator[CheckResult]]
 ) -> None:
     monkeypatch.setitem(sys.modules, check.__name__, None)
-    finding = only(check())
-    assert seen(finding) == ("problem", 5)
-    assert finding.told.startswith("cannot be imported: ")
+    result = only(check())
+    assert seen(result) == ("problem", 5)
+    assert result.message.startswith("cannot be imported: ")
 
 
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +178,13 @@ def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "installed", versions.get)
     old, gone, fine = software.dependencies()
     assert seen(old) == ("warning", 0)
-    assert (old.told, old.advice) == ("old 1.0 is installed, <4,>=2 is required", "pip install 'old<4,>=2'")
+    assert (old.message, old.advice) == (
+        "old 1.0 is installed, <4,>=2 is required",
+        "pip install 'old<4,>=2'",
+    )
     assert seen(gone) == ("problem", 5)
-    assert (gone.told, gone.advice) == ("gone is missing", "pip install 'gone>=7'")
-    assert fine.told == "fits 2.1, nightly 3.0.dev1"
+    assert (gone.message, gone.advice) == ("gone is missing", "pip install 'gone>=7'")
+    assert fine.message == "fits 2.1, nightly 3.0.dev1"
 
 
 def test_a_source_folder_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +197,12 @@ def test_a_source_folder_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (None, False, ("ok", 0), "not needed: there is no GPU to use it"),
         (ImportError("broken"), False, ("ok", 0), "not needed: there is no GPU to use it"),
-        (None, True, ("warning", 0), "not installed: transformers' own forward serves, several times slower"),
+        (
+            None,
+            True,
+            ("warning", 0),
+            "not installed: transformers' own forward is used, several times slower",
+        ),
         ("3.7.1", True, ("ok", 0), "3.7.1"),
         (ImportError("no symbol: x\nmore"), True, ("problem", 5), "cannot be imported: no symbol: x"),
         (OSError(), True, ("problem", 5), "cannot be imported: OSError"),
@@ -215,9 +223,9 @@ def test_triton(
     monkeypatch.setattr(software, "find_spec", lambda _name: found)
     monkeypatch.setattr(software, "import_module", load)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    finding = only(software.triton())
-    assert (seen(finding), finding.told) == (expected, told)
-    assert ("triton" in finding.advice) == (finding.status != "ok")
+    result = only(software.triton())
+    assert (seen(result), result.message) == (expected, told)
+    assert ("triton" in result.advice) == (result.status != "ok")
 
 
 def test_triton_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +233,10 @@ def test_triton_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernels_available, "which", lambda _name: None)
     monkeypatch.delenv("CC", raising=False)
-    finding = only(software.triton())
-    assert (finding.status, finding.told.split(":")[0]) == ("warning", "finds no C compiler")
+    result = only(software.triton())
+    assert (result.status, result.message.split(":")[0]) == ("warning", "finds no C compiler")
     monkeypatch.setenv("CC", "my-cc")
-    assert "C compiler" not in only(software.triton()).told
+    assert "C compiler" not in only(software.triton()).message
 
 
 # Hardware
@@ -242,11 +250,11 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], stat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: card)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(hardware, "driver_says", lambda _fields: "580.1")
+    monkeypatch.setattr(hardware, "query_driver", lambda _fields: "580.1")
     first, second = hardware.gpu()
     assert first == second
     assert seen(first) == (status, 0)
-    assert first.told == f"A Card, 24.0 GB, capability {major}.{minor}, driver 580.1, CUDA 13.0"
+    assert first.message == f"A Card, 24.0 GB, capability {major}.{minor}, driver 580.1, CUDA 13.0"
 
 
 @pytest.mark.parametrize(
@@ -268,9 +276,9 @@ def test_no_gpu_that_can_be_used(
 
     monkeypatch.setattr(torch.cuda, "is_available", available)
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(hardware, "driver_says", lambda _fields: card)
-    finding = only(hardware.gpu())
-    assert (finding.status, finding.told) == (status, told)
+    monkeypatch.setattr(hardware, "query_driver", lambda _fields: card)
+    result = only(hardware.gpu())
+    assert (result.status, result.message) == (status, told)
 
 
 @pytest.mark.parametrize(
@@ -278,32 +286,32 @@ def test_no_gpu_that_can_be_used(
 )
 def test_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert hardware.driver_says("name") == ""
+    assert hardware.query_driver("name") == ""
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
-    assert hardware.driver_says("name") == said
+    assert hardware.query_driver("name") == said
 
 
 @pytest.mark.parametrize(
     ("free", "status", "told"),
-    [(8 * 10**9, "ok", "8.0 GB free"), (10**9, "warning", "1.0 GB free"), (None, "ok", "does not tell")],
+    [(8 * 10**9, "ok", "8.0 GB free"), (10**9, "warning", "1.0 GB free"), (None, "ok", "does not report")],
 )
 def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, status: str, told: str) -> None:
     monkeypatch.setattr(model_memory, "free_bytes", lambda _device: free)
-    finding = only(hardware.memory())
-    assert finding.status == status
-    assert told in finding.told
+    result = only(hardware.memory())
+    assert result.status == status
+    assert told in result.message
 
 
 def test_disk(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     free = {"bytes": 10**12}
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free["bytes"]))
-    assert only(hardware.disk()).told == f"1000.0 GB free for {cache}"
+    assert only(hardware.disk()).message == f"1000.0 GB free for {cache}"
     free["bytes"] = 10**8
     assert seen(only(hardware.disk())) == ("warning", 0)
     monkeypatch.setattr(os, "access", lambda *_arguments: False)
-    assert "cannot be written" in only(hardware.disk()).told
+    assert "cannot be written" in only(hardware.disk()).message
     assert not cache.exists()
 
 
@@ -312,47 +320,47 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
 )
 def test_terminal(encoding: str, width: int, status: str) -> None:
     console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding=encoding), width=width)
-    finding = only(hardware.terminal(Screen(console, console, "plain")))
-    assert finding.status == status
-    assert f"{width} columns, no colour, {encoding}" in finding.told
+    result = only(hardware.terminal(Screen(console, console, "plain")))
+    assert result.status == status
+    assert f"{width} columns, no colour, {encoding}" in result.message
 
 
-# What lies on the disk
+# Files on the disk
 
 
 def test_settings(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIFORCE_CHAT_SEED", "3")
-    assert only(stores.settings()).told == f"{settings}, TRIFORCE_CHAT_SEED"
+    assert only(stores.settings()).message == f"{settings}, TRIFORCE_CHAT_SEED"
     monkeypatch.setenv("TRIFORCE_CHAT_SEED", "x")
     monkeypatch.setenv("TRIFORCE_CHAT_MODLE", "y")
     settings.write_text("chunk = 'x'\ngamma = 'y'\n")
     found = [*stores.settings()]
-    assert [seen(finding) for finding in found] == [("problem", 2)] * 3 + [("warning", 0)]
-    assert found[-1].told == "no variable 'TRIFORCE_CHAT_MODLE'; did you mean 'TRIFORCE_CHAT_MODEL'?"
+    assert [seen(result) for result in found] == [("problem", 2)] * 3 + [("warning", 0)]
+    assert found[-1].message == "no variable 'TRIFORCE_CHAT_MODLE'; did you mean 'TRIFORCE_CHAT_MODEL'?"
 
 
 def test_the_default_model(base: Path) -> None:
-    assert only(stores.default_model()).told.startswith("default is intact, 18 MB in ")
+    assert only(stores.default_model()).message.startswith("default is intact, 18 MB in ")
     weights = base / "model.safetensors"
     before = weights.stat()
-    with weights.open("r+b") as file:  # behind what is read at every start, and with the same time
+    with weights.open("r+b") as file:  # beyond what every start reads, and with the same time
         file.seek(9 << 20)
         file.write(b"!")
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    finding = only(stores.default_model())
-    assert seen(finding) == ("problem", 5)
-    assert finding.told == f"damaged in {base}: model.safetensors"
+    result = only(stores.default_model())
+    assert seen(result) == ("problem", 5)
+    assert result.message == f"damaged in {base}: model.safetensors"
     weights.unlink()
     (base / "config.json").write_text("{ }")
-    assert only(stores.default_model()).told.endswith(": config.json, model.safetensors")
+    assert only(stores.default_model()).message.endswith(": config.json, model.safetensors")
     (base / "manifest.json").write_text("[]")
-    assert only(stores.default_model()).told.endswith(": manifest.json")
+    assert only(stores.default_model()).message.endswith(": manifest.json")
 
 
 def test_the_default_model_is_not_here(cache: Path) -> None:
-    finding = only(stores.default_model())
-    assert seen(finding) == ("warning", 0)
-    assert "not here yet" in finding.told
+    result = only(stores.default_model())
+    assert seen(result) == ("warning", 0)
+    assert "not here yet" in result.message
     assert not cache.exists()
 
 
@@ -376,9 +384,9 @@ def test_the_model_of_the_settings(
         "absent": tmp_path / "absent",
     }
     settings.write_text(f"model = '{model.format(**folders)}'")
-    finding = only(stores.chosen_model())
-    assert finding.status == status
-    assert told in finding.told
+    result = only(stores.chosen_model())
+    assert result.status == status
+    assert told in result.message
     assert base.exists()
 
 
@@ -392,27 +400,27 @@ def test_shipped_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "context" / "rope.json").unlink()
     adapter, draft = stores.shipped_weights()
     assert [seen(adapter), seen(draft)] == [("problem", 5)] * 2
-    assert "rope.json is missing" in adapter.told
+    assert "rope.json is missing" in adapter.message
 
 
 def test_documents(cache: Path) -> None:
-    assert only(stores.kept_documents()).told.startswith("0 texts, 0 B of at most ")
+    assert only(stores.document_cache()).message.startswith("0 texts, 0 B of at most ")
     (cache / "kv").mkdir(parents=True)
     (cache / "kv" / "x.safetensors").write_bytes(b"what is this")
-    finding = only(stores.kept_documents())
-    assert seen(finding) == ("warning", 0)
-    assert finding.told == f"1 of 1 files are damaged or useless (12 B) in {cache / 'kv'}"
-    assert finding.advice == "triforce-chat cache gc"
+    result = only(stores.document_cache())
+    assert seen(result) == ("warning", 0)
+    assert result.message == f"1 of 1 files are damaged or useless (12 B) in {cache / 'kv'}"
+    assert result.advice == "triforce-chat cache gc"
 
 
 def test_sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert only(stores.sessions()).told == "none kept yet"
+    assert only(stores.sessions()).message == "none stored yet"
     SessionStore(sessions_file()).close()
-    assert only(stores.sessions()).told.startswith(f"0 in {sessions_file()} (")
+    assert only(stores.sessions()).message.startswith(f"0 in {sessions_file()} (")
     with sessions_file().open("r+b") as file:
         file.seek(100)
         file.write(b"\xff" * 4000)
-    finding = only(stores.sessions())
-    assert seen(finding) == ("problem", 1)
-    assert finding.told.startswith(f"{sessions_file()}: ")
+    result = only(stores.sessions())
+    assert seen(result) == ("problem", 1)
+    assert result.message.startswith(f"{sessions_file()}: ")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,7 +14,7 @@ from triforce_chat.settings.options import Options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from triforce_chat.doctor.check_result import Finding
+    from triforce_chat.doctor.check_result import CheckResult
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -24,25 +23,35 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
     """Check versions, GPU, models, caches, settings and terminal; exits with the code of the first problem:
     2 for settings, 5 for anything that keeps models from running."""
     with failures(debug):
-        from triforce_chat.doctor.run_checks import examine
+        from triforce_chat.doctor.run_checks import run_checks
 
         screen = screen_of(Options())
-        found = []
-        for finding in examine(screen):
-            found.append(finding)
+        results = []
+        for result in run_checks(screen):
+            results.append(result)
             if not json:
-                show(finding, screen.out)
-        code = next((finding.exit_code for finding in found if finding.status == "problem"), 0)
+                show(result, screen.out)
+        code = next((result.exit_code for result in results if result.status == "problem"), 0)
         if json:
-            records = [dataclasses.asdict(finding) for finding in found]
-            print_record({"ok": not code, "findings": records})
+            print_record({"ok": not code, "findings": [record_of(result) for result in results]})
         if code:
             raise typer.Exit(code)
 
 
-def show(finding: Finding, console: Console) -> None:
-    """Print a finding on one line, however long: it may be pasted into a report."""
-    style = STYLES[finding.status]
-    console.print(f"[{style}]{finding.status:8}[/] ", end="", highlight=False)
-    advice = f" -> {finding.advice}" if finding.advice else ""
-    print_line(console, f"{finding.name:14} {finding.told}{advice}")
+def record_of(result: CheckResult) -> dict[str, Any]:
+    """A check's result as plain values, with the field names of ``--json``."""
+    return {
+        "name": result.name,
+        "status": result.status,
+        "told": result.message,
+        "advice": result.advice,
+        "exit_code": result.exit_code,
+    }
+
+
+def show(result: CheckResult, console: Console) -> None:
+    """Print a result on one line, however long: it may be pasted into a report."""
+    style = STYLES[result.status]
+    console.print(f"[{style}]{result.status:8}[/] ", end="", highlight=False)
+    advice = f" -> {result.advice}" if result.advice else ""
+    print_line(console, f"{result.name:14} {result.message}{advice}")

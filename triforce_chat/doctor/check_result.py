@@ -1,4 +1,4 @@
-"""One line of a diagnosis."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ Status = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What was looked at, how it is, and what the user can do about it."""
+class CheckResult:
+    """What was checked, what was found, and what the user can do about it."""
 
     name: str
     status: Status
-    told: str
+    message: str
     advice: str = ""
     exit_code: int = 0  # of the program, if this is a problem
 
 
-def ok(name: str, told: str) -> Finding:
-    return Finding(name, "ok", told)
+def ok(name: str, message: str) -> CheckResult:
+    return CheckResult(name, "ok", message)
 
 
-def warning(name: str, told: str, advice: str) -> Finding:
-    """Something works less well than it could, or will be repaired by itself."""
-    return Finding(name, "warning", told, advice)
+def warning(name: str, message: str, advice: str) -> CheckResult:
+    """Something works less well than it could, or will be repaired automatically."""
+    return CheckResult(name, "warning", message, advice)
 
 
-def problem(name: str, told: str, advice: str, kind: type[TriforceError]) -> Finding:
-    """Something keeps the program from working; other commands would end with the code of ``kind``."""
-    return Finding(name, "problem", told, advice, kind.exit_code)
+def problem(name: str, message: str, advice: str, kind: type[TriforceError]) -> CheckResult:
+    """Something keeps the program from working; other commands would exit with the code of ``kind``."""
+    return CheckResult(name, "problem", message, advice, kind.exit_code)

@@ -1,7 +1,4 @@
-"""All checks, one after the other; none of them can stop the next.
-
-Whatever else is kept on the disk adds its check to ``STORES``.
-"""
+"""Runs all checks, one after the other; a check that fails does not stop the next."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from triforce_chat.doctor import hardware, software, stores
-from triforce_chat.doctor.check_result import Finding, problem
+from triforce_chat.doctor.check_result import CheckResult, problem
 from triforce_chat.errors import ModelError, TriforceError
 
 if TYPE_CHECKING:
     from triforce_chat.ui.terminal import Screen
 
-Check = Callable[[], Iterator[Finding]]
+Check = Callable[[], Iterator[CheckResult]]
 
 SOFTWARE: tuple[Check, ...] = (
     software.python,
@@ -31,26 +28,26 @@ STORES: tuple[Check, ...] = (
     stores.default_model,
     stores.chosen_model,
     stores.shipped_weights,
-    stores.kept_documents,
+    stores.document_cache,
     stores.sessions,
 )
 
 
-def examine(screen: Screen) -> Iterator[Finding]:
-    """Everything that can be wrong with an installation, as it is found."""
+def run_checks(screen: Screen) -> Iterator[CheckResult]:
+    """Run every check of the installation and yield each result as soon as it is known."""
     checks: list[Check] = [*SOFTWARE, *HARDWARE, *STORES, partial(hardware.terminal, screen)]
     for check in checks:
         yield from _guarded(check)
 
 
-def _guarded(check: Check) -> Iterator[Finding]:
-    """What the check finds; whatever it raises becomes a finding."""
+def _guarded(check: Check) -> Iterator[CheckResult]:
+    """The results of a check; an error in it becomes a result."""
     name = getattr(check, "__name__", "terminal").replace("_", " ")
     try:
         yield from check()
     except Exception as error:
-        told = f"cannot be checked: {software.first_line(error)} ({type(error).__name__})"
+        message = f"cannot be checked: {software.first_line(error)} ({type(error).__name__})"
         if isinstance(error, ImportError):
-            yield problem(name, told, software.INSTALL, ModelError)
+            yield problem(name, message, software.INSTALL, ModelError)
         else:
-            yield problem(name, told, "please report this", TriforceError)
+            yield problem(name, message, "please report this", TriforceError)

@@ -1,4 +1,4 @@
-"""Versions: Python, torch and everything else that this program stands on."""
+"""Checks of versions: Python, torch and the other dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from triforce_chat import __version__
-from triforce_chat.doctor.check_result import Finding, ok, problem, warning
+from triforce_chat.doctor.check_result import CheckResult, ok, problem, warning
 from triforce_chat.errors import ModelError
 
 PACKAGE = "triforce-chat"
@@ -17,13 +17,13 @@ INSTALL = "pip install --upgrade triforce-chat"
 TRITON = "'triton>=3.4'"
 
 
-def python() -> Iterator[Finding]:
-    place = f"{platform.python_version()}, {sys.executable}"
+def python() -> Iterator[CheckResult]:
+    interpreter = f"{platform.python_version()}, {sys.executable}"
     yield ok("triforce-chat", f"{__version__}, {platform.system()} {platform.machine()}")
-    yield ok("python", place)
+    yield ok("python", interpreter)
 
 
-def torch() -> Iterator[Finding]:
+def torch() -> Iterator[CheckResult]:
     try:
         import torch
     except Exception as error:
@@ -34,7 +34,7 @@ def torch() -> Iterator[Finding]:
     yield ok("torch", f"{torch.__version__}, {capability}, {torch.get_num_threads()} threads, {onednn}")
 
 
-def transformers() -> Iterator[Finding]:
+def transformers() -> Iterator[CheckResult]:
     try:
         found = import_module("transformers")
     except Exception as error:
@@ -43,32 +43,34 @@ def transformers() -> Iterator[Finding]:
     yield ok("transformers", found.__version__)
 
 
-def dependencies() -> Iterator[Finding]:
-    """Each requirement of the package's metadata against what is installed; wrong ones get their own lines."""
+def dependencies() -> Iterator[CheckResult]:
+    """Compare the package's requirements with the installed versions; each mismatch is a result of its own."""
     from packaging.requirements import Requirement
 
     try:
-        wanted = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
+        required = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
     except metadata.PackageNotFoundError:
-        yield warning("packages", "not checked, because the program runs from a folder", "pip install .")
+        yield warning(
+            "packages", "not checked, because the program is not installed as a package", "pip install ."
+        )
         return
-    fitting = []
-    for each in wanted:
+    matching = []
+    for each in required:
         if each.marker and not each.marker.evaluate({"extra": ""}):
             continue
         found = installed(each.name)
         if found is None:
             yield problem("packages", f"{each.name} is missing", f"pip install '{each}'", ModelError)
         elif not each.specifier.contains(found, prereleases=True):
-            told = f"{each.name} {found} is installed, {each.specifier} is required"
-            yield warning("packages", told, f"pip install '{each}'")
+            message = f"{each.name} {found} is installed, {each.specifier} is required"
+            yield warning("packages", message, f"pip install '{each}'")
         else:
-            fitting.append(f"{each.name} {found}")
-    yield ok("packages", ", ".join(fitting))
+            matching.append(f"{each.name} {found}")
+    yield ok("packages", ", ".join(matching))
 
 
-def triton() -> Iterator[Finding]:
-    """What a GPU decodes with; without it, transformers' own forward serves."""
+def triton() -> Iterator[CheckResult]:
+    """Triton, which compiles the GPU kernels; without it transformers' own forward is used."""
     import torch
 
     from triforce_chat.engine.kernels_available import c_compiler
@@ -77,22 +79,22 @@ def triton() -> Iterator[Finding]:
         yield ok("triton", "not needed: there is no GPU to use it")
         return
     if find_spec("triton") is None:
-        told = "not installed: transformers' own forward serves, several times slower"
-        yield warning("triton", told, f"pip install {TRITON}")
+        message = "not installed: transformers' own forward is used, several times slower"
+        yield warning("triton", message, f"pip install {TRITON}")
         return
     if c_compiler() is None:
-        told = "finds no C compiler: transformers' own forward serves, several times slower"
-        yield warning("triton", told, "install gcc, or name a C compiler in the environment variable CC")
+        message = "finds no C compiler: transformers' own forward is used, several times slower"
+        yield warning("triton", message, "install gcc, or name a C compiler in the environment variable CC")
         return
     try:
         yield ok("triton", import_module("triton").__version__)
     except Exception as error:
-        told = f"cannot be imported: {first_line(error)}"
-        yield problem("triton", told, f"pip install --force-reinstall {TRITON}", ModelError)
+        message = f"cannot be imported: {first_line(error)}"
+        yield problem("triton", message, f"pip install --force-reinstall {TRITON}", ModelError)
 
 
 def installed(name: str) -> str | None:
-    """A package's version; None without it."""
+    """A package's version; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -100,5 +102,5 @@ def installed(name: str) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, short enough for a line."""
+    """The first line of an error's text, or its class if it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""What lies on the disk: settings, models, and what was read of documents."""
+"""Checks of the files on the disk: settings, models, document cache and sessions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from triforce_chat.doctor.check_result import Finding, ok, problem, warning
+from triforce_chat.doctor.check_result import CheckResult, ok, problem, warning
 from triforce_chat.doctor.software import INSTALL, first_line
 from triforce_chat.errors import ModelError, TriforceError, UsageError
 from triforce_chat.settings.paths import config_file, kv_folder, sessions_file
@@ -17,25 +17,25 @@ from triforce_chat.settings.sizes import readable
 DEFAULT_MODEL = "default"
 
 
-def settings() -> Iterator[Finding]:
+def settings() -> Iterator[CheckResult]:
     from triforce_chat.settings.layers import from_environment, from_file, unknown_variables
 
     path = config_file()
     file = from_file(path)
-    for told in file.problems:
-        yield problem("settings", told, "triforce-chat config edit", UsageError)
+    for message in file.problems:
+        yield problem("settings", message, "triforce-chat config edit", UsageError)
     environment = from_environment(os.environ, file.values)
-    for told in environment.problems:
-        yield problem("settings", told, "correct or unset the variable", UsageError)
-    for told in unknown_variables(os.environ):
-        yield warning("settings", told, "correct or unset it")
+    for message in environment.problems:
+        yield problem("settings", message, "correct or unset the variable", UsageError)
+    for message in unknown_variables(os.environ):
+        yield warning("settings", message, "correct or unset it")
     if not file.problems and not environment.problems:
-        place = str(path) if path.exists() else "no file"
-        yield ok("settings", ", ".join([place, *environment.origins.values()]))
+        source = str(path) if path.exists() else "no file"
+        yield ok("settings", ", ".join([source, *environment.origins.values()]))
 
 
-def default_model() -> Iterator[Finding]:
-    """The base model's files against their checksums, all read whole."""
+def default_model() -> Iterator[CheckResult]:
+    """Compare the files of the default model with their checksums, reading all of them."""
     from triforce_chat.models.cache import MANIFEST, damaged
     from triforce_chat.models.fetch import DEFAULT_WHEEL
     from triforce_chat.models.inventory import own_folder, size_of
@@ -46,7 +46,7 @@ def default_model() -> Iterator[Finding]:
     assert preset is not None
     folder = own_folder(preset)
     if not (folder / MANIFEST).is_file():
-        yield warning("model", f"{DEFAULT_MODEL} is not here yet; the first start fetches it", pull)
+        yield warning("model", f"{DEFAULT_MODEL} is not here yet; the first start downloads it", pull)
         return
     wrong = damaged(folder, DEFAULT_WHEEL.member_sha256)
     if wrong:
@@ -55,8 +55,8 @@ def default_model() -> Iterator[Finding]:
         yield ok("model", f"{DEFAULT_MODEL} is intact, {readable(size_of(folder))} in {folder}")
 
 
-def chosen_model() -> Iterator[Finding]:
-    """The model that the settings name, if it is another one: whether it is on this machine."""
+def chosen_model() -> Iterator[CheckResult]:
+    """Whether the model in the settings is on this machine, if it is not the default one."""
     from triforce_chat.models.inventory import folder_of
     from triforce_chat.models.presets import find_preset
     from triforce_chat.settings.layers import effective
@@ -76,11 +76,11 @@ def chosen_model() -> Iterator[Finding]:
         yield ok("model", f"{name} is in {folder}")
     else:
         yield warning(
-            "model", f"{name} is not on this machine", "the first start fetches it, or check its name"
+            "model", f"{name} is not on this machine", "the first start downloads it; or check its name"
         )
 
 
-def _own_model(name: str) -> Iterator[Finding]:
+def _own_model(name: str) -> Iterator[CheckResult]:
     from triforce_chat.models.adapter import is_adapter, read_adapter
     from triforce_chat.models.complete import check_complete
 
@@ -103,8 +103,8 @@ def _snapshot(name: str) -> Path | None:
     return local_snapshot(name) if looks_like_hub_id(name) else None
 
 
-def shipped_weights() -> Iterator[Finding]:
-    """The adapter and the draft that lie in the package: configuration read, length of the weights checked."""
+def shipped_weights() -> Iterator[CheckResult]:
+    """The adapter and the draft model in the package: their configurations and the lengths of their weights."""
     from triforce_chat.models.adapter import read_adapter
     from triforce_chat.models.complete import check_complete
     from triforce_chat.models.presets import shipped
@@ -124,37 +124,39 @@ def shipped_weights() -> Iterator[Finding]:
 
 
 def _tensors(path: Path) -> int:
-    """How many there are; a file that was cut is refused."""
+    """The number of tensors in a file; raises for a truncated file."""
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
         return len(file.keys())
 
 
-def kept_documents() -> Iterator[Finding]:
-    """What was read of documents: size, and files that are damaged or cannot be reached."""
+def document_cache() -> Iterator[CheckResult]:
+    """The document cache: its size, and files that are damaged or unreachable."""
     from triforce_chat.settings.layers import cache_limit
     from triforce_chat.storage.kv.cache_directory import CacheDirectory
 
     cache = CacheDirectory(kv_folder(), cache_limit())
     texts, files = cache.texts(), cache.files()
     used = cache.used()
-    told = f"{len(texts)} texts, {readable(used)} of at most {readable(cache.limit(used))} in {cache.folder}"
-    known = {path for text in texts for path in text.paths}
-    lost = [file for file in files if file.path not in known]
-    if lost:
-        size = readable(sum(file.bytes for file in lost))
-        told = f"{len(lost)} of {len(files)} files are damaged or useless ({size}) in {cache.folder}"
-        yield warning("documents", told, "triforce-chat cache gc")
+    message = (
+        f"{len(texts)} texts, {readable(used)} of at most {readable(cache.limit(used))} in {cache.folder}"
+    )
+    reachable = {path for text in texts for path in text.paths}
+    useless = [file for file in files if file.path not in reachable]
+    if useless:
+        size = readable(sum(file.bytes for file in useless))
+        message = f"{len(useless)} of {len(files)} files are damaged or useless ({size}) in {cache.folder}"
+        yield warning("documents", message, "triforce-chat cache gc")
     else:
-        yield ok("documents", told)
+        yield ok("documents", message)
 
 
-def sessions() -> Iterator[Finding]:
-    """The conversations that were kept; the file is read whole and not written to."""
+def sessions() -> Iterator[CheckResult]:
+    """The integrity of the stored sessions; reads the whole file and writes nothing."""
     path = sessions_file()
     if not path.exists():
-        yield ok("sessions", "none kept yet")
+        yield ok("sessions", "none stored yet")
         return
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
@@ -165,5 +167,5 @@ def sessions() -> Iterator[Finding]:
     if found == "ok":
         yield ok("sessions", f"{count} in {path} ({readable(path.stat().st_size)})")
     else:
-        advice = "move it away to begin anew, or restore a copy"
+        advice = "move it away to start afresh, or restore a copy"
         yield problem("sessions", f"{path}: {found}", advice, TriforceError)
