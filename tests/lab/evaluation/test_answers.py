@@ -64,7 +64,7 @@ class Letters:
 
     stop = ("zzz",)
 
-    def text(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return [ord(letter) % 48 for letter in text]
 
     def render(self, messages: Sequence[Any]) -> list[int]:
