@@ -104,19 +104,23 @@ def decode_attention(
         num_warps=shape.warps,
     )
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    return joined(sums, tops, totals, at, out, shape.slots)
+
+
+def joined(sums: Tensor, tops: Tensor, totals: Tensor, at: Tensor, out: Tensor, width: int) -> Tensor:
+    """Merge the parts of attention by log-sum-exp into ``out`` [n, Hq, D].
+
+    sums [parts, Hkv, rows, D] are weighted values, tops and totals [parts, Hkv, rows] the highest score and the sum of
+    weights of each row; ``width`` is the number of slots of a tile.
+    """
+    parts, heads, _, dim = sums.shape
+    n, query_heads = out.shape[:2]
     block = triton.next_power_of_2(parts)
     _join[(n, query_heads)](
-        sums,
-        tops,
-        totals,
-        at,
-        out,
-        n,
-        heads,
-        parts,
-        group=group,
+        *(sums, tops, totals, at, out, n, heads, parts),
+        group=query_heads // heads,
         dim=dim,
-        width=shape.slots,
+        width=width,
         block=block,
         num_warps=min(8, max(1, block * dim // 1024)),
     )
@@ -151,17 +155,15 @@ def _attend(
     first, last = part * tiles // parts, (part + 1) * tiles // parts
     if first == last:
         return
-    rows = n * group
+    rows, column = n * group, tl.arange(0, dim)
     row = tl.program_id(0) * height + tl.arange(0, height)
     token = row // group
-    column = tl.arange(0, dim)
     q_at = q + token.to(tl.int64) * q_token + (head * group + row % group) * q_head
     queries = tl.load(q_at[:, None] + column, mask=row[:, None] < rows, other=0.0)
 
     # Finite, so that a row that sees no slot of this program gets zero weights instead of NaN.
     top = tl.full((height,), -1.0e30, tl.float32)
-    total = tl.zeros((height,), tl.float32)
-    mixed = tl.zeros((height, dim), tl.float32)
+    total, mixed = tl.zeros((height,), tl.float32), tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)
     k_at = keys + head.to(tl.int64) * keys_head + first.to(tl.int64) * width * keys_slot
     v_at = values + head.to(tl.int64) * values_head + first.to(tl.int64) * width * values_slot

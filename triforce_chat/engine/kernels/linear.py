@@ -128,6 +128,14 @@ def int8_linear(
 
 
 @triton.jit
+def _add_product(total, weights, mask, part):
+    """Add the product of a block of 8-bit weights with a block of inputs."""
+    # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
+    w = tl.load(weights, mask=mask, other=0).to(tl.bfloat16).to(part.dtype)
+    return tl.dot(w, part, total, input_precision="ieee")
+
+
+@triton.jit
 def _multiply(
     x,
     data,
@@ -156,8 +164,7 @@ def _multiply(
     valid = (output[:, None] < outputs) & (token[None, :] < n)
     # Load early what is needed at the end.
     factor = tl.load(scale + row)
-    if gates:
-        other_factor = tl.load(scale + outputs + row)
+    other_factor = tl.load(scale + outputs + row) if gates else factor
     if adds:
         base = tl.load(add + token[None, :] * add_row + output[:, None], mask=valid, other=0.0).to(tl.float32)
 
@@ -170,29 +177,21 @@ def _multiply(
     other = tl.zeros((pieces, height, tokens), tl.float32)
     squares = tl.zeros((pieces, tokens), tl.float32)
     for start in range(0, inputs, pieces * depth):
-        w = tl.load(w_at + start, mask=across < inputs - start, other=0)
         part = tl.load(x_at + start, mask=(token[None, None, :] < n) & (down < inputs - start), other=0.0)
         if norms:
-            wide = part.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
+            squares += tl.sum(part.to(tl.float32) * part.to(tl.float32), 1)
             weigh = tl.load(norm + start + down, mask=down < inputs - start, other=0.0)
-            part = (wide * weigh.to(tl.float32)).to(part.dtype)
-        # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
-        w = w.to(tl.bfloat16).to(part.dtype)
-        total = tl.dot(w, part, total, input_precision="ieee")
+            part = (part.to(tl.float32) * weigh.to(tl.float32)).to(part.dtype)
+        inside = across < inputs - start
+        total = _add_product(total, w_at + start, inside, part)
         if gates:
-            up = tl.load(
-                w_at + outputs.to(tl.int64) * data_row + start, mask=across < inputs - start, other=0
-            )
-            other = tl.dot(up.to(tl.bfloat16).to(part.dtype), part, other, input_precision="ieee")
-    made = tl.sum(total, 0) * factor[:, None]
-    made_other = tl.sum(other, 0)
+            other = _add_product(other, w_at + outputs.to(tl.int64) * data_row + start, inside, part)
+    made, made_other = tl.sum(total, 0) * factor[:, None], tl.sum(other, 0) * other_factor[:, None]
     if norms:
         steady = 1.0 / tl.sqrt_rn(tl.sum(squares, 0) / inputs + eps)
-        made *= steady[None, :]
-        made_other *= steady[None, :]
+        made, made_other = made * steady[None, :], made_other * steady[None, :]
     if gates:
-        made = made * tl.sigmoid(made) * (made_other * other_factor[:, None])
+        made = made * tl.sigmoid(made) * made_other
     if adds:
         made += base
     to = out + token[None, :] * outputs + output[:, None]
