@@ -303,7 +303,7 @@ class Letters:
 
     stop = ("!",)
 
-    def text(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
     def render(self, messages: Sequence[Any]) -> list[int]:

@@ -84,7 +84,7 @@ def test_no_windows_where_the_farthest_band_is_near(lab: Lab, monkeypatch: pytes
 class Letters:
     """Stands for a chat format: one token per character."""
 
-    def text(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
 
