@@ -32,6 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> tuple[Engine, LoadedModel]:
     engine, model = load_engine(EngineSpec(Settings(model=str(folder), device="cpu")))
-    model.tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()  # type: ignore[attr-defined]
+    model.tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     assert model.eos_ids == {0, END}
     return engine, model

@@ -100,7 +100,7 @@ def test_an_answer_is_remembered_as_it_was_shown(loaded: tuple[Engine, LoadedMod
     """Without a template a string ends the answer; it is no part of what was said."""
     engine, model = loaded
     bare = copy.copy(model.tokenizer)
-    bare.chat_template = None  # type: ignore[attr-defined]
+    bare.chat_template = None
     talk = Talk((engine, dataclasses.replace(model, tokenizer=bare)))
     talk.engine.top = ScriptedDecoder(talk.engine, talk.encode(" Yes.\nuser: And so on"))  # type: ignore[assignment]
     assert talk.says("Why?").text == " Yes."
@@ -261,7 +261,7 @@ def test_nothing_is_computed_for_what_does_not_fit(loaded: tuple[Engine, LoadedM
     cached = list(talk.engine.cached)
     for start in (talk.ask, talk.compare):
         with pytest.raises(DoesNotFit):
-            next(start("?" * 1000))  # type: ignore[arg-type]
+            next(start("?" * 1000))
     assert talk.engine.cached == cached
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import pytest
 from support.chat_sessions import ScriptedDecoder, Talk, book, folded
@@ -20,7 +20,7 @@ class Pointing(Talk):
     """A session whose answers attended to given texts in the prompt, the first one most."""
 
     def points_at(self, *texts: str) -> None:
-        def attribute(request: Request, _made: object) -> Generator[Retraced, None, list[float]]:
+        def attribute(request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:  # noqa: ARG001
             yield Retraced(1, 1)
             weights = [0.0] * len(request.prompt)
             for weight, text in zip((4.0, 2.0, 1.0), texts, strict=False):

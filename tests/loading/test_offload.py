@@ -36,8 +36,8 @@ Machine = Any
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    changes = {"num_hidden_layers": LAYERS, "max_position_embeddings": CONTEXT}
-    return save_model(tmp_path_factory.mktemp("offload") / "model", **changes)
+    folder = tmp_path_factory.mktemp("offload") / "model"
+    return save_model(folder, num_hidden_layers=LAYERS, max_position_embeddings=CONTEXT)
 
 
 def settings_of(model: Path, **more: Any) -> Settings:
@@ -102,7 +102,9 @@ def test_the_cap_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: fractions.append(given))
     for name, number in (("cuda", 1), ("cuda:0", 0)):  # torch takes no device without a number
         cap_memory(torch.device(name), 24 * 10**9)
-        assert fractions.pop() == (pytest.approx(0.3), number)
+        fraction, device = fractions.pop()
+        assert fraction == pytest.approx(0.3)
+        assert device == number
     with pytest.raises(UsageError, match=r"--device-memory 90.0 GB, but the GPU has 80.0 GB"):
         cap_memory(torch.device("cuda"), 90 * 10**9)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import buffer_of
 from support.labs import ARCHITECTURES, Lab, random_model
 from torch import nn
 
@@ -61,10 +62,15 @@ def bytes_of(*tensors: torch.Tensor) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def kv_bytes(cache: FullCache) -> int:
+    buffer = buffer_of(cache)
+    return bytes_of(buffer.keys, buffer.values)
+
+
 def held(model: nn.Module) -> int:
     """Bytes of a model's weights, including packed copies."""
     packed = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
-    return bytes_of(*model.parameters()) + sum(torch.ops.mkldnn._nbytes(weight) for weight in packed)
+    return bytes_of(*model.parameters()) + sum(int(torch.ops.mkldnn._nbytes(weight)) for weight in packed)
 
 
 def description(model: Any, context: int = 1024) -> Description:
@@ -160,13 +166,12 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
     model = random_model(**EVEN, tie_word_embeddings=tied).to(dtype)
     small = random_model(**{**EVEN, "num_hidden_layers": 1}).to(dtype)
     options = StackOptions("triforce", gamma=4, draft_gamma=2)
-    told = [description(each) for each in (model, small)]
-    plan = workload_of(*told, 700, options, CPU, dtype)
+    plan = workload_of(description(model), description(small), 700, options, CPU, dtype)
     engine = Engine(Runner(model), 700, TextCodec(str), Runner(small), options)
     middle: Any = engine.top.planner.arms[0].drafter
     assert plan.weights == held(model)
     full = engine.full
-    assert plan.layer_kv * 2 == bytes_of(full.storage.keys, full.storage.values)
+    assert plan.layer_kv * 2 == kv_bytes(full)
     assert plan.latest_queries == bytes_of(full.queries.data)
     buffer, streaming = middle.cache.storage, middle.planner.arms[0].drafter.cache.storage
     assert plan.draft_bytes == held(small) + bytes_of(streaming.keys, streaming.values)
@@ -182,7 +187,7 @@ def test_the_default_model_takes_what_was_planned() -> None:
     told = describe("default")
     plan = workload_of(told, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)
-    assert plan.layer_kv * 30 == bytes_of(engine.full.storage.keys, engine.full.storage.values)
+    assert plan.layer_kv * 30 == kv_bytes(engine.full)
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -192,7 +197,11 @@ def test_every_stack_has_the_caches_that_are_planned(
     made: list[type] = []
 
     def counted(kind: type) -> Callable[..., Any]:
-        return lambda *arguments: made.append(kind) or kind(*arguments)
+        def build(*arguments: Any) -> Any:
+            made.append(kind)
+            return kind(*arguments)
+
+        return build
 
     for kind in (RetrievalCache, StreamingCache):
         monkeypatch.setattr(stacks, kind.__name__, counted(kind))
@@ -213,9 +222,10 @@ class Meter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.profile.__exit__(*error)  # type: ignore[arg-type]
+        self.profile.__exit__(*error)
         there = self.most = 0
-        events = self.profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        profiler: Any = self.profile.profiler
+        events = profiler.kineto_results.events()
         for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
             there += event.nbytes()
             self.most = max(self.most, there)

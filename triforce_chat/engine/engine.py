@@ -102,11 +102,13 @@ class Engine:
     def _rollback(self, length: int) -> None:
         self.top.rollback(length)
 
-    def prefill(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> Iterator[Prefilled]:
+    def prefill(
+        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+    ) -> Generator[Prefilled, None, None]:
         """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later."""
         return self.prefix.prefill(prompt, spans)
 
-    def answer(self, request: Request, plain: bool = False) -> Iterator[Event]:
+    def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
 
         May be closed after any event: the tokens of all ``Text`` events stay in the caches, and nothing else. Raises

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
 
@@ -39,7 +39,9 @@ class PrefixCache:
         """Tokens that one forward of a prefill takes at most."""
         return GPU_PREFILL_CHUNK if self.target.device.type == "cuda" else PREFILL_CHUNK
 
-    def prefill(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> Iterator[Prefilled]:
+    def prefill(
+        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+    ) -> Generator[Prefilled, None, None]:
         """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later."""
         started = time.perf_counter()
         self.spans = spans

@@ -69,10 +69,12 @@ class RankZeroEngine:
             self.workers.send(Call("settle", (tokens,)))
             self.engine.settle(tokens)
 
-    def prefill(self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()) -> Iterator[Prefilled]:
+    def prefill(
+        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+    ) -> Generator[Prefilled, None, None]:
         return self._run_on_all("prefill", prompt, spans)
 
-    def answer(self, request: Request, plain: bool = False) -> Iterator[Event]:
+    def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
         return self._run_on_all("answer", with_seed(request), plain)
 
     def rescore(

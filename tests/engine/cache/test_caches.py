@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn, levels, rows
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import MeanKey
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
@@ -24,11 +25,9 @@ from triforce_chat.engine.forward import attention
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.sampler import Sampling
 from triforce_chat.engine.speculation.draft_model import DraftModel
-from triforce_chat.engine.speculation.planner import Plan, Planner
-from triforce_chat.engine.speculation.speculative import Speculative
+from triforce_chat.engine.speculation.planner import Planner
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-STACKS = ("triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive", "auto")
 
 
 def fresh(runner: Runner, ids: Sequence[int]) -> FullCache:
@@ -54,55 +53,10 @@ def small_streaming(monkeypatch: pytest.MonkeyPatch, sinks: int = 3, window: int
     monkeypatch.setattr(StreamingCache, "__init__", init)
 
 
-def levels(level: Any) -> Iterator[Any]:
-    """All levels of a stack."""
-    yield level
-    if isinstance(level, Speculative):
-        for arm in level.planner.arms:
-            yield from levels(arm.drafter)
-
-
-def caches(engine: Engine, kind: type) -> list[Any]:
-    found = [level.cache for level in levels(engine.top) if hasattr(level, "cache")]
-    return [cache for cache in found if isinstance(cache, kind)]
-
-
 def check_full(engine: Engine, committed: list[int]) -> None:
     n = engine.full.length
     assert n <= len(committed) - 1
     assert same(engine.full.storage, fresh(engine.target, committed[:n]).storage, n)
-
-
-def rows(store: KVStorage, layer: int, head: int, n: int) -> Tensor:
-    return torch.cat([part[head, :n] for part in store.layer(layer)], -1)
-
-
-def check_retrieval(cache: RetrievalCache) -> None:
-    """Every slot up to the verified end is a verbatim copy of one committed token's row."""
-    if cache.state is not State.READY:
-        return
-    source, verified_length, base = (
-        cache.source,
-        min(cache.verified_length, cache.source.length),
-        cache.layout.total,
-    )
-    assert verified_length >= base
-    assert cache.length >= verified_length
-    end = cache._slot(verified_length)
-    shape = source.shape
-    for layer in range(shape.layers):
-        for head in range(shape.kv_heads):
-            have = rows(cache.storage, layer, head, end)
-            want = rows(source.storage, layer, head, source.length)
-            equal = (have[:, None] == want[None]).all(-1)  # [slots, positions]
-            assert equal.any(1).all()
-            where = equal.long().argmax(1)
-            assert len(set(where.tolist())) == end  # no position twice
-            assert where.tolist() == sorted(where.tolist())  # in reading order
-            sinks = min(cache.budget.sinks, base)
-            assert where[:sinks].tolist() == list(range(sinks))
-            tail = min(cache.budget.tail, base) + verified_length - base
-            assert where[end - tail :].tolist() == list(range(verified_length - tail, verified_length))
 
 
 def check_streaming(cache: StreamingCache, draft: Runner, committed: list[int]) -> None:
@@ -120,11 +74,6 @@ def check_all(lab: Lab, engine: Engine, committed: list[int]) -> None:
         check_retrieval(cache)
     for cache in caches(engine, StreamingCache):
         check_streaming(cache, lab.draft, committed)
-
-
-def in_turn(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001
-    turn = planner.rounds % 3
-    return Plan(min(n, 3), planner.arms[turn] if turn < 2 else None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -331,11 +280,6 @@ def test_the_query_ring_knows_what_it_lost(lab: Lab) -> None:
 
 
 # Breaking off
-
-
-def answer_of(engine: Engine, prompt: list[int], n: int = 16) -> list[int]:
-    events = engine.answer(Request(prompt, n))
-    return [token for event in events if isinstance(event, Text) for token in event.token_ids]
 
 
 @pytest.mark.parametrize("stack", ["triforce", "streaming", "naive", "auto"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine.cache.test_caches import STACKS, answer_of, caches, check_retrieval, in_turn
+from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn
 from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine.cache.full import FullCache

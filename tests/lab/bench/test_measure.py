@@ -12,11 +12,13 @@ import pytest
 from support.labs import SMALL_BUDGET, Lab
 from support.schemas import schema_errors, schema_validator
 from support.tiny_models import save_model
+from torch import Tensor
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine import prefix_cache
+from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished, Tally, Verified
 from triforce_chat.engine.exactness import Doubts, tokens_of
@@ -249,7 +251,12 @@ def test_one_prompt_has_no_error_and_chance_no_verdict() -> None:
 def test_a_long_prefill_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Scripted({(1, "lookup"): [10.0] * 3}, repeats=3)
     calls: list[int] = []
-    monkeypatch.setattr(bench, "prefill", lambda ids: calls.append(len(ids)) or 1.0)
+
+    def prefill(ids: Sequence[int]) -> float:
+        calls.append(len(ids))
+        return 1.0
+
+    monkeypatch.setattr(bench, "prefill", prefill)
     monkeypatch.setattr(measure, "PATIENCE", 2.0)
     list(bench.rows([[1] * 100], cases(Settings(), ["lookup"], [], [])))
     assert calls == [100]
@@ -267,11 +274,15 @@ def small_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_prefill_of_a_prompt_serves_all_cases(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restacked engine reads the prompt's last tokens again, whose queries choose chunks, and no others."""
     monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 32)
-    engine, fed = lab.engine(), []
+    engine = lab.engine()
+    fed: list[int] = []
     prefill = engine.target.prefill
-    monkeypatch.setattr(
-        engine.target, "prefill", lambda ids, cache: fed.append(len(ids)) or prefill(ids, cache)
-    )
+
+    def noting(ids: Tensor, cache: KVCache) -> None:
+        fed.append(len(ids))
+        prefill(ids, cache)
+
+    monkeypatch.setattr(engine.target, "prefill", noting)
     made = cases(Settings(max_tokens=12), ["autoregressive", "triforce"], [0, 0.7], ["tokens=6,12"])
     list(Bench(engine, LOADED, 2, warmup=5).rows([lab.text(188), lab.text(188, seed=4)], made))
     anew = 2 * [32, 32, 32, 32, 32, 27]

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.selection import Recent
+from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
-from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.forward.runner import LoopForward, Runner
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import CUTOFF
@@ -135,7 +136,7 @@ def test_acceptance_equals_a_calculation_by_hand(lab: Lab, monkeypatch: pytest.M
         assert scored.sums[name].total == pytest.approx(total, rel=1e-5), name
     (found,) = matches([scored])
     for match in (1, 2, 8):
-        average = pytest.approx(sum(passed[match]) / len(passed[match]), rel=1e-5)
+        average: Any = pytest.approx(sum(passed[match]) / len(passed[match]), rel=1e-5)
         assert found.means[f"match_{match}"] == Mean(average, None, len(passed[match]), 1)
     assert (scored.context, scored.kind, scored.temperature, scored.policy) == (420, "summary", 0.7, "recent")
 
@@ -178,11 +179,13 @@ def test_the_middle_level_is_built_before_the_text_is_made(lab: Lab, monkeypatch
     prompt, made = lab.text(200), lab.text(20, seed=8)
     asked = plan(policies=["mean"], tokens=80)
 
-    def other_text_first(engine: Engine, *behind: Any) -> list[list[int]]:
-        one_by_one(engine, *behind[:2], 80, ())  # its queries replace the prompt's
+    def other_text_first(
+        engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], *_: Any
+    ) -> list[list[int]]:
+        one_by_one(engine, prefix, asked, 80, ())  # its queries replace the prompt's
         return [made]
 
-    found = []
+    found: list[Scored] = []
     for made_by in (other_text_first, lambda *_: [made]):
         monkeypatch.setattr(module, "continuations", made_by)
         run = Acceptance(lab.engine("autoregressive"), SAMPLING, asked)
@@ -216,11 +219,14 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
     calls: list[int] = []
 
     class Counted:
-        vocabulary, device = lab.draft.vocabulary, lab.draft.device
+        vocabulary, device, captures = lab.draft.vocabulary, lab.draft.device, False
 
-        def __call__(self, ids: Tensor, cache: Any, rows: int) -> Tensor:
+        def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
             calls.append(rows)
-            return lab.draft(ids, cache, rows)
+            return lab.draft(ids, cache, rows, offset)
+
+        def loop(self, cache: KVCache) -> LoopForward:
+            return lab.draft.loop(cache)
 
     history = torch.tensor(lab.text(150))
     drafted(Counted(), StreamingCache(lab.draft.shape, sinks=4, window=12, hop=7), history, 50)
@@ -243,7 +249,7 @@ def test_lookups_are_the_levels_own(lab: Lab) -> None:
     told = looked_up(history, 100)
     for row, at in enumerate(range(50, 150)):
         token, match = latest_longest(history[:at].tolist())
-        assert (told.tokens[row], told.match[row]) == (token, match)
+        assert (int(told.tokens[row]), int(told.match[row])) == (token, match)
         assert told.proposed[row] == (match > 0 and level.survival(match, 1)[0] >= CUTOFF)
         if match:
             level.learn(match, int(token == history[at]), 1)
@@ -279,8 +285,9 @@ def test_continuations_at_once_are_those_made_one_by_one(lab: Lab) -> None:
 
 def test_a_mean_counts_positions_and_trusts_samples() -> None:
     equal = mean([Sum(1.0, 4), Sum(3.0, 4), Sum(2.0, 4)])
-    assert equal == Mean(0.5, pytest.approx(0.25 / 3**0.5), 12, 3)  # the usual error of 0.25, 0.75, 0.5
-    assert mean([Sum(3.0, 3), Sum(0.0, 1), Sum(0.0, 0)]) == Mean(0.75, pytest.approx(0.375), 4, 2)
+    error: Any = pytest.approx(0.25 / 3**0.5)  # the usual one of 0.25, 0.75, 0.5
+    assert equal == Mean(0.5, error, 12, 3)
+    assert mean([Sum(3.0, 3), Sum(0.0, 1), Sum(0.0, 0)]) == Mean(0.75, 0.375, 4, 2)
     assert mean([Sum(1.0, 2)]) == Mean(0.5, None, 2, 1)
     assert mean([Sum(0.0, 0)]) is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,8 @@ def test_only_right_answers_count() -> None:
     ]
     assert [each.rank for each in found] == [1, 3, 4, None, 1]
     score = Score.of(found)
-    assert score == Score(5, 4, 1, 2, pytest.approx(0.3), 1, pytest.approx(0.5))
+    chance: Any = pytest.approx(0.3)
+    assert score == Score(5, 4, 1, 2, chance, 1, 0.5)
     assert score.record()["named_of_right"] == 0.5
     assert Score.of([answer(1, 1, right=False)]).record()["named_of_right"] is None
 

@@ -21,8 +21,8 @@ from triforce_chat.lab.tasks.dialogue import Example
 from triforce_chat.lab.training import context as module
 from triforce_chat.lab.training.context import ContextTraining, stretched
 from triforce_chat.lab.training.course import LOG
-from triforce_chat.lab.training.lowrank import WEIGHTS
 from triforce_chat.lab.training.ranks import Ranks
+from triforce_chat.models.adapter import WEIGHTS
 from triforce_chat.models.load import LoadedModel
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,8 +34,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def course(clock: Clock | None = None, **changes: float) -> Course:
-    settings = {"steps": 100, "minutes": LONG, "rate": 0.5, "warmup": 10, **changes}
-    return Course(**settings, **({"started": clock.now} if clock else {}))
+    settings: dict[str, Any] = {"steps": 100, "minutes": LONG, "rate": 0.5, "warmup": 10, **changes}
+    if clock:
+        settings["started"] = clock.now
+    return Course(**settings)
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -49,7 +49,9 @@ def test_the_divergence_is_the_mean_kl_from_the_teacher(monkeypatch: pytest.Monk
     loss = divergence(student, teacher, head)
     torch.testing.assert_close(loss.double(), plain, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(gradients(loss, student), gradients(plain, student), rtol=1e-5, atol=1e-6)
-    unused = torch.autograd.grad(divergence(student, teacher, head), teacher, allow_unused=True)
+    unused: tuple[Tensor | None, ...] = torch.autograd.grad(
+        divergence(student, teacher, head), teacher, allow_unused=True
+    )
     assert unused == (None,)
     assert float(divergence(teacher, teacher, head).detach()) == pytest.approx(0, abs=1e-6)
 
@@ -91,7 +93,7 @@ def test_the_distance_and_its_gradients(
     under = batch.seen(every, VOCABULARY), batch.penalty(every)
     p, q = ((penalized(rows, *under)[0] / heat).softmax(-1) for rows in (teacher @ other.T, student @ head.T))
     plain = kl * (p * (p.log() - q.log())).sum() + tv * (p - q).abs().sum() / 2
-    loss = Distance.apply(student, head, batch, other, heat, kl, tv)
+    loss: Tensor = Distance.apply(student, head, batch, other, heat, kl, tv)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(loss.double(), plain, rtol=1e-5, atol=1e-5)
     found, expected = gradients(3 * loss, student, head), gradients(3 * plain, student, head)
     for ours, theirs in zip(found, expected, strict=True):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from triforce_chat.errors import ModelError
 from triforce_chat.lab.training.context import stretch, stretched
-from triforce_chat.lab.training.lowrank import CONFIG, WEIGHTS, LowRank, attach, load_updates, save_adapter
+from triforce_chat.lab.training.lowrank import LowRank, attach, load_updates, save_adapter
+from triforce_chat.models.adapter import CONFIG, WEIGHTS
 from triforce_chat.models.load import LoadedModel
 
 RANK, ALPHA = 3, 12.0

@@ -94,7 +94,10 @@ def test_document_chats_answer_about_their_document(
 ) -> None:
     rng, builder = random.Random(0), builder_of(loaded)
     prefixes = [builder.prompt(rng, 700) for _ in range(2)]
-    monkeypatch.setattr("triforce_chat.lab.training.selfchat.temper", lambda *a: temper(*a[:3], [(0.0, 1.0)]))
+    monkeypatch.setattr(
+        "triforce_chat.lab.training.selfchat.temper",
+        lambda rng, count, device, _: temper(rng, count, device, [(0.0, 1.0)]),
+    )
     rows = document_chats(dataclasses.replace(loaded, eos_ids=frozenset({2})), prefixes, rng, 3, answer=12)
     assert len(rows) == 6
     for i, row in enumerate(rows):

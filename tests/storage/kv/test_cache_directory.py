@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from support.caches import buffer_of
 from support.caching_engine import CHUNK, CachingEngine, files
 from support.labs import Lab
 
@@ -58,8 +59,8 @@ def test_an_entry_is_a_safetensors_file(lab: Lab, prompt: list[int], tmp_path: P
     caching.read(prompt, [DocumentSpan(CHUNK, 'Ümläute & "quotes"')])
     first = in_order(tmp_path)[0]
     with safe_open(first, "pt") as file:
-        assert torch.equal(file.get_tensor("keys"), caching.engine.full.storage.keys[:, :, :CHUNK])
-        assert torch.equal(file.get_tensor("values"), caching.engine.full.storage.values[:, :, :CHUNK])
+        assert torch.equal(file.get_tensor("keys"), buffer_of(caching.engine.full).keys[:, :, :CHUNK])
+        assert torch.equal(file.get_tensor("values"), buffer_of(caching.engine.full).values[:, :, :CHUNK])
         assert file.metadata()["title"] == 'Ümläute & "quotes"'
 
 
@@ -138,7 +139,7 @@ def test_corrupt_numbers_do_not_stay_in_the_cache(lab: Lab, prompt: list[int], t
     events = caching.engine.prefill(prompt)
     assert next(events).cached == CHUNK
     next(events)
-    assert caching.engine.full.storage.keys.isfinite().all()
+    assert buffer_of(caching.engine.full).keys.isfinite().all()
 
 
 # Interruptions

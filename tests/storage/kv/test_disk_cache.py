@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.caches import buffer_of
 from support.caching_engine import CHUNK, TOKENS, CachingEngine, Tokens, files
 from support.labs import Lab, random_model
 from torch import Tensor
@@ -34,7 +35,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stored(caching: CachingEngine, length: int | None = None) -> tuple[Tensor, Tensor]:
     """The keys and values of the first ``length`` tokens in the full cache, by default of all."""
-    buffer, length = caching.engine.full.storage, length or caching.engine.full.length
+    buffer, length = buffer_of(caching.engine.full), length or caching.engine.full.length
     return buffer.keys[:, :, :length].clone(), buffer.values[:, :, :length].clone()
 
 

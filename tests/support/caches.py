@@ -1,0 +1,81 @@
+"""The caches of an engine, what each must hold, and short answers that fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.retrieval import RetrievalCache, State
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Text
+from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.speculative import Speculative
+
+STACKS = ("triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive", "auto")
+
+
+def buffer_of(cache: FullCache) -> KVBuffer:
+    """The tensors of a cache that is on the device as a whole."""
+    buffer = cache.storage.buffer
+    assert buffer is not None
+    return buffer
+
+
+def levels(level: Any) -> Iterator[Any]:
+    """All levels of a stack."""
+    yield level
+    if isinstance(level, Speculative):
+        for arm in level.planner.arms:
+            yield from levels(arm.drafter)
+
+
+def caches(engine: Engine, kind: type) -> list[Any]:
+    found = [level.cache for level in levels(engine.top) if hasattr(level, "cache")]
+    return [cache for cache in found if isinstance(cache, kind)]
+
+
+def rows(store: KVStorage, layer: int, head: int, n: int) -> Tensor:
+    return torch.cat([part[head, :n] for part in store.layer(layer)], -1)
+
+
+def check_retrieval(cache: RetrievalCache) -> None:
+    """Every slot up to the verified end is a verbatim copy of one committed token's row."""
+    if cache.state is not State.READY:
+        return
+    source, verified_length, base = (
+        cache.source,
+        min(cache.verified_length, cache.source.length),
+        cache.layout.total,
+    )
+    assert verified_length >= base
+    assert cache.length >= verified_length
+    end = cache._slot(verified_length)
+    shape = source.shape
+    for layer in range(shape.layers):
+        for head in range(shape.kv_heads):
+            have = rows(cache.storage, layer, head, end)
+            want = rows(source.storage, layer, head, source.length)
+            equal = (have[:, None] == want[None]).all(-1)  # [slots, positions]
+            assert equal.any(1).all()
+            where = equal.long().argmax(1)
+            assert len(set(where.tolist())) == end  # no position twice
+            assert where.tolist() == sorted(where.tolist())  # in reading order
+            sinks = min(cache.budget.sinks, base)
+            assert where[:sinks].tolist() == list(range(sinks))
+            tail = min(cache.budget.tail, base) + verified_length - base
+            assert where[end - tail :].tolist() == list(range(verified_length - tail, verified_length))
+
+
+def in_turn(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001
+    turn = planner.rounds % 3
+    return Plan(min(n, 3), planner.arms[turn] if turn < 2 else None)
+
+
+def answer_of(engine: Engine, prompt: list[int], n: int = 16) -> list[int]:
+    events = engine.answer(Request(prompt, n))
+    return [token for event in events if isinstance(event, Text) for token in event.token_ids]
