@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.places import TESTS
 
 import triforce_chat
 
@@ -176,6 +177,17 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = {line.rpartition("|")[2].strip() for line in shown.splitlines()}
     assert "triforce_chat.cli.app" in loaded
     assert not [name for name in loaded if within(name, *HEAVY, *SLOW_TERMINAL)]
+
+
+def holds_tests(module: str) -> bool:
+    return module == "conftest" or module.startswith("test_")
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_test_is_imported(path: Path) -> None:
+    """Helpers that several tests need are in ``support``."""
+    names = [name.split(".") for name in imports(path)]
+    assert not [name for name in names if name[0] == "tests" or any(map(holds_tests, name))]
 
 
 def test_nothing_happens_at_import(tmp_path: Path) -> None:
