@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 from support.fakes import answer_events, tally_of
-from support.sample_events import EVENTS, ORIGIN
+from support.sample_events import EVENTS, RUN_INFO
 
 from triforce_chat.chat.records import answer_object, comparison_object, event_object
 from triforce_chat.engine.events import Comparison, Event, Finished, Outcome, Tally, Text, Verified
@@ -26,7 +26,7 @@ def tally(*events: Event) -> Tally:
 
 
 def test_an_answer() -> None:
-    assert round_trip(answer_object(tally(*EVENTS), ORIGIN)) == {
+    assert round_trip(answer_object(tally(*EVENTS), RUN_INFO)) == {
         "schema": 1,
         "model": "a model",
         "draft": "a draft",
@@ -60,14 +60,14 @@ def test_an_answer() -> None:
 
 @pytest.mark.parametrize("events", [[], EVENTS[:1], EVENTS[:2], EVENTS[:6]])
 def test_an_answer_without_an_end(events: Sequence[Event]) -> None:
-    told = round_trip(answer_object(tally(*events), ORIGIN))
+    told = round_trip(answer_object(tally(*events), RUN_INFO))
     assert told["finish_reason"] == "interrupted"
     assert told["usage"]["completion_tokens"] == len(told["token_ids"])
     assert told["timing"]["tokens_per_s"] == told["timing"]["ms_per_token"] == 0
 
 
 def test_plain_decoding_has_no_acceptance() -> None:
-    told = answer_object(tally(Verified("target", 0, 0), Text((1,), "a")), ORIGIN)
+    told = answer_object(tally(Verified("target", 0, 0), Text((1,), "a")), RUN_INFO)
     assert told["speculation"]["rounds"] == told["speculation"]["tokens_per_round"] == 1
     assert round_trip(told)["speculation"]["levels"] == [
         {"name": "target", "proposed": 0, "accepted": 0, "acceptance": None}
@@ -75,7 +75,7 @@ def test_plain_decoding_has_no_acceptance() -> None:
 
 
 def test_an_answer_without_tokens() -> None:
-    told = round_trip(answer_object(tally(Finished("length", 9, 8, 0, 0.0, 0.0, 0.0)), ORIGIN))
+    told = round_trip(answer_object(tally(Finished("length", 9, 8, 0, 0.0, 0.0, 0.0)), RUN_INFO))
     assert (told["text"], told["token_ids"], told["finish_reason"]) == ("", [], "length")
     assert told["timing"]["tokens_per_s"] == 0
     assert told["speculation"] == {"rounds": 0, "tokens_per_round": 0, "rebuilds": [], "levels": []}
@@ -84,11 +84,11 @@ def test_an_answer_without_tokens() -> None:
 def test_a_comparison() -> None:
     plain = tally(*answer_events("the same words", prompt=101, level=False))
     result = Comparison(tally(*EVENTS), plain, identical=False, ties=2, mismatches=1)
-    told = round_trip(comparison_object(result, ORIGIN))
-    assert {name: told[name] for name in answer_object(result.speculative, ORIGIN)} == round_trip(
-        answer_object(result.speculative, ORIGIN)
+    told = round_trip(comparison_object(result, RUN_INFO))
+    assert {name: told[name] for name in answer_object(result.speculative, RUN_INFO)} == round_trip(
+        answer_object(result.speculative, RUN_INFO)
     )
-    assert set(told) - set(answer_object(result.speculative, ORIGIN)) == {
+    assert set(told) - set(answer_object(result.speculative, RUN_INFO)) == {
         *("autoregressive", "decode_speedup", "end_to_end_speedup", "identical", "ties", "mismatches")
     }
     assert told["autoregressive"]["token_ids"] == plain.token_ids
@@ -100,13 +100,13 @@ def test_a_comparison() -> None:
 
 def test_a_sampled_comparison_has_no_ties() -> None:
     result = Comparison(tally(*EVENTS), tally(*EVENTS), identical=True, ties=None)
-    told = round_trip(comparison_object(result, ORIGIN))
+    told = round_trip(comparison_object(result, RUN_INFO))
     assert told["ties"] is None
     assert told["decode_speedup"] == 1
 
 
 def test_a_comparison_of_nothing() -> None:
-    told = round_trip(comparison_object(Comparison(Tally(), Tally(), True, 0), ORIGIN))
+    told = round_trip(comparison_object(Comparison(Tally(), Tally(), True, 0), RUN_INFO))
     assert told["decode_speedup"] == told["end_to_end_speedup"] == 0
 
 

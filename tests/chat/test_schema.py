@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 from support.fakes import answer_events, tally_of
-from support.sample_events import EVENTS, ORIGIN
+from support.sample_events import EVENTS, RUN_INFO
 from support.schemas import schema_errors, schema_validator
 from support.serving import save_talker
 from typer.testing import CliRunner
@@ -22,8 +22,8 @@ from triforce_chat.chat.records import (
     comparison_object,
     event_object,
     outcome_object,
-    speculation,
-    timing,
+    speculation_object,
+    timing_object,
 )
 from triforce_chat.chat.schema import Kind, load_schema
 from triforce_chat.cli.app import app
@@ -118,16 +118,16 @@ def test_lines_that_are_not(event: Event) -> None:
 )
 def test_objects_are_valid(events: list[Event]) -> None:
     tally = tally_of(events)
-    assert schema_errors("answer", answer_object(tally, ORIGIN)) == []
+    assert schema_errors("answer", answer_object(tally, RUN_INFO)) == []
     for ties in (None, 1):
         result = Comparison(tally, Tally(), identical=False, ties=ties)
-        assert schema_errors("answer", comparison_object(result, ORIGIN)) == []
-    assert schema_validator("answer", "timing").is_valid(timing(tally))
-    assert schema_validator("answer", "speculation").is_valid(speculation(tally))
+        assert schema_errors("answer", comparison_object(result, RUN_INFO)) == []
+    assert schema_validator("answer", "timing").is_valid(timing_object(tally))
+    assert schema_validator("answer", "speculation").is_valid(speculation_object(tally))
 
 
 def test_objects_that_are_not() -> None:
-    told = comparison_object(Comparison(tally_of(EVENTS), Tally(), True, 0), ORIGIN)
+    told = comparison_object(Comparison(tally_of(EVENTS), Tally(), True, 0), RUN_INFO)
     assert schema_errors("answer", told) == []
     for name in told:
         assert schema_errors("answer", {key: value for key, value in told.items() if key != name}), name

@@ -305,7 +305,7 @@ def test_other_hosts_are_rejected(open_: Running, host: str) -> None:
 
 
 def test_web_pages_cannot_send_requests(open_: Running) -> None:
-    origin = {"Origin": "https://evil.example"}
+    origin = {"RunInfo": "https://evil.example"}
     response = post(open_, content=b"{}", headers={**origin, "Content-Type": "text/plain"})
     assert response.status_code == 415
     preflight = {**origin, "Access-Control-Request-Method": "POST"}

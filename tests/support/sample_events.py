@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from triforce_chat.chat.records import Origin
+from triforce_chat.chat.records import RunInfo
 from triforce_chat.engine.events import Event, Finished, Prefilled, Rebuilt, Text, Verified
 
-ORIGIN = Origin("a model", "a draft", "triforce", 1.5)
+RUN_INFO = RunInfo("a model", "a draft", "triforce", 1.5)
 EVENTS: list[Event] = [
     Prefilled(10, 100, 10, 0.1),
     Prefilled(100, 100, 10, 2.0),

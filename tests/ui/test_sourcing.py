@@ -11,7 +11,7 @@ from rich.console import Console
 from support.chat_screen import Chat
 from support.fakes import Scripted, answer_events, tally_of
 
-from triforce_chat.chat.records import Origin, answer_object, event_object
+from triforce_chat.chat.records import RunInfo, answer_object, event_object
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Citation, Place, Source, Sourced
 from triforce_chat.ui.answer import show_answer
@@ -148,8 +148,8 @@ def test_find_emphasizes_the_words() -> None:
 
 
 def test_for_programs() -> None:
-    origin = Origin("model", None, "auto", 0.1)
-    told: dict[str, Any] = json.loads(json.dumps(answer_object(tally_of([FOUND]), origin)))
+    run_info = RunInfo("model", None, "auto", 0.1)
+    told: dict[str, Any] = json.loads(json.dumps(answer_object(tally_of([FOUND]), run_info)))
     assert told["sources"][1] == {
         "document": "island\x1b[1m",
         "unit": "page",
@@ -166,7 +166,7 @@ def test_for_programs() -> None:
         "found_on": [{"document": "island", "unit": "page", "page": 14}],
         "exists": True,
     }
-    assert "sources" not in answer_object(tally_of(answer_events("a")), origin)
+    assert "sources" not in answer_object(tally_of(answer_events("a")), run_info)
     event = event_object(FOUND)
     assert (event["event"], event["sources"][0]["page"]) == ("sourced", 12)
 

@@ -1,4 +1,4 @@
-"""Pages that an answer names, checked against the documents: do they exist, do they hold what is quoted?"""
+"""Checking citations: do the pages that an answer names exist, and do they contain what it quotes from them?"""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _QUOTE = re.compile(r"“([^“”]+)”|\"([^\"\n]+)\"|«([^«»]+)»|„([^„
 _SENTENCE_END = re.compile(
     r"[.!?]\s+(?=[^\s(\[])|\n\s*\n"
 )  # a reference in brackets belongs to what precedes
-_LEFT_OUT = re.compile(r"\[?(?:…|\.\s?\.\s?\.)\]?")
-_JOINED = re.compile(r"(?<=\w)[-‐‑]\s*(?=\w)")  # hyphens, also those that end a line
+_ELLIPSIS = re.compile(r"\[?(?:…|\.\s?\.\s?\.)\]?")
+_HYPHEN = re.compile(r"(?<=\w)[-‐‑]\s*(?=\w)")  # also at the end of a line
 _DROPPED = re.compile(r"['’‘\u00ad\[\]_*]")
-_NO_WORD = re.compile(r"\W+")
+_NON_WORDS = re.compile(r"\W+")
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """Pages as an answer names them."""
+    """Pages or sections as an answer names them."""
 
     match: re.Match[str]
 
@@ -51,25 +51,29 @@ class _Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """The pages of all documents of one unit, ready to be searched."""
+class _DocumentPages:
+    """The pages of all documents that have the same unit."""
 
     documents: Sequence[Document]
 
     def has(self, number: int) -> bool:
+        """True if a document has this page."""
         return any(page.number == number for document in self.documents for page in document.pages)
 
-    def found(self, quote: str) -> tuple[Place, ...]:
-        """Where the quoted words stand; at a page's end they may run on to the next page."""
+    def places_of(self, quote: str) -> tuple[Place, ...]:
+        """The pages on which the quoted words begin; they may continue on the next page."""
         return tuple(
             Place(document.title, document.unit, page.number)
             for document in self.documents
-            for page, behind in zip(document.pages, [*document.pages[1:], None], strict=True)
-            if _begins_on(quote, page, behind)
+            for page, following in zip(document.pages, [*document.pages[1:], None], strict=True)
+            if _begins_on(quote, page, following)
         )
 
     def holds(self, quote: str, first: int, last: int) -> bool:
-        """Whether pages ``first`` to ``last`` of one document hold the words; borders may be crossed."""
+        """True if pages ``first`` to ``last`` of one document contain the words.
+
+        The words may begin on the page before or end on the page after, unless those contain all of them.
+        """
         for document in self.documents:
             near = [page for page in document.pages if first - 1 <= page.number <= last + 1]
             inner = [page for page in near if first <= page.number <= last]
@@ -85,32 +89,32 @@ class _Text:
         return False
 
 
-def check(answer: str, documents: Sequence[Document]) -> tuple[Citation, ...]:
-    """Every page that ``answer`` names, once per quotation beside it; without one only the page must exist.
+def check_citations(answer: str, documents: Sequence[Document]) -> tuple[Citation, ...]:
+    """Check every page that ``answer`` names, once for each quotation beside it.
 
-    Pages are looked for in documents that have pages, sections in those that have sections; what names
-    neither's unit is left alone.
+    A page without a quotation only has to exist. Pages are looked up in documents with pages, sections in documents
+    with sections; references to a unit that no document has are ignored.
     """
-    texts = {
-        unit: _Text([document for document in documents if document.unit == unit])
+    by_unit = {
+        unit: _DocumentPages([document for document in documents if document.unit == unit])
         for unit in ("page", "section")
     }
     return tuple(
         dict.fromkeys(
-            _judged(texts[reference.unit], reference, quote)
+            _checked(by_unit[reference.unit], reference, quote)
             for reference, quote in _claims(answer)
-            if texts[reference.unit].documents
+            if by_unit[reference.unit].documents
         )
     )
 
 
 def contains(text: str, quote: str) -> bool:
-    """Whether the words of ``quote`` stand in ``text``; "..." leaves out any number of words.
+    """True if ``text`` contains the words of ``quote``; "..." stands for any number of words.
 
-    Case, punctuation, quotation marks, hyphens, line ends and ligatures do not count.
+    Case, punctuation, quotation marks, hyphens, line ends and ligatures are ignored.
     """
-    within, at = words(text), 0
-    for part in map(words, _LEFT_OUT.split(quote)):
+    within, at = normalized(text), 0
+    for part in map(normalized, _ELLIPSIS.split(quote)):
         if not part.strip():
             continue
         at = within.find(part, at)
@@ -120,35 +124,37 @@ def contains(text: str, quote: str) -> bool:
     return True
 
 
-def words(text: str) -> str:
-    """The words alone, in lower case, with one space around each; a word divided by a hyphen is one."""
+def normalized(text: str) -> str:
+    """The words of a text in lower case, separated by single spaces; a word divided by a hyphen is one word."""
     plain = unicodedata.normalize("NFKC", text).casefold()
-    plain = _JOINED.sub("", _DROPPED.sub("", plain))
-    return f" {_NO_WORD.sub(' ', plain).strip()} "
+    plain = _HYPHEN.sub("", _DROPPED.sub("", plain))
+    return f" {_NON_WORDS.sub(' ', plain).strip()} "
 
 
-def _judged(text: _Text, reference: _Reference, quote: str | None) -> Citation:
+def _checked(pages: _DocumentPages, reference: _Reference, quote: str | None) -> Citation:
     first, last = reference.first, reference.last
-    exists = text.has(first) and text.has(last)
+    exists = pages.has(first) and pages.has(last)
     if quote is None:
         return Citation(reference.unit, first, last, None, exists, (), exists)
-    if text.holds(quote, first, last):
+    if pages.holds(quote, first, last):
         return Citation(reference.unit, first, last, quote, True)
-    return Citation(reference.unit, first, last, quote, False, text.found(quote), exists)
+    return Citation(reference.unit, first, last, quote, False, pages.places_of(quote), exists)
 
 
 def _claims(answer: str) -> Iterator[tuple[_Reference, str | None]]:
-    """References in reading order, each with the quotations of its sentence that are nearest to it."""
-    quotes = [match for match in _QUOTE.finditer(answer) if words(match[0]).strip()]
+    """References in reading order, each with the quotations of its sentence that are closest to it."""
+    quotes = [match for match in _QUOTE.finditer(answer) if normalized(match[0]).strip()]
     outside = _masked(answer, quotes)
     references = list(_references(outside))
-    borders = [match.end() for match in _SENTENCE_END.finditer(_masked(outside, references))]
+    sentence_ends = [match.end() for match in _SENTENCE_END.finditer(_masked(outside, references))]
     owned: dict[_Reference, list[str]] = {reference: [] for reference in references}
     for quote in quotes:
-        sentence = bisect_right(borders, quote.start())
-        near = [each for each in references if bisect_right(borders, each.start()) == sentence]
-        if near:
-            owner = min(near, key=lambda each: max(each.start() - quote.end(), quote.start() - each.end()))
+        sentence = bisect_right(sentence_ends, quote.start())
+        candidates = [each for each in references if bisect_right(sentence_ends, each.start()) == sentence]
+        if candidates:
+            owner = min(
+                candidates, key=lambda each: max(each.start() - quote.end(), quote.start() - each.end())
+            )
             owned[owner].append(next(filter(None, quote.groups())))
     for reference, own in owned.items():
         if not own:
@@ -157,7 +163,7 @@ def _claims(answer: str) -> Iterator[tuple[_Reference, str | None]]:
 
 
 def _masked(text: str, parts: Sequence[_Reference] | Sequence[re.Match[str]]) -> str:
-    """The text with as many zeros instead of these parts: what is in them ends no sentence."""
+    """The text with zeros in place of these parts, so that nothing in them ends a sentence."""
     for part in parts:
         text = text[: part.start()] + "\0" * (part.end() - part.start()) + text[part.end() :]
     return text
@@ -170,14 +176,14 @@ def _references(text: str) -> Iterator[_Reference]:
             yield reference
 
 
-def _begins_on(quote: str, page: Page, behind: Page | None) -> bool:
+def _begins_on(quote: str, page: Page, following: Page | None) -> bool:
     if contains(page.text, quote):
         return True
-    return (
-        behind is not None and contains(_joined([page, behind]), quote) and not contains(behind.text, quote)
-    )
+    if following is None or contains(following.text, quote):
+        return False
+    return contains(_joined([page, following]), quote)
 
 
 def _joined(pages: Sequence[Page]) -> str:
-    # A line end, where a page has none of its own: the last and the first word of two pages are two words.
+    # The line end keeps the last word of a page and the first word of the next one apart.
     return "\n".join(page.text for page in pages)

@@ -1,4 +1,4 @@
-"""Answers for programs: one JSON object (``--json``) or one line per event (``--jsonl``)."""
+"""JSON records for other programs: one object per answer (``--json``) or one line per event (``--jsonl``)."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """What made an answer."""
+class RunInfo:
+    """The model and stack that answer."""
 
     model: str
     draft: str | None
     stack: str
-    load_s: float
+    load_s: float  # seconds it took to load the model
 
 
-def answer_object(tally: Tally, origin: Origin) -> dict[str, Any]:
-    """One answer with everything that was measured."""
-    made = said_object(tally)
+def answer_object(tally: Tally, run_info: RunInfo) -> dict[str, Any]:
+    """One answer with all its measurements."""
+    turn = turn_object(tally)
     return {
         "schema": SCHEMA,
-        "model": origin.model,
-        "draft": origin.draft,
-        "stack": origin.stack,
-        **made,
-        "timing": {"load_s": origin.load_s, **made["timing"]},
+        "model": run_info.model,
+        "draft": run_info.draft,
+        "stack": run_info.stack,
+        **turn,
+        "timing": {"load_s": run_info.load_s, **turn["timing"]},
     }
 
 
-def said_object(tally: Tally) -> dict[str, Any]:
-    """What was answered, and what it took."""
+def turn_object(tally: Tally) -> dict[str, Any]:
+    """An answer with its measurements, but without the model that made it."""
     done = tally.finished
     return {
         "text": tally.text,
@@ -45,22 +45,22 @@ def said_object(tally: Tally) -> dict[str, Any]:
             "cached_tokens": done.cached_tokens if done else 0,
             "completion_tokens": len(tally.token_ids),
         },
-        "timing": timing(tally),
-        "speculation": speculation(tally),
-        **(sourced(tally.sourced) if tally.sourced else {}),
+        "timing": timing_object(tally),
+        "speculation": speculation_object(tally),
+        **(sources_object(tally.sourced) if tally.sourced else {}),
     }
 
 
-def sourced(found: Sourced) -> dict[str, Any]:
-    """The pages that an answer came from, and the pages that it names."""
+def sources_object(found: Sourced) -> dict[str, Any]:
+    """The pages that an answer came from, and the pages that it cites."""
     return {
         "sources": [asdict(source) for source in found.sources],
         "citations": [asdict(citation) for citation in found.citations],
     }
 
 
-def timing(tally: Tally) -> dict[str, float]:
-    """Seconds of the phases; the rates are of decoding alone."""
+def timing_object(tally: Tally) -> dict[str, float]:
+    """Seconds of each phase; the rates cover decoding only."""
     done = tally.finished
     each = tally.ms_per_token
     return {
@@ -72,8 +72,8 @@ def timing(tally: Tally) -> dict[str, float]:
     }
 
 
-def speculation(tally: Tally) -> dict[str, Any]:
-    """Rounds of the top level, and each level's counts; acceptance is per tested token."""
+def speculation_object(tally: Tally) -> dict[str, Any]:
+    """Rounds of the top level and the counts of each level; acceptance is per tested token."""
     return {
         "rounds": tally.rounds,
         "tokens_per_round": tally.tokens_per_round,
@@ -90,12 +90,12 @@ def speculation(tally: Tally) -> dict[str, Any]:
     }
 
 
-def comparison_object(result: Comparison, origin: Origin) -> dict[str, Any]:
-    """The hierarchical answer, with the plain one and the factors between them."""
+def comparison_object(result: Comparison, run_info: RunInfo) -> dict[str, Any]:
+    """The speculative answer, with the plain one and the speedups."""
     plain = result.autoregressive
     return {
-        **answer_object(result.speculative, origin),
-        "autoregressive": {"timing": timing(plain), "text": plain.text, "token_ids": plain.token_ids},
+        **answer_object(result.speculative, run_info),
+        "autoregressive": {"timing": timing_object(plain), "text": plain.text, "token_ids": plain.token_ids},
         "decode_speedup": result.decode_speedup,
         "end_to_end_speedup": result.end_to_end_speedup,
         "identical": result.identical,
@@ -110,5 +110,5 @@ def event_object(event: Event, side: str = "speculative") -> dict[str, Any]:
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:
-    """What one stack showed in the self-test, as a line of ``verify --jsonl``."""
+    """The result of one stack in the self-test, as a line of ``verify --jsonl``."""
     return {"schema": SCHEMA, "event": outcome.kind, **outcome.record()}

@@ -1,4 +1,4 @@
-"""What ``--json`` and ``--jsonl`` print, as JSON Schema: one file for each kind and version."""
+"""The JSON Schemas of what ``--json`` and ``--jsonl`` print: one file for each kind and version."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ Kind = Literal["events", "answer", "plan", "bench"]
 
 
 def load_schema(kind: Kind) -> dict[str, Any]:
-    """The present version's schema of a line of ``--jsonl``, the object of ``--json``, a plan or a bench."""
+    """The present version's schema of a kind of output.
+
+    "events": a line of ``--jsonl``; "answer": the object of ``--json``; "plan" and "bench": those of the commands.
+    """
     from triforce_chat.chat.records import SCHEMA
 
-    read: dict[str, Any] = json.loads((_FOLDER / f"{kind}-{SCHEMA}.json").read_text("utf-8"))
-    return read
+    schema: dict[str, Any] = json.loads((_FOLDER / f"{kind}-{SCHEMA}.json").read_text("utf-8"))
+    return schema

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 
-from triforce_chat.chat.citations import check
+from triforce_chat.chat.citations import check_citations
 from triforce_chat.chat.context_check import check_document, check_question
 from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.chat.sources import top_sources
@@ -209,7 +209,7 @@ class ChatSession:
             for page in document.page_weights(weights, span.end - len(document.ids))
         ]
         found = top_sources(pages, self.transcript.format)
-        cited = check(tally.text, self.documents)
+        cited = check_citations(tally.text, self.documents)
         yield Sourced(found, cited, time.perf_counter() - started)
 
     def _record(self, question: str, tally: Tally) -> None:

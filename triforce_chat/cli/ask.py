@@ -57,18 +57,18 @@ def is_document(text: str) -> bool:
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
     """Answer one question in the form that the options ask for."""
-    from triforce_chat.chat.records import Origin
+    from triforce_chat.chat.records import RunInfo
 
     screen = screen_of(options)
     session, load_s = open_session(read_all(documents, options, screen), options, screen)
-    origin = Origin(options.model, session.loaded.draft, options.stack, load_s)
+    run_info = RunInfo(options.model, session.loaded.draft, options.stack, load_s)
     show = compare_once if compare else answer_once
-    reason = show(session, question, options, screen, origin)
+    reason = show(session, question, options, screen, run_info)
     if reason == "interrupted":
         raise typer.Exit(Interrupted.exit_code)
 
 
-def answer_once(session: ChatSession, question: str, options: Options, screen: Screen, origin: Any) -> str:
+def answer_once(session: ChatSession, question: str, options: Options, screen: Screen, run_info: Any) -> str:
     """Show the answer, print its events or its record; returns why it ended."""
     from triforce_chat.chat.records import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
@@ -79,13 +79,13 @@ def answer_once(session: ChatSession, question: str, options: Options, screen: S
     if as_json:
         tally = fold_answer(events, lambda event: print_event(event_object(event)))
         if options.json:
-            print_json(answer_object(tally, origin))
+            print_json(answer_object(tally, run_info))
     else:
         tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
     return tally.finished.reason if tally.finished else "interrupted"
 
 
-def compare_once(session: ChatSession, question: str, options: Options, screen: Screen, origin: Any) -> str:
+def compare_once(session: ChatSession, question: str, options: Options, screen: Screen, run_info: Any) -> str:
     """Answer with and without speculation; returns "stop" or "interrupted". Raises ExactnessError."""
     from triforce_chat.chat.records import comparison_object, event_object
     from triforce_chat.ui.compare import fold_comparison, show_comparison
@@ -94,7 +94,7 @@ def compare_once(session: ChatSession, question: str, options: Options, screen: 
     if options.json or options.jsonl:
         result = fold_comparison(items, lambda side, event: print_event(event_object(event, side)))
         if result is not None and options.json:
-            print_json(comparison_object(result, origin))
+            print_json(comparison_object(result, run_info))
     else:
         result = show_comparison(items, screen, limit=session.context_limit)
     if result is not None and result.mismatches:

@@ -199,7 +199,7 @@ def document_of(document: Any) -> dict[str, Any]:
 
 
 def turn_of(stored: StoredTurn) -> dict[str, Any]:
-    from triforce_chat.chat.records import said_object
+    from triforce_chat.chat.records import turn_object
     from triforce_chat.storage.sessions.serialization import pages_digest
 
     return {
@@ -207,7 +207,7 @@ def turn_of(stored: StoredTurn) -> dict[str, Any]:
         "asked": stored.asked,
         "model": stored.model,
         "documents": [pages_digest(document) for document in stored.documents],
-        **said_object(stored.turn.tally),
+        **turn_object(stored.turn.tally),
     }
 
 

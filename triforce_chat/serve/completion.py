@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import Any
 
-from triforce_chat.chat.records import speculation, timing
+from triforce_chat.chat.records import speculation_object, timing_object
 from triforce_chat.engine.events import Event, Prefilled, Text
 from triforce_chat.serve.worker import Job
 
@@ -66,8 +66,8 @@ class CompletionEncoder:
             "completion_tokens": generated,
             "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": cached},
-            "timing": {"queued_s": self.job.queued_s, **timing(tally)},
-            "speculation": speculation(tally),
+            "timing": {"queued_s": self.job.queued_s, **timing_object(tally)},
+            "speculation": speculation_object(tally),
         }
 
     @property

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from triforce_chat.chat.conversation import ChatHistory, Turn
-from triforce_chat.chat.records import SCHEMA, said_object
+from triforce_chat.chat.records import SCHEMA, turn_object
 from triforce_chat.documents import Document
 from triforce_chat.documents.ranges import fold
 from triforce_chat.ui import figures
@@ -32,7 +32,7 @@ def as_json(conversation: ChatHistory) -> str:
             for document in conversation.documents
         ],
         "system": conversation.system,
-        "turns": [{"question": turn.question, **said_object(turn.tally)} for turn in conversation.turns],
+        "turns": [{"question": turn.question, **turn_object(turn.tally)} for turn in conversation.turns],
     }
     return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
