@@ -12,7 +12,7 @@ from support.fakes import LIMIT, Scripted, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
 from triforce_chat.engine.events import Event, Finished, Prefilled, Rebuilt, Text, Verified
-from triforce_chat.ui import figures
+from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.terminal import Detail, Interrupt, Leave, Screen
@@ -221,12 +221,12 @@ def test_the_panel_never_wraps(width: int) -> None:
     ("seconds", "said"), [(0.04, "0.0 s"), (9.96, "10 s"), (99.6, "1 min 40 s"), (7_260, "2 h 01 min")]
 )
 def test_duration(seconds: float, said: str) -> None:
-    assert figures.duration(seconds) == said
+    assert formatting.duration(seconds) == said
 
 
 def test_summary_names_the_length_limit() -> None:
     tally = tally_of([Text((1, 2), "x"), Finished("length", 10, 0, 2, 1.0, 1.1, 0.5)])
-    assert figures.summary(tally)[0] == "cut at 2 tokens, the length limit"
+    assert formatting.summary(tally)[0] == "cut at 2 tokens, the length limit"
 
 
 @pytest.mark.parametrize(
@@ -240,13 +240,13 @@ def test_summary_names_the_length_limit() -> None:
     ],
 )
 def test_sparkline(values: list[int], marks: list[int], width: int, bars: str, under: str) -> None:
-    assert figures.sparkline(values, marks, width) == (bars, under)
+    assert formatting.sparkline(values, marks, width) == (bars, under)
 
 
 def test_quarters_are_told_once_and_quick_work_has_none() -> None:
-    quarters = figures.Quarters()
+    quarters = formatting.QuarterProgress()
     assert [quarters.reached(done, 8) for done in range(9)] == [0, 0, 25, 0, 50, 0, 75, 0, 100]
-    assert figures.Quarters().reached(8, 8) == figures.Quarters().reached(0, 0) == 0
+    assert formatting.QuarterProgress().reached(8, 8) == formatting.QuarterProgress().reached(0, 0) == 0
 
 
 def test_plain_writes_whole_sentences() -> None:
@@ -280,9 +280,9 @@ def test_wide_characters_in_the_panel(size: tuple[int, int]) -> None:
 
 
 def test_fit() -> None:
-    assert figures.fit(["検索", "検索"], 9) == "検索"
-    assert figures.fit(["abc", "def", "ghi"], 9) == "abc · def"
-    assert figures.fit(["longer than that"], 3) == "longer than that"
+    assert formatting.fit_line(["検索", "検索"], 9) == "検索"
+    assert formatting.fit_line(["abc", "def", "ghi"], 9) == "abc · def"
+    assert formatting.fit_line(["longer than that"], 3) == "longer than that"
 
 
 class PressingFile(io.StringIO):

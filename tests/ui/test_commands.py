@@ -12,9 +12,9 @@ from support.chat_screen import Chat
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import UsageError
 from triforce_chat.ui.clipboard import copy
+from triforce_chat.ui.export import describe_document
 from triforce_chat.ui.prompt import is_command, message, open_block
 from triforce_chat.ui.terminal import Screen
-from triforce_chat.ui.transcript import describe
 
 
 def test_a_whole_chat() -> None:
@@ -205,4 +205,4 @@ def test_blocks() -> None:
 
 
 def test_describe_cleans_the_title() -> None:
-    assert describe(Document("a\x1b[2Jb", "x", (Page(1, "t"),), "section")) == "ab: 1 section"
+    assert describe_document(Document("a\x1b[2Jb", "x", (Page(1, "t"),), "section")) == "ab: 1 section"

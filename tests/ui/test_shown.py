@@ -23,10 +23,10 @@ from triforce_chat.storage.kv.cache_directory import CachedText
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, escaped, one_line
 from triforce_chat.ui.compare import show_comparison
+from triforce_chat.ui.export import as_markdown
 from triforce_chat.ui.loading import loading
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Detail, Screen
-from triforce_chat.ui.transcript import transcript
 
 # What Rich itself writes on a terminal without colours; HOSTILE holds none of these.
 OWN = re.compile(r"\x1b\[(?:1A|2K|\?25[lh])|\r")
@@ -178,7 +178,7 @@ def test_saved_conversations(text: str) -> None:
     talk.set_system(text)
     talk.add(Document(text, text, (Page(1, text),)))
     list(talk.ask(text))
-    harmless(transcript(talk))
+    harmless(as_markdown(talk))
 
 
 @few

@@ -16,9 +16,8 @@ _REFERENCE = re.compile(
     rf"(?<!\w)(?P<unit>pages?|pp?\.|sections?)\s*(?:no\.\s*|number\s+)?{_NUMBERS}", re.IGNORECASE
 )
 _QUOTE = re.compile(r"“([^“”]+)”|\"([^\"\n]+)\"|«([^«»]+)»|„([^„“”]+)[“”]|‘([^‘]+?)’(?!\w)")
-_SENTENCE_END = re.compile(
-    r"[.!?]\s+(?=[^\s(\[])|\n\s*\n"
-)  # a reference in brackets belongs to what precedes
+# A reference in brackets belongs to the sentence before it.
+_SENTENCE_END = re.compile(r"[.!?]\s+(?=[^\s(\[])|\n\s*\n")
 _ELLIPSIS = re.compile(r"\[?(?:…|\.\s?\.\s?\.)\]?")
 _HYPHEN = re.compile(r"(?<=\w)[-‐‑]\s*(?=\w)")  # also at the end of a line
 _DROPPED = re.compile(r"['’‘\u00ad\[\]_*]")
@@ -125,7 +124,7 @@ def contains(text: str, quote: str) -> bool:
 
 
 def normalized(text: str) -> str:
-    """The words of a text in lower case, separated by single spaces; a word divided by a hyphen is one word."""
+    """The words of a text in lower case, each between single spaces; a word divided by a hyphen is one word."""
     plain = unicodedata.normalize("NFKC", text).casefold()
     plain = _HYPHEN.sub("", _DROPPED.sub("", plain))
     return f" {_NON_WORDS.sub(' ', plain).strip()} "

@@ -131,7 +131,7 @@ def table_of(texts: Sequence[CachedText]) -> Table:
     from rich.text import Text
 
     from triforce_chat.ui.clean import one_line
-    from triforce_chat.ui.figures import moment
+    from triforce_chat.ui.formatting import local_time
 
     table = Table(box=None, pad_edge=False)
     table.add_column("id", no_wrap=True)
@@ -141,7 +141,7 @@ def table_of(texts: Sequence[CachedText]) -> Table:
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("used", no_wrap=True)
     for text in texts:
-        used = moment(text.used)
+        used = local_time(text.used)
         title, model = Text(title_of(text)), Text(one_line(text.model))  # not as markup
         table.add_row(text.id, title, model, f"{text.tokens:,}", readable(text.bytes), used)
     return table

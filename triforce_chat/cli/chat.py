@@ -83,15 +83,15 @@ def begin(
 
 def show_restored(restored: Restored, options: Options, screen: Screen) -> None:
     """Tell which session goes on, and what is different from when it was made."""
-    from triforce_chat.ui import figures
+    from triforce_chat.ui import formatting
 
     if restored.other_models:
         others = ", ".join(restored.other_models)
         anew = restored.tokenized_anew
         how = "its texts were tokenized anew" if anew else "its tokens mean the same and were taken over"
         show_warning(options, screen, f"{restored.name} was made with {others}; {how}")
-    used = figures.moment(restored.used)
-    notes = [f"session {restored.name}: {figures.count(restored.turns, 'turn')}, last used {used}"]
+    used = formatting.local_time(restored.used)
+    notes = [f"session {restored.name}: {formatting.count(restored.turns, 'turn')}, last used {used}"]
     if restored.unanswered is not None:
         notes.append(f"its last question has no answer: {restored.unanswered}")
     show_notes(notes, screen)

@@ -55,11 +55,11 @@ def show(name: OrLast = None, json: Json = False, debug: Debug = False) -> None:
         if json:
             print_record(export_of(record))
             return
-        from triforce_chat.ui.transcript import transcript
+        from triforce_chat.ui.export import as_markdown
 
         screen = screen_of(Options())
         screen.out.print(details_of(record.summary))
-        screen.out.print(transcript(record, record.summary.name), markup=False, highlight=False, end="")
+        screen.out.print(as_markdown(record, record.summary.name), markup=False, highlight=False, end="")
 
 
 @app.command("rename")
@@ -111,10 +111,10 @@ def export(
         if form is Format.JSON:
             print_record(export_of(record))
             return
-        from triforce_chat.ui.transcript import transcript
+        from triforce_chat.ui.export import as_markdown
 
         screen_of(Options())  # characters that the output's encoding lacks become question marks
-        typer.echo(transcript(record, record.summary.name), nl=False)
+        typer.echo(as_markdown(record, record.summary.name), nl=False)
 
 
 @app.command("search")
@@ -136,11 +136,11 @@ def search(
         from rich.text import Text
 
         from triforce_chat.ui.clean import clean, one_line
-        from triforce_chat.ui.figures import moment
+        from triforce_chat.ui.formatting import local_time
 
         out = screen_of(Options()).out
         for hit in hits:
-            place = f"{clean(hit.session)}, turn {hit.turn}, {moment(hit.asked)}"
+            place = f"{clean(hit.session)}, turn {hit.turn}, {local_time(hit.asked)}"
             out.print(Text(place, "bold"), Text(one_line(hit.question)), sep=": ", soft_wrap=True)
             out.print(Text(f"  {one_line(hit.excerpt)}"), soft_wrap=True)
 
@@ -216,7 +216,7 @@ def table_of(summaries: list[SessionSummary]) -> Table:
     from rich.text import Text
 
     from triforce_chat.ui.clean import clean
-    from triforce_chat.ui.figures import moment
+    from triforce_chat.ui.formatting import local_time
 
     table = Table(box=None, pad_edge=False)
     table.add_column("session", overflow="fold")
@@ -225,7 +225,7 @@ def table_of(summaries: list[SessionSummary]) -> Table:
     table.add_column("model", overflow="fold")
     table.add_column("used", no_wrap=True)
     for each in summaries:
-        cells = (each.name, f"{each.turns:,}", ", ".join(each.titles), each.model, moment(each.used))
+        cells = (each.name, f"{each.turns:,}", ", ".join(each.titles), each.model, local_time(each.used))
         table.add_row(*(Text(clean(cell)) for cell in cells))
     return table
 
@@ -235,12 +235,12 @@ def details_of(summary: SessionSummary) -> Table:
     from rich.text import Text
 
     from triforce_chat.ui.clean import clean
-    from triforce_chat.ui.figures import moment
+    from triforce_chat.ui.formatting import local_time
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("model", Text(clean(summary.model)))
-    table.add_row("started", moment(summary.created))
-    table.add_row("used", moment(summary.used))
+    table.add_row("started", local_time(summary.created))
+    table.add_row("used", local_time(summary.used))
     return table

@@ -31,7 +31,7 @@ def verify(
     """Test that speculative decoding is exact here; --stack auto tests every stack."""
     from triforce_chat.chat.records import outcome_object
     from triforce_chat.prompts import prompt
-    from triforce_chat.ui.verdicts import show_outcome
+    from triforce_chat.ui.self_test import show_outcome
 
     screen = screen_of(options)
     texts = [document.text for document in read_all(documents or [], options, screen)]

@@ -17,7 +17,7 @@ from triforce_chat.chat.session import ChatSession
 from triforce_chat.serve.adapter import SessionAdapter
 from triforce_chat.serve.app import ServedModel, build_app
 from triforce_chat.serve.worker import Job, Log, Worker
-from triforce_chat.ui import figures
+from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 
 GRACE = 1.0  # seconds after Ctrl-C until the running answer is stopped
@@ -83,9 +83,9 @@ def console_log(console: Console) -> Log:
     """Logs one line per answer: the time, whether it was stopped, and its figures; nothing of its content."""
 
     def log(job: Job) -> None:
-        pieces = [*(["stopped"] if job.cancelled else []), *figures.summary(job.tally)]
+        pieces = [*(["stopped"] if job.cancelled else []), *formatting.summary(job.tally)]
         if pieces:
-            line = figures.SEPARATOR.join([time.strftime("%H:%M:%S"), *pieces])
+            line = formatting.SEPARATOR.join([time.strftime("%H:%M:%S"), *pieces])
             console.print(clean(line), markup=False, style="dim", soft_wrap=True)
 
     return log

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
 from triforce_chat.engine.events import Text as Said
-from triforce_chat.ui import figures, sourcing
+from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import Cleaner, clean
 from triforce_chat.ui.keyboard import keys_hidden
 from triforce_chat.ui.markdown import unsettled
@@ -75,15 +75,15 @@ class PlainView(BareView):
 
     def __init__(self, screen: Screen, panel: EnginePanel) -> None:
         super().__init__(screen, panel)
-        self._quarters, self._held = figures.Quarters(), ""
+        self._quarters, self._held = formatting.QuarterProgress(), ""
 
     def __exit__(self, *error: object) -> None:
         self._write(self._cleaner.rest())
         super()._write(self._held)
         self._held = ""
         super().__exit__(*error)
-        self._remark("; ".join(figures.summary(self.panel.tally)))
-        for line, _ in sourcing.lines(self.panel.tally.sourced):
+        self._remark("; ".join(formatting.summary(self.panel.tally)))
+        for line, _ in source_lines.below_answer(self.panel.tally.sourced):
             self._remark(line)
 
     def add(self, event: Event) -> None:
@@ -91,7 +91,9 @@ class PlainView(BareView):
         if isinstance(event, Prefilled):
             new, total = event.done - event.cached, event.total - event.cached
             if percent := self._quarters.reached(new, total):
-                self._remark(f"reading: {percent} %, {event.done:,} of {figures.count(event.total, 'token')}")
+                self._remark(
+                    f"reading: {percent} %, {event.done:,} of {formatting.count(event.total, 'token')}"
+                )
 
     def _write(self, text: str) -> None:
         text = self._held + text
@@ -121,10 +123,10 @@ class LiveView:
             self._tail.write(self._cleaner.rest())
         finally:
             self._tail.__exit__(*error)
-        line = figures.fit(figures.summary(self.panel.tally), self._out.width)
+        line = formatting.fit_line(formatting.summary(self.panel.tally), self._out.width)
         if line:
             self._out.print(Text(line, "dim"), soft_wrap=True)
-        for line, style in sourcing.lines(self.panel.tally.sourced):
+        for line, style in source_lines.below_answer(self.panel.tally.sourced):
             self._out.print(Text(line, style), soft_wrap=True)
 
     def behind(self, said: str) -> None:

@@ -18,13 +18,13 @@ from triforce_chat.documents.search import Hit, find, pattern
 from triforce_chat.engine.events import Rebuilt, Tally
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.umask import write_named
-from triforce_chat.ui import figures, sourcing
+from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.clipboard import copy
 from triforce_chat.ui.compare import show_comparison
+from triforce_chat.ui.export import as_json, as_markdown, describe_document
 from triforce_chat.ui.tables import course, show_table
 from triforce_chat.ui.terminal import Screen
-from triforce_chat.ui.transcript import as_json, describe, transcript
 
 PAGES = re.compile(r"\d+(-\d*)?(,\d+(-\d*)?)*")
 USAGE = re.compile(r"Usage: (.*)")
@@ -32,7 +32,7 @@ MOST_HITS = 20  # sentences that /find shows
 SHOWN_SENTENCE = 300  # characters
 ReadDocument = Callable[[str, str | None], Document]
 Choice = tuple[str, str]  # what may be typed, and what it means
-WRITERS: Mapping[str, Callable[[Conversation], str]] = {".md": transcript, ".json": as_json}
+WRITERS: Mapping[str, Callable[[Conversation], str]] = {".md": as_markdown, ".json": as_json}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Commands:
             raise UsageError("/doc needs a path: /doc PATH [PAGES], for instance /doc book.pdf 12-40")
         document = self._read_document(path, pages)
         tokens = self._conversation.add(document)
-        self._say(f"added {describe(document)}, {figures.count(tokens, 'token')}")
+        self._say(f"added {describe_document(document)}, {formatting.count(tokens, 'token')}")
         self._show(self._conversation.prefill())
 
     def cmd_pages(self, arguments: str) -> None:
@@ -129,7 +129,7 @@ class Commands:
         if not self._conversation.documents:
             raise UsageError("there is no document; add one with /doc PATH")
         if not arguments:
-            return self._say(*map(describe, self._conversation.documents))
+            return self._say(*map(describe_document, self._conversation.documents))
         return self._say_pages(arguments)
 
     def cmd_find(self, words: str) -> None:
@@ -145,7 +145,7 @@ class Commands:
         hits = list(find(self._conversation.documents, wanted))
         for hit in hits[:MOST_HITS]:
             self._screen.notes.print(_found(hit, wanted))
-        total = figures.count(sum(hit.count for hit in hits), "hit")
+        total = formatting.count(sum(hit.count for hit in hits), "hit")
         self._say(f"{total}, the first {MOST_HITS} sentences shown" if len(hits) > MOST_HITS else total)
 
     def cmd_sources(self, _arguments: str) -> None:
@@ -153,7 +153,7 @@ class Commands:
         sourced = self.last.sourced if self.last else None
         if sourced is None:
             raise UsageError("there are no sources yet: ask something about a document first")
-        for line in sourcing.details(sourced):
+        for line in source_lines.details(sourced):
             self._screen.notes.print(line)
 
     def cmd_stats(self, _arguments: str) -> None:
@@ -162,10 +162,10 @@ class Commands:
         if tally is None:
             raise UsageError("there are no figures yet: ask something first")
         rows = []
-        for name, level in figures.levels(tally):
+        for name, level in formatting.levels_from_top(tally):
             counts = (level.accepted, level.proposed, level.tested, level.rounds)
-            rows.append([clean(name), *(f"{n:,}" for n in counts), figures.share(level.acceptance)])
-        self._say(*figures.summary(tally), *figures.reading(tally), *_rebuilds(tally.rebuilds))
+            rows.append([clean(name), *(f"{n:,}" for n in counts), formatting.percent(level.acceptance)])
+        self._say(*formatting.summary(tally), *formatting.prefill_summary(tally), *_rebuilds(tally.rebuilds))
         if rows:
             show_table(
                 ("level", "accepted", "proposed", "tested", "rounds", "acceptance"), rows, self._screen
@@ -218,7 +218,7 @@ class Commands:
             raise UsageError("there is no answer to copy")
         text = clean(self._conversation.turns[-1].answer).strip()
         copy(text, self._screen)
-        self._say(f"sent {figures.count(len(text), 'character')} to the terminal's clipboard")
+        self._say(f"sent {formatting.count(len(text), 'character')} to the terminal's clipboard")
 
     def cmd_editor(self, text: str) -> None:
         """Write the question in $EDITOR; Ctrl-X Ctrl-E does the same.
@@ -247,7 +247,7 @@ class Commands:
         except ValueError:
             raise UsageError(f"{path} cannot be the name of a file; nothing was written") from None
         self._saved.add(path.resolve())
-        self._say(f"wrote {figures.count(len(self._conversation.turns), 'turn')} to {path}")
+        self._say(f"wrote {formatting.count(len(self._conversation.turns), 'turn')} to {path}")
 
     def cmd_save(self, file: str) -> None:
         """The same as /export.
@@ -267,7 +267,7 @@ class Commands:
     def cmd_tokens(self, _arguments: str) -> None:
         """Show how much of the context is used."""
         used, limit = self._conversation.context_used, self._conversation.context_limit
-        self._say(f"context {figures.context(used, limit)}, {max(0, limit - used):,} left")
+        self._say(f"context {formatting.context_usage(used, limit)}, {max(0, limit - used):,} left")
 
     def cmd_clear(self, _arguments: str) -> None:
         """Forget what was said, which its session keeps; the documents stay."""
@@ -306,15 +306,15 @@ def _found(hit: Hit, wanted: re.Pattern[str]) -> Text:
     sentence = clean(hit.sentence)
     first = wanted.search(sentence)
     start = max(0, first.start() - SHOWN_SENTENCE // 2) if first and len(sentence) > SHOWN_SENTENCE else 0
-    shown = figures.shortened(sentence[start:], SHOWN_SENTENCE)
+    shown = formatting.shorten(sentence[start:], SHOWN_SENTENCE)
     line = Text(f"{'…' if start else ''}{shown}")
     line.highlight_regex(wanted, "bold reverse")
-    place = sourcing.named(hit.document.unit, hit.page)
+    place = source_lines.page_label(hit.document.unit, hit.page)
     return Text.assemble((f"{clean(hit.document.title)} {place}: ", "dim"), line)
 
 
 def _row(saved: SavedSession) -> list[str]:
-    used, titles = figures.moment(saved.used), ", ".join(saved.titles)
+    used, titles = formatting.local_time(saved.used), ", ".join(saved.titles)
     cells = (f"{saved.name}{' *' * saved.current}", f"{saved.turns:,}", used, titles)
     return [clean(cell) for cell in cells]
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triforce_chat.engine.events import Comparison, Event, Side, Tally
-from triforce_chat.ui import figures
+from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import VIEWS, View, until
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.keyboard import keys_hidden
@@ -177,17 +177,17 @@ def verdicts(result: Comparison) -> list[str]:
     """What the comparison says, a line each: factors, acceptance, equality."""
     fast = result.speculative
     done = fast.finished
-    read = f" (its prefill of {figures.duration(done.prefill_s)} counted on both sides)" if done else ""
+    read = f" (its prefill of {formatting.duration(done.prefill_s)} counted on both sides)" if done else ""
     lines = [f"decoding: {result.decode_speedup:.2f}x", f"end to end: {result.end_to_end_speedup:.2f}x{read}"]
     if fast.levels:
-        lines.append(f"accepted: {', '.join(figures.acceptance(fast))}")
+        lines.append(f"accepted: {', '.join(formatting.acceptance_rates(fast))}")
     return [*lines, f"tokens: {_equality(result)}"]
 
 
 def _equality(result: Comparison) -> str:
     if result.ties is None:
         return "sampled, so the two sequences are not comparable token by token"
-    ties = f"{figures.count(result.ties, 'near tie')} where rounding may decide"
+    ties = f"{formatting.count(result.ties, 'near tie')} where rounding may decide"
     if result.identical:
         return f"identical, {len(result.speculative.token_ids):,} of them; {ties}"
     return f"different from token {_first_difference(result):,} on; {ties}"

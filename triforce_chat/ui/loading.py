@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from triforce_chat.models.progress import Progress as Stage
 from triforce_chat.models.progress import Report
 from triforce_chat.ui.clean import one_line
-from triforce_chat.ui.figures import Quarters
+from triforce_chat.ui.formatting import QuarterProgress
 from triforce_chat.ui.terminal import Screen
 
 REDRAWS = 2  # a second; a bar of unknown length moves all the time
@@ -23,12 +23,12 @@ class Lines:
     def __init__(self, screen: Screen, name: str) -> None:
         self._say = partial(screen.err.print, markup=False, highlight=False)
         self._name = name
-        self._stage, self._quarters = "", Quarters()
+        self._stage, self._quarters = "", QuarterProgress()
         self._say(f"loading {name}")
 
     def __call__(self, stage: Stage) -> None:
         if stage.stage != self._stage:
-            self._stage, self._quarters = stage.stage, Quarters()
+            self._stage, self._quarters = stage.stage, QuarterProgress()
             self._say(f"{stage.stage} {self._name}")
         if percent := self._quarters.reached(stage.done, stage.total):
             self._say(f"{stage.stage}: {percent} %")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
 from triforce_chat.engine.events import Text as Said
-from triforce_chat.ui import figures
+from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.theme import BAR, BAR_BACK, BORDER, BORDER_ALERT
 
@@ -71,14 +71,14 @@ class EnginePanel:
         said, spent = len(self.tally.token_ids), self._decode_seconds
         if not said or spent <= 0:
             return []
-        return [figures.rate(said, spent), f"{1000 * spent / said:.1f} ms/token"]
+        return [formatting.token_rate(said, spent), f"{1000 * spent / said:.1f} ms/token"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         body = self._prefill_rows(width) if self.reading else self._answer_rows(width)
         title = f"{self._title} · stopping, Ctrl-C again leaves" if self.stopping else self._title
         known = self._limit and self.tally.prefill
-        used = figures.context(figures.context_used(self.tally), self._limit) if known else ""
+        used = formatting.context_usage(formatting.context_used(self.tally), self._limit) if known else ""
         used = used if width >= NARROW else used.replace(" tokens", "")
         yield Panel(
             body,
@@ -97,7 +97,9 @@ class EnginePanel:
 
     def _answer_rows(self, width: int) -> RenderableType:
         cells = 20 if width >= WIDE else 10 if width >= NARROW else 0
-        bars = [_meter(name, level.acceptance, cells) for name, level in figures.levels(self.tally)]
+        bars = [
+            _meter(name, level.acceptance, cells) for name, level in formatting.levels_from_top(self.tally)
+        ]
         pace = [*self.speed, f"{self.tally.tokens_per_round:.1f} tokens/round"]
         return Group(
             _row("accepted", bars or [Text("no speculation")], width),
@@ -109,12 +111,12 @@ class EnginePanel:
         built = self.tally.rebuilds[-1:]
         if not built:
             return ["not built so far"]
-        ago = max(0, figures.context_used(self.tally) - built[0].at)
+        ago = max(0, formatting.context_used(self.tally) - built[0].at)
         last = f"last at {built[0].at:,}"
         return [
             f"built {len(self.tally.rebuilds)}×",
             last,
-            f"{figures.count(ago, 'token')} ago ({built[0].reason})",
+            f"{formatting.count(ago, 'token')} ago ({built[0].reason})",
         ]
 
 
@@ -128,18 +130,18 @@ def _bar(read: Prefilled) -> Table:
 
 
 def _progress(read: Prefilled) -> str:
-    percent = figures.share(read.done / read.total) if read.total else ""
+    percent = formatting.percent(read.done / read.total) if read.total else ""
     return f"{percent:>5}{GAP}{read.done:,} / {read.total:,} tokens" if percent else ""
 
 
 def _prefill_pieces(read: Prefilled) -> list[str]:
     computed = read.done - read.cached
-    pieces = [figures.computed(read)] if computed > 0 and read.seconds > 0 else ["starting"]
+    pieces = [formatting.prefill_rate(read)] if computed > 0 and read.seconds > 0 else ["starting"]
     if computed > 0 and read.seconds > 0:
-        pieces.append(f"{figures.duration((read.total - read.done) * read.seconds / computed)} left")
+        pieces.append(f"{formatting.duration((read.total - read.done) * read.seconds / computed)} left")
     if read.cached:
         place = "disk" if read.recalled else "cache"
-        pieces.append(f"{figures.share(read.cached / read.total)} from the {place}")
+        pieces.append(f"{formatting.percent(read.cached / read.total)} from the {place}")
     return pieces
 
 
@@ -159,4 +161,4 @@ def _meter(name: str, value: float | None, cells: int) -> Text:
     full = round((value or 0.0) * cells)
     meter = Text(f"{clean(name)} ")
     meter.append("━" * full, BAR).append("━" * (cells - full), BAR_BACK).append(" " if cells else "")
-    return meter.append(figures.share(value), "bold")
+    return meter.append(formatting.percent(value), "bold")

@@ -19,7 +19,7 @@ from rich.text import Text
 from triforce_chat.chat.conversation import Conversation, SavedSession
 from triforce_chat.engine.events import Event
 from triforce_chat.errors import INTERRUPTED, RankLost, TriforceError, UsageError
-from triforce_chat.ui import figures
+from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, one_line
 from triforce_chat.ui.commands import Commands, ReadDocument
@@ -163,14 +163,14 @@ class Repl:
     def _welcome(self) -> None:
         labels = self._labels()
         hint = "/help shows the commands, Ctrl-D leaves"
-        self._remark(figures.SEPARATOR.join(filter(None, [labels.model, labels.stack, hint])))
+        self._remark(formatting.SEPARATOR.join(filter(None, [labels.model, labels.stack, hint])))
         if self._conversation.documents:
             self._safely(lambda: self._show(self._conversation.prefill()))
 
     def _toolbar(self) -> str:
         talk = self._conversation
         documents = ", ".join(clean(document.title) for document in talk.documents) or "no document"
-        used = f"context {figures.context(talk.context_used, talk.context_limit)}"
+        used = f"context {formatting.context_usage(talk.context_used, talk.context_limit)}"
         last = self._commands.last
         pace = f"{last.ms_per_token:.1f} ms/token" if last and last.ms_per_token else ""
-        return " " + figures.SEPARATOR.join(filter(None, [self._labels().model, used, pace, documents]))
+        return " " + formatting.SEPARATOR.join(filter(None, [self._labels().model, used, pace, documents]))

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triforce_chat.engine.events import Tally
-from triforce_chat.ui import figures
+from triforce_chat.ui import formatting
 from triforce_chat.ui.terminal import Screen
 
 LABEL = 10  # columns of the words before the bars
@@ -45,7 +45,7 @@ def course(tally: Tally, screen: Screen) -> list[str]:
     if screen.detail == "plain":
         told = f"accepted per round: {fmean(accepted):.1f} of {rounds:,} rounds, {min(accepted)} to {max(accepted)}"
         return [told, *([f"cache built in round: {', '.join(str(at + 1) for at in built)}"] if built else [])]
-    bars, marks = figures.sparkline(accepted, built, screen.notes.width - LABEL)
-    head = f"accepted in each of {figures.count(rounds, 'round')}, {min(accepted)} to {max(accepted)}"
+    bars, marks = formatting.sparkline(accepted, built, screen.notes.width - LABEL)
+    head = f"accepted in each of {formatting.count(rounds, 'round')}, {min(accepted)} to {max(accepted)}"
     lines = [head, f"{'':<{LABEL}}{bars}"]
     return [*lines, f"{'built':<{LABEL}}{marks}"] if built else lines

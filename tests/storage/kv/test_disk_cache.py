@@ -25,7 +25,7 @@ from triforce_chat.settings.settings import STACKS
 from triforce_chat.storage.kv import disk_cache as disk_cache_module
 from triforce_chat.storage.kv import entry
 from triforce_chat.storage.kv.fingerprint import fingerprint
-from triforce_chat.ui import figures
+from triforce_chat.ui import formatting
 
 
 @pytest.fixture(autouse=True)
@@ -391,4 +391,4 @@ def test_the_source_of_tokens_is_shown(lab: Lab, tmp_path: Path) -> None:
     tally = Tally()
     for event in CachingEngine(lab, tmp_path).engine.prefill(prompt[:96]):
         tally.add(event)
-    assert figures.reading(tally)[1:] == ["100 % from the disk"]
+    assert formatting.prefill_summary(tally)[1:] == ["100 % from the disk"]

@@ -15,9 +15,9 @@ from triforce_chat.chat.records import RunInfo, answer_object, event_object
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Citation, Place, Source, Sourced
 from triforce_chat.ui.answer import show_answer
-from triforce_chat.ui.sourcing import complaints, places
+from triforce_chat.ui.export import as_markdown
+from triforce_chat.ui.source_lines import citation_warnings, join_places
 from triforce_chat.ui.terminal import Detail, Screen
-from triforce_chat.ui.transcript import transcript
 
 SOURCES = (
     Source("island\x1b[1m", "page", 12, 0.614, "The \x1b[2Jmap was\x07 here."),
@@ -83,12 +83,12 @@ def test_pages_of_a_long_list_are_cut_to_the_first_three() -> None:
     ],
 )
 def test_citations_that_do_not_hold(citation: Citation, line: str) -> None:
-    assert complaints([Citation("page", 1, 1, "a", True), citation]) == [line]
+    assert citation_warnings([Citation("page", 1, 1, "a", True), citation]) == [line]
 
 
 def test_a_title_stands_where_it_changes() -> None:
     order = [Place("a", "page", 1), Place("b", "page", 2), Place("b", "section", 3), Place("a", "page", 4)]
-    assert places(order) == "a p. 1, b p. 2, section 3, a p. 4"
+    assert join_places(order) == "a p. 1, b p. 2, section 3, a p. 4"
 
 
 def test_sources_command() -> None:
@@ -174,7 +174,7 @@ def test_for_programs() -> None:
 def test_a_saved_conversation_names_the_pages() -> None:
     chat = Chat("Yes.", "No.")
     chat.ask("Why?")
-    assert "sources" not in transcript(chat.talk)
+    assert "sources" not in as_markdown(chat.talk)
     chat.talk.sourced = FOUND
     chat.ask("And?")
-    assert transcript(chat.talk).endswith("*\n\n*sources: island p. 12, p. 31, notes section 4*\n")
+    assert as_markdown(chat.talk).endswith("*\n\n*sources: island p. 12, p. 31, notes section 4*\n")

@@ -1,4 +1,4 @@
-"""The self-test's results, one line a stack."""
+"""The results of the self-test, one line per stack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from triforce_chat.ui.terminal import Screen
 
 
 def show_outcome(outcome: Outcome, screen: Screen) -> None:
-    """Print one verdict on stdout."""
+    """Print the result of one stack on stdout."""
     greedy = f"{outcome.greedy_tokens} greedy tokens, {outcome.mismatches} differ"
     if outcome.ties:
         greedy += f", {outcome.ties} near ties"

@@ -1,0 +1,81 @@
+"""The sources of an answer as text: the lines below it, the details of /sources, and warnings about citations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.text import Text
+
+from triforce_chat.engine.events import Citation, Place, Sourced
+from triforce_chat.ui import formatting
+from triforce_chat.ui.clean import clean
+
+SHOWN_QUOTE = 60  # characters
+SHOWN_PLACES = 3
+
+
+def below_answer(sourced: Sourced | None) -> Iterator[tuple[str, str]]:
+    """The lines below an answer, each with its style: its sources, and a warning for each false citation."""
+    if sourced is None:
+        return
+    if sourced.sources:
+        yield sources_line(sourced), "dim"
+    for line in citation_warnings(sourced.citations):
+        yield line, "bold"
+
+
+def sources_line(sourced: Sourced) -> str:
+    """The most important source pages in one line."""
+    return f"sources: {join_places(sourced.sources[:SHOWN_PLACES])}"
+
+
+def details(sourced: Sourced) -> Iterator[Text]:
+    """Each source page with its share and its sentence, then the warnings."""
+    for source in sourced.sources:
+        heading = f"{clean(source.document)}, {page_label(source.unit, source.page)}"
+        yield Text.assemble((heading, "bold"), f"{formatting.SEPARATOR}{formatting.percent(source.share)}")
+        if source.sentence:
+            yield Text(f"  {clean(source.sentence)}")
+    for line in citation_warnings(sourced.citations):
+        yield Text(line, "bold")
+
+
+def join_places(found: Iterable[Place]) -> str:
+    """Pages as in "treasure-island p. 12, p. 31, emma p. 7": a title is named where it changes."""
+    parts, title = [], None
+    for place in found:
+        page = page_label(place.unit, place.page)
+        parts.append(page if place.document == title else f"{clean(place.document)} {page}")
+        title = place.document
+    return ", ".join(parts)
+
+
+def page_label(unit: str, first: int, last: int | None = None) -> str:
+    """A page or section, or a range of them."""
+    if last is None or last == first:
+        return f"p. {first}" if unit == "page" else f"{unit} {first}"
+    return f"pp. {first}-{last}" if unit == "page" else f"{unit}s {first}-{last}"
+
+
+def citation_warnings(citations: Iterable[Citation]) -> list[str]:
+    """One line for each citation that is false."""
+    return [_warning(citation) for citation in citations if not citation.holds]
+
+
+def _warning(citation: Citation) -> str:
+    pages = page_label(citation.unit, citation.page, citation.last_page)
+    several = citation.last_page > citation.page
+    missing = f"{pages} {'do' if several else 'does'} not exist"
+    if citation.quote is None:
+        return missing
+    quote = f"“{formatting.shorten(clean(' '.join(citation.quote.split())), SHOWN_QUOTE)}”"
+    if not citation.exists:
+        return f"{missing}; {quote} is {_where(citation)}"
+    return f"{pages} {'do' if several else 'does'} not contain {quote}; it is {_where(citation)}"
+
+
+def _where(citation: Citation) -> str:
+    if not citation.found_on:
+        return "nowhere in the documents"
+    more = ", …" if len(citation.found_on) > SHOWN_PLACES else ""
+    return f"in {join_places(citation.found_on[:SHOWN_PLACES])}{more}"
