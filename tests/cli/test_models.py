@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.models import presets
-from triforce_chat.models.cache import ensure
+from triforce_chat.models.model_cache import ensure
 from triforce_chat.models.presets import PRESETS, Preset
-from triforce_chat.models.progress import unheard
+from triforce_chat.models.progress import ignore_progress
 from triforce_chat.settings.paths import models_folder
 from triforce_chat.settings.sizes import readable
 
@@ -146,7 +146,7 @@ def convert(folder: Path) -> None:
 def test_rm_deletes_the_conversion_too(hub: Path) -> None:
     run("pull", "small")
     own = models_folder() / "o--small"
-    ensure(own, "o/small", convert, unheard)
+    ensure(own, "o/small", convert, ignore_progress)
     assert run("rm", "small", "--yes") == (0, "", "")
     assert not own.exists()
     assert not (hub / "models--o--small").exists()

@@ -25,8 +25,8 @@ from triforce_chat.doctor.check_result import CheckResult
 from triforce_chat.engine import kernels_available
 from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
-from triforce_chat.models.cache import seal
 from triforce_chat.models.fetch import DEFAULT_WHEEL
+from triforce_chat.models.model_cache import seal
 from triforce_chat.settings.paths import sessions_file
 from triforce_chat.storage.sessions.store import SessionStore
 from triforce_chat.ui.terminal import Screen

@@ -24,7 +24,7 @@ from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import Memory as Sizes
 from triforce_chat.memory_plan.plan import MemoryPlan
-from triforce_chat.models.describe import described
+from triforce_chat.models.describe import describe_source
 from triforce_chat.models.registry import resolve
 from triforce_chat.settings.engine_options import stack_options
 from triforce_chat.settings.settings import Settings
@@ -58,7 +58,7 @@ def needs(model: Path, resident: int, monkeypatch: pytest.MonkeyPatch) -> int:
     settings = settings_of(model)
     with monkeypatch.context() as patch:
         patch.setattr(planning, "available_memory", lambda *_: Sizes(HUGE, HUGE))
-        description = described(resolve(settings.model))
+        description = describe_source(resolve(settings.model))
         plan = planning.memory_plan(EngineSpec(settings), description, None, CONTEXT, SINGLE)
     return int(MemoryPlan(plan.workload, plan.memory, resident).device / 0.95) + 1
 

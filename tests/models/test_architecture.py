@@ -33,7 +33,7 @@ def config(model_type: str, **changes: Any) -> Any:
         ("gpt2", "rotary"),
         ("opt", "rotary"),
         ("bloom", "rotary"),
-        ("brand_new", "has not been tried"),
+        ("brand_new", "is untested"),
     ],
 )
 def test_refusals_name_the_architecture_and_the_reason(model_type: str, reason: str) -> None:

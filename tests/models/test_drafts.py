@@ -28,7 +28,7 @@ from triforce_chat.memory_plan import inputs
 from triforce_chat.memory_plan.inputs import workload_of
 from triforce_chat.memory_plan.plan import SPARE, Memory, place_kv
 from triforce_chat.models import memory, presets
-from triforce_chat.models.describe import described
+from triforce_chat.models.describe import describe_source
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.models.presets import Preset
 from triforce_chat.models.registry import resolve
@@ -177,7 +177,7 @@ def test_a_draft_with_too_few_tokens_is_refused(target: Path, tmp_path: Path) ->
 
 def roomy(context: int, model: Path) -> int:
     """Free bytes in which just so many tokens of the model's context fit, with everything else."""
-    target = described(resolve(str(model)))
+    target = describe_source(resolve(str(model)))
     budget = Budget(tokens=min(4096, max(512, target.context // 8)))
     work = workload_of(target, None, context, StackOptions(budget=budget), torch.device("cpu"), torch.float32)
     return int(place_kv(work, Memory(None, None)).device / (1 - SPARE)) + 1

@@ -88,7 +88,7 @@ def test_a_configuration_that_leads_elsewhere(folder: Path, trace: Path, named: 
     (folder / "other.safetensors.index.json").write_text(json.dumps(index))
     (folder / "other.safetensors").write_bytes(b"")
     changed(folder / "config.json", transformers_weights=named)
-    assert "weights of its own choice" in refusal(folder)
+    assert "names other weights" in refusal(folder)
     assert not trace.exists()
 
 

@@ -18,9 +18,9 @@ from transformers.utils import logging as transformers_logging
 
 from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.models import load
-from triforce_chat.models.ends import settle_gguf_tokenizer
+from triforce_chat.models.end_tokens import repair_gguf_tokenizer
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
-from triforce_chat.models.quiet import quiet
+from triforce_chat.models.silence_logs import silence_logs
 
 FULL_ATTENTION = {"mistral": {"sliding_window": None}}
 
@@ -31,7 +31,7 @@ def load_tiny(folder: Path) -> LoadedModel:
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
 def test_supported_architectures(tmp_path: Path, model_type: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with quiet():
+    with silence_logs():
         save_model(tmp_path, model_type, **FULL_ATTENTION.get(model_type, {}))
     capfd.readouterr()
     loaded = load_tiny(tmp_path)
@@ -75,7 +75,7 @@ def test_a_marker_that_is_plain_text_ends_nothing(tmp_path: Path) -> None:
 def test_a_tokenizer_of_gguf_obeys_the_config(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(save_model(tmp_path))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, eos_token="<|im_start|>")
-    settle_gguf_tokenizer(tokenizer, config)
+    repair_gguf_tokenizer(tokenizer, config)
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 2)
     assert tokenizer.clean_up_tokenization_spaces is False
 
@@ -168,7 +168,7 @@ def test_a_draft_of_another_table_is_refused(tmp_path: Path) -> None:
 def test_quiet_mutes_and_restores(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logging.root.manager, "disable", logging.DEBUG)
     before = (sys.stderr, logging.root.manager.disable, transformers_logging.is_progress_bar_enabled())
-    with quiet():
+    with silence_logs():
         print("a bar", file=sys.stderr)
         warnings.warn("a warning", stacklevel=1)
         logging.getLogger("transformers").error("a log line")

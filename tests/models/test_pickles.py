@@ -18,7 +18,7 @@ from triforce_chat.models import presets
 from triforce_chat.models.load import load_model
 from triforce_chat.models.pickles import convert_pickles, pull
 from triforce_chat.models.presets import Preset
-from triforce_chat.models.progress import Progress, unheard
+from triforce_chat.models.progress import Progress, ignore_progress
 from triforce_chat.models.registry import resolve
 
 REPOSITORY = "owner/pickled"
@@ -63,7 +63,7 @@ def calls(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 def test_a_preset_is_converted_once(calls: list[dict[str, Any]], weights: dict[str, torch.Tensor]) -> None:
-    pull(REPOSITORY, unheard)
+    pull(REPOSITORY, ignore_progress)
     assert "pytorch_model*.bin" in calls[-1]["allow_patterns"]
     assert not any("pytorch_model*.bin" in call["allow_patterns"] for call in calls[:-1])
     loaded = load_model("pickled", attention="sdpa")
@@ -90,7 +90,7 @@ def test_no_model_is_loaded_from_a_pickle(
 def test_other_repositories_and_folders_stay_unread(calls: list[dict[str, Any]], folder: Path) -> None:
     for name in ("owner/other", str(folder)):
         with pytest.raises(
-            ModelError, match=r"holds only pickled weights .*never read; convert to safetensors"
+            ModelError, match=r"holds only pickled weights .*never read; convert them to safetensors"
         ):
             resolve(name)
     assert not any("pytorch_model*.bin" in call["allow_patterns"] for call in calls)
@@ -101,7 +101,7 @@ def test_code_in_a_pickle_does_not_run(folder: Path, tmp_path: Path) -> None:
     made.mkdir()
     torch.save({"weight": Evil(trace)}, folder / "pytorch_model-00001-of-00002.bin")
     with pytest.raises(ModelError, match=r"m: pytorch_model-00001.* holds more than weights") as caught:
-        convert_pickles("m", folder, made, unheard)
+        convert_pickles("m", folder, made, ignore_progress)
     assert not trace.exists()
     assert "\n" not in str(caught.value)
 
@@ -111,13 +111,13 @@ def test_what_is_no_table_of_weights_is_refused(folder: Path, tmp_path: Path, co
     torch.save(content, folder / "pytorch_model-00002-of-00002.bin")
     (tmp_path / "made").mkdir()
     with pytest.raises(ModelError, match="holds more than weights"):
-        convert_pickles("m", folder, tmp_path / "made", unheard)
+        convert_pickles("m", folder, tmp_path / "made", ignore_progress)
 
 
 def test_a_missing_part_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / "pytorch_model-00002-of-00002.bin").unlink()
     with pytest.raises(ModelError, match=r"incomplete, pytorch_model-00002-of-00002\.bin is missing"):
-        convert_pickles("m", folder, tmp_path, unheard)
+        convert_pickles("m", folder, tmp_path, ignore_progress)
 
 
 def test_the_converted_folder_is_a_plain_model(folder: Path, tmp_path: Path) -> None:

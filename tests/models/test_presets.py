@@ -20,7 +20,7 @@ from triforce_chat.models import presets
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.models.pickles import pull
 from triforce_chat.models.presets import PRESETS, find_preset
-from triforce_chat.models.progress import unheard
+from triforce_chat.models.progress import ignore_progress
 from triforce_chat.settings.settings import Settings
 
 LLAMA2 = len(SENTENCEPIECE)
@@ -277,7 +277,7 @@ def own_cache(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(hub / "cache"))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repository, **_: str(hub / repository))
     for repository in PICKLED:
-        pull(repository, unheard)
+        pull(repository, ignore_progress)
 
 
 def load(name: str) -> LoadedModel:

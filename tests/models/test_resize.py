@@ -26,7 +26,7 @@ from triforce_chat.loading import load_engine
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models import shapes
 from triforce_chat.models.load import LoadedModel, load_model
-from triforce_chat.models.resize import homes, inflate, inflated, turned_dims
+from triforce_chat.models.resize import head_slots, resize, resize_loaded, rotated_dims
 from triforce_chat.models.shapes import SHAPES, BigShape, find_shape
 from triforce_chat.settings.settings import Settings
 
@@ -72,7 +72,7 @@ def text(n: int, vocabulary: int = 48) -> Tensor:
 
 
 def big_model(small: Any, shape: BigShape, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    return inflate(small, shape, seed=seed, dtype=dtype, device="cpu")
+    return resize(small, shape, seed=seed, dtype=dtype, device="cpu")
 
 
 @torch.no_grad()
@@ -212,13 +212,13 @@ def test_added_neurons_and_heads_are_busy() -> None:
 def test_homes_share_keys_as_their_group_did() -> None:
     config = small_model().config
     first, second = [(0, slot, 0) for slot in range(3)], [(1, slot, 1) for slot in range(3)]
-    assert homes(config, WIDE) == first + second
-    assert homes(config, OWN_KEYS) == [(kv, 0, kv // 3) for kv in range(6)]
-    assert homes(config, PAIRS) == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (2, 0, 1), (2, 1, 1), (3, 0, 1)]
+    assert head_slots(config, WIDE) == first + second
+    assert head_slots(config, OWN_KEYS) == [(kv, 0, kv // 3) for kv in range(6)]
+    assert head_slots(config, PAIRS) == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (2, 0, 1), (2, 1, 1), (3, 0, 1)]
 
 
 def test_half_of_a_heads_pairs_turn_as_fast_as_all_of_a_small_ones() -> None:
-    dims = turned_dims(64, find_shape("llama-2-7b"))
+    dims = rotated_dims(64, find_shape("llama-2-7b"))
     assert dims[:3].tolist() == [0, 2, 4]
     assert (dims[32:] - dims[:32]).unique().tolist() == [64]
     assert len(dims.unique()) == 64
@@ -360,10 +360,10 @@ def test_both_contenders_are_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def noting(loaded: LoadedModel, shape: BigShape) -> LoadedModel:
         built.append(shape)
-        return inflated(loaded, shape)
+        return resize_loaded(loaded, shape)
 
     for module in (stock, load_engine):
-        monkeypatch.setattr(module, "inflated", noting)
+        monkeypatch.setattr(module, "resize_loaded", noting)
     told = bench("--inflate", "own keys", "--stock")
     assert len(told["rows"]) == 3
     assert built == [OWN_KEYS, OWN_KEYS]
@@ -402,7 +402,7 @@ def test_a_wrong_shape_is_one_line() -> None:
 def test_the_default_model_says_the_same_in_other_dimensions() -> None:
     shape = BigShape("modest", hidden=640, layers=31, heads=10, kv_heads=10, head_dim=128, mlp=1600)
     loaded = load_model("default", attention="sdpa")
-    big = inflated(loaded, shape).model
+    big = resize_loaded(loaded, shape).model
     ids = loaded.tokenizer(Path("LICENSE").read_text(), return_tensors="pt").input_ids[:, :192]
     positions = torch.cat([torch.arange(96), torch.arange(30_000, 30_096)])[None]  # YaRN begins at 8,192
     theirs = loaded.model(ids, position_ids=positions).logits.double()

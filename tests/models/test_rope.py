@@ -21,9 +21,9 @@ from triforce_chat.errors import DoesNotFit
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models.describe import describe
-from triforce_chat.models.load import LoadedModel, configuration, load_model
+from triforce_chat.models.load import LoadedModel, load_config, load_model
 from triforce_chat.models.registry import resolve
-from triforce_chat.models.rope import LONGEST, stretched
+from triforce_chat.models.rope import MAX_CONTEXT, stretch_yarn
 from triforce_chat.settings.settings import Settings
 from triforce_chat.storage.kv.fingerprint import fingerprint
 
@@ -57,7 +57,8 @@ def yarn(theta: float, factor: float, original: int, dim: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("context", "factor"), [(MADE_FOR + 1, 17), (4096, 32), (4097, 33), (LONGEST, LONGEST // ORIGINAL)]
+    ("context", "factor"),
+    [(MADE_FOR + 1, 17), (4096, 32), (4097, 33), (MAX_CONTEXT, MAX_CONTEXT // ORIGINAL)],
 )
 def test_the_factor_grows_with_the_context(folder: Path, context: int, factor: int) -> None:
     model = loaded(folder, context)
@@ -66,7 +67,7 @@ def test_the_factor_grows_with_the_context(folder: Path, context: int, factor: i
     torch.testing.assert_close(rotary.inv_freq, expected, rtol=1e-5, atol=0)
     assert rotary.attention_scaling == pytest.approx(0.1 * math.log(factor) + 1)
     assert model.context == factor * ORIGINAL >= context
-    own = configuration(resolve(str(folder))).rope_parameters
+    own = load_config(resolve(str(folder))).rope_parameters
     assert {**model.model.config.rope_parameters, "factor": own["factor"]} == own
 
 
@@ -112,16 +113,18 @@ def test_only_yarn_is_stretched(folder: Path, tmp_path: Path) -> None:
     told = f"{plain} was made for 128 tokens; --context 129 is more$"
     with pytest.raises(DoesNotFit, match=told):
         describe(str(plain)).reach(129)
-    with pytest.raises(DoesNotFit, match=f"--context {LONGEST + 1:,} is more, and .* to 1,048,576 at most"):
-        describe(str(folder)).reach(LONGEST + 1)
-    assert describe(str(folder)).reach(LONGEST) == LONGEST
+    with pytest.raises(
+        DoesNotFit, match=f"--context {MAX_CONTEXT + 1:,} is more, and .* to 1,048,576 at most"
+    ):
+        describe(str(folder)).reach(MAX_CONTEXT + 1)
+    assert describe(str(folder)).reach(MAX_CONTEXT) == MAX_CONTEXT
     assert describe(str(folder)).reach(None) == MADE_FOR
 
 
 def test_a_factor_is_whole_and_just_enough() -> None:
     rope = {"rope_type": "yarn", "factor": 16.0, "rope_theta": 1e5, "original_max_position_embeddings": 8192}
-    assert stretched(rope, 1_000_000) == ({**rope, "factor": 123.0}, 1_007_616)
-    assert stretched(rope, LONGEST) == ({**rope, "factor": 128.0}, LONGEST)
+    assert stretch_yarn(rope, 1_000_000) == ({**rope, "factor": 123.0}, 1_007_616)
+    assert stretch_yarn(rope, MAX_CONTEXT) == ({**rope, "factor": 128.0}, MAX_CONTEXT)
 
 
 def test_an_engine_beyond_it_says_so_once_and_answers(folder: Path) -> None:
@@ -150,6 +153,6 @@ def test_the_warning_reaches_pipes_as_well(folder: Path, context: int, warned: b
 def test_the_default_model_can_be_asked_for_a_million_tokens() -> None:
     model = describe("default")
     assert model.reach(1_000_000) == 1_000_000
-    config = configuration(resolve("default"), 1_000_000)
+    config = load_config(resolve("default"), 1_000_000)
     assert config.rope_parameters["factor"] == 123.0
-    assert configuration(resolve("default"), 131_072).rope_parameters["factor"] == 16.0
+    assert load_config(resolve("default"), 131_072).rope_parameters["factor"] == 16.0

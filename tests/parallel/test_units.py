@@ -30,9 +30,9 @@ from triforce_chat.loading.planning import memory_plan
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan import inputs
 from triforce_chat.memory_plan.plan import Memory
-from triforce_chat.models.describe import described
+from triforce_chat.models.describe import describe_source
 from triforce_chat.models.registry import resolve
-from triforce_chat.models.sharding import check_ranks, shared_sizes
+from triforce_chat.models.sharding import check_ranks, divided_sizes
 from triforce_chat.parallel.commands import Call, Command, Step
 from triforce_chat.parallel.failure import describe_error, is_lost_peer
 from triforce_chat.parallel.group import DistributedGroup, device_of
@@ -308,7 +308,7 @@ def test_heads_that_do_not_divide_are_refused_with_the_numbers_that_do() -> None
     from transformers import LlamaConfig
 
     config = LlamaConfig(**SMOLLM)
-    sizes = shared_sizes(config)
+    sizes = divided_sizes(config)
     check_ranks("default", config, 3, sizes)
     with pytest.raises(UsageError, match=r"--tp 2 .* default .*9 query heads, 3 KV heads.*choose --tp 3$"):
         check_ranks("default", config, 2, sizes)
@@ -337,7 +337,7 @@ def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.M
     settings = Settings(model=str(save_model(tmp_path / "model")), device="cpu")
     three = SingleRank()
     three.size, three.sharing = 2, 3
-    model = described(resolve(settings.model))
+    model = describe_source(resolve(settings.model))
     whole = memory_plan(EngineSpec(settings), model, None, 128, SINGLE)
     shared = memory_plan(EngineSpec(settings), model, None, 128, three)
     assert shared.workload.layer_kv * 2 == whole.workload.layer_kv

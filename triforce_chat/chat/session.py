@@ -20,8 +20,8 @@ from triforce_chat.engine.events import Comparison, Event, Finished, Side, Sourc
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.errors import DoesNotFit
-from triforce_chat.models.failures import memory_watched
-from triforce_chat.models.load import LoadedModel, meaning
+from triforce_chat.models.failures import convert_out_of_memory
+from triforce_chat.models.load import LoadedModel, vocabulary_hash
 from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import CHANGEABLE, Settings
 
@@ -73,7 +73,7 @@ class ChatSession:
     @cached_property
     def vocabulary(self) -> str:
         """A hash of the tokenizer: equal hashes mean that token ids are interchangeable."""
-        return meaning(self.loaded.tokenizer)
+        return vocabulary_hash(self.loaded.tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Tokenize a text in which nothing is special."""
@@ -91,7 +91,7 @@ class ChatSession:
         sampling_of(changed, self.loaded)  # raises UsageError for values that make no sense
         options = stack_for(changed, self.loaded)
         if options != self.engine.options:
-            with memory_watched():
+            with convert_out_of_memory():
                 self.engine.restack(options)
         self.settings = changed
 
@@ -122,7 +122,7 @@ class ChatSession:
 
     def prefill(self) -> Generator[Event, None, None]:
         prefix = self.transcript.prefix()
-        with memory_watched():
+        with convert_out_of_memory():
             yield from self.engine.prefill(prefix.ids, prefix.spans)
 
     def ask(self, question: str, sources: bool = True) -> Generator[Event, None, None]:
@@ -133,7 +133,7 @@ class ChatSession:
         tally = Tally()
         request = self.request(question)
         try:
-            with memory_watched():
+            with convert_out_of_memory():
                 yield from self._answer(request, tally, sources)
         finally:
             self._record(question, tally)
@@ -150,7 +150,7 @@ class ChatSession:
             text = self.transcript.shown_text(before)
             whole = replace(deepcopy(last.turn.tally), token_ids=[*before], text=text, sourced=None)
             try:
-                with memory_watched():
+                with convert_out_of_memory():
                     for event in self._answer(request, whole):
                         continuation.add(event)
                         yield event
@@ -162,7 +162,7 @@ class ChatSession:
         fast, plain = Tally(), Tally()
         request = self.request(question)
         try:
-            with memory_watched():
+            with convert_out_of_memory():
                 for event in self.engine.answer(request):
                     fast.add(event)
                     yield "speculative", event

@@ -9,7 +9,7 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.ends import END_MARKERS
+from triforce_chat.models.end_tokens import END_MARKERS
 
 _PLACEHOLDER = "\ue000{}\ue001"  # private-use characters stand for contents while the template is rendered
 _PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue001")

@@ -35,9 +35,9 @@ def _as_known(error: BaseException) -> TriforceError | None:
         return Interrupted("interrupted")
     if isinstance(error, OSError):
         return TriforceError(error.strerror or str(error))
-    from triforce_chat.models.failures import is_out_of_memory, ran_out
+    from triforce_chat.models.failures import is_out_of_memory, out_of_memory_error
 
-    return ran_out() if is_out_of_memory(error) else None
+    return out_of_memory_error() if is_out_of_memory(error) else None
 
 
 def print_error(line: str) -> None:

@@ -87,7 +87,7 @@ def remove(
         if not folders:
             raise ModelError(f"{preset.name} is not on this machine")
         size = readable(sum(inventory.size_of(folder) for folder in folders))
-        others = ", ".join(inventory.sharing(preset, folders))
+        others = ", ".join(inventory.presets_sharing(preset, folders))
         used_by = f", used by {others}" if others else ""
         if not yes:
             confirm_deletion(f"Delete {', '.join(map(str, folders))} ({size}{used_by})?")

@@ -36,9 +36,9 @@ def settings() -> Iterator[CheckResult]:
 
 def default_model() -> Iterator[CheckResult]:
     """Compare the files of the default model with their checksums, reading all of them."""
-    from triforce_chat.models.cache import MANIFEST, damaged
     from triforce_chat.models.fetch import DEFAULT_WHEEL
     from triforce_chat.models.inventory import own_folder, size_of
+    from triforce_chat.models.model_cache import MANIFEST, damaged_files
     from triforce_chat.models.presets import find_preset
 
     preset, pull = find_preset(DEFAULT_MODEL), f"triforce-chat models pull {DEFAULT_MODEL}"
@@ -48,7 +48,7 @@ def default_model() -> Iterator[CheckResult]:
     if not (folder / MANIFEST).is_file():
         yield warning("model", f"{DEFAULT_MODEL} is not here yet; the first start downloads it", pull)
         return
-    wrong = damaged(folder, DEFAULT_WHEEL.member_sha256)
+    wrong = damaged_files(folder, DEFAULT_WHEEL.member_sha256)
     if wrong:
         yield problem("model", f"damaged in {folder}: {', '.join(wrong)}", renew, ModelError)
     else:
@@ -82,7 +82,7 @@ def chosen_model() -> Iterator[CheckResult]:
 
 def _own_model(name: str) -> Iterator[CheckResult]:
     from triforce_chat.models.adapter import is_adapter, read_adapter
-    from triforce_chat.models.complete import check_complete
+    from triforce_chat.models.completeness import check_complete
 
     path = Path(name).expanduser()
     try:
@@ -106,7 +106,7 @@ def _snapshot(name: str) -> Path | None:
 def shipped_weights() -> Iterator[CheckResult]:
     """The adapter and the draft model in the package: their configurations and the lengths of their weights."""
     from triforce_chat.models.adapter import read_adapter
-    from triforce_chat.models.complete import check_complete
+    from triforce_chat.models.completeness import check_complete
     from triforce_chat.models.presets import shipped
 
     adapter, draft = Path(shipped("context")), Path(shipped("draft"))

@@ -19,13 +19,13 @@ from triforce_chat.loading.device import cap_memory, device_and_dtype
 from triforce_chat.loading.planning import kv_storage, memory_plan, no_memory, shortened_to_fit
 from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
 from triforce_chat.memory_plan.plan import MemoryPlan
-from triforce_chat.models.describe import Description, described
+from triforce_chat.models.describe import Description, describe_source
 from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.registry import resolve
-from triforce_chat.models.resize import inflated
+from triforce_chat.models.resize import resize_loaded
 from triforce_chat.models.sharding import split
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_for
 from triforce_chat.settings.settings import Settings
@@ -46,7 +46,7 @@ def load_engine(
     if spec.device_memory:
         cap_memory(torch.device(device), spec.device_memory)
     attention.register()
-    model = described(resolve(settings.model, report=hooks.progress))
+    model = describe_source(resolve(settings.model, report=hooks.progress))
     wanted = model.reach(settings.context)  # fails before anything else is downloaded
     drafting = draft_name(settings, model)
     plan = memory_plan(spec, model, drafting, spec.capacity or wanted, group)
@@ -61,7 +61,7 @@ def load_engine(
     if not group.all_reduce_min(draft is not None):
         draft = None  # some rank could not load it
     if spec.shape:
-        target = split_among(inflated(target, spec.shape), group.size)
+        target = split_among(resize_loaded(target, spec.shape), group.size)
         hooks.note(
             f"{target.name}: as slow as a model of that size, but its answers are those of the original"
         )

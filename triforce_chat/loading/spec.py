@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from triforce_chat.models.progress import Report, unheard
+from triforce_chat.models.progress import Report, ignore_progress
 from triforce_chat.models.shapes import BigShape
 from triforce_chat.settings.settings import Settings
 
@@ -44,7 +44,7 @@ class LoadHooks:
     are still laid out as they were loaded.
     """
 
-    progress: Report = unheard
+    progress: Report = ignore_progress
     note: Note = ignore_note  # a choice that was made for the user
     warn: Note = ignore_note  # a reason to doubt the answers
     prefix_store: Callable[[LoadedModel], PrefixStore | None] = no_prefix_store

@@ -1,4 +1,4 @@
-"""From a name to a model in memory: fetching, caching, resolving, loading.
+"""Finds, downloads, converts, caches and loads models by name.
 
-Only ``load`` and ``convert`` need torch; they are imported when a model is wanted, not before.
+Only ``load`` and ``convert`` need torch; they are imported only when a model is loaded.
 """

@@ -1,7 +1,7 @@
 """Adapter folders: a LoRA (arXiv 2106.09685) in PEFT's format, and the rotary embeddings it was trained with.
 
-The low-rank product is added to the weights once, while they are loaded, so that a model with an adapter runs
-exactly as fast as one without.
+The low-rank product is added to the weights once, while they are loaded, so that an adapter
+costs no speed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, ROPE = "adapter_config.json", "adapter_model.safetensors", "rope.json"
 PREFIX = "base_model.model."  # PEFT's name of the model inside its wrapper
-# Fields of PEFT that change what the two matrices mean; none of them is read here.
-UNREAD = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
+# PEFT features that change the meaning of the two matrices.
+UNSUPPORTED = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What an adapter folder says of itself; its weights are read by ``merge``."""
+    """The configuration of an adapter folder; ``merge`` reads its weights."""
 
     folder: Path
     base: str  # preset, folder or hub id of the model it was trained on
@@ -36,22 +36,22 @@ class Adapter:
 
 
 def matrix_name(path: str, side: str) -> str:
-    """What PEFT calls the matrix A or B for the module at ``path``."""
+    """PEFT's name of matrix A or B (``side``) for the module at ``path``."""
     return f"{PREFIX}{path}.lora_{side}.weight"
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds an adapter and not a whole model."""
+    """True if the folder holds an adapter rather than a whole model."""
     return (folder / CONFIG).is_file()
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read adapter_config.json and rope.json. Raises ModelError for what is missing or cannot be used."""
+    """Read adapter_config.json and rope.json. Raises ModelError if they are missing or invalid."""
     for name in (WEIGHTS, ROPE):
         if not (folder / name).is_file():
             raise ModelError(f"{folder}: an adapter, but {name} is missing; copy or train it again")
     config, rope = _object(folder / CONFIG), _object(folder / ROPE)
-    _check_kind(folder, config)
+    _check_type(folder, config)
     try:
         return Adapter(
             folder=folder,
@@ -64,24 +64,24 @@ def read_adapter(folder: Path) -> Adapter:
     except KeyError as error:
         raise ModelError(f"{folder}: the adapter's configuration lacks {error.args[0]!r}") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise ModelError(f"{folder}: the adapter's configuration makes no sense ({error})") from error
+        raise ModelError(f"{folder}: the adapter's configuration is invalid ({error})") from error
 
 
 def merge(model: Any, adapter: Adapter) -> None:
     """Add ``scale * B @ A`` to the weights it was trained for, in place; computed in fp32.
 
-    A: [rank, in], B: [out, rank], the weight: [out, in]. Raises ModelError, and leaves the model as it was,
-    where the two do not belong together.
+    A: [rank, in], B: [out, rank], the weight: [out, in]. Raises ModelError, leaving the
+    model unchanged, if the adapter belongs to another model.
     """
     import torch
 
-    from triforce_chat.models.sharding import add_
+    from triforce_chat.models.sharding import add_in_place
 
     pairs = {path: _weight(model, adapter, path, pair) for path, pair in _pairs(adapter).items()}
     with torch.no_grad():
         for weight, down, up in pairs.values():
             down, up = down.to(weight.device).float(), up.to(weight.device).float()
-            add_(weight, adapter.scale * (up @ down))
+            add_in_place(weight, adapter.scale * (up @ down))
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -94,21 +94,23 @@ def _object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _check_kind(folder: Path, config: dict[str, Any]) -> None:
+def _check_type(folder: Path, config: dict[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise ModelError(f"{folder}: an adapter of type {kind!r}; only LORA is read")
-    unread = [name for name in UNREAD if config.get(name)]
+        raise ModelError(f"{folder}: an adapter of type {kind!r}; only LORA is supported")
+    unsupported = [name for name in UNSUPPORTED if config.get(name)]
     if config.get("bias", "none") != "none":
-        unread.append("bias")
-    if unread:
-        raise ModelError(f"{folder}: the adapter uses {unread[0]}, which is not read; train it without")
+        unsupported.append("bias")
+    if unsupported:
+        raise ModelError(
+            f"{folder}: the adapter uses {unsupported[0]}, which is not supported; train it without"
+        )
 
 
 def _base(folder: Path, named: Any) -> str:
-    """The base as ``resolve`` understands it; a relative path may start at the adapter."""
+    """The base model's name for ``resolve``; a relative path may start at the adapter's folder."""
     if not isinstance(named, str) or not named:
-        raise ModelError(f"{folder}: the adapter does not say which model it belongs to")
+        raise ModelError(f"{folder}: the adapter does not name its base model")
     beside = folder / named
     return str(beside) if beside.is_dir() else named
 
@@ -126,7 +128,7 @@ def _pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
     for name, tensor in tensors.items():
         path, _, side = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
         if not path or side not in ("A", "B") or not name.startswith(PREFIX):
-            raise ModelError(f"{adapter.folder}: {name} is no LoRA weight")
+            raise ModelError(f"{adapter.folder}: {name} is not a LoRA weight")
         pairs.setdefault(path, {})[side] = tensor
     if not pairs:
         raise ModelError(f"{adapter.folder}: {WEIGHTS} holds no weights")
@@ -138,7 +140,7 @@ def _weight(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(weight [out, in], A [rank, in], B [out, rank]) of one module, checked."""
     if len(pair) != 2:
-        raise ModelError(f"{adapter.folder}: {path} has lora_{min(pair)} alone")
+        raise ModelError(f"{adapter.folder}: {path} has only lora_{min(pair)}")
     try:
         weight: Tensor = model.get_submodule(path).weight
     except AttributeError:
@@ -151,13 +153,14 @@ def _weight(
             raise ModelError(
                 f"{adapter.folder}: lora_{side} of {path} has rank {found}, {CONFIG} says {adapter.rank}"
             )
-    if (up.shape[0], *down.shape[1:]) != tuple(weight.shape):
+    product = (up.shape[0], *down.shape[1:])
+    if product != tuple(weight.shape):
         raise ModelError(
-            f"{adapter.folder}: {path} is {_by(weight.shape)} in the model, {_by((up.shape[0], *down.shape[1:]))} "
+            f"{adapter.folder}: {path} is {_sizes(weight.shape)} in the model, {_sizes(product)} "
             "in the adapter; it is not this adapter's base"
         )
     return weight, down, up
 
 
-def _by(shape: Any) -> str:
+def _sizes(shape: Any) -> str:
     return " x ".join(str(size) for size in shape)

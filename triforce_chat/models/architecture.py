@@ -1,4 +1,4 @@
-"""Which model families can be decoded here, and why the others cannot."""
+"""Checks that a model's architecture is supported, and explains why others are not."""
 
 from __future__ import annotations
 
@@ -39,47 +39,47 @@ _FAMILIES = {
 }
 REASONS = {model_type: reason for reason, names in _FAMILIES.items() for model_type in names.split()}
 
-# Their frequencies change as the text grows, so keys cached earlier would no longer be the right ones.
+# Their frequencies change as the text grows, which invalidates cached keys.
 SHIFTING_ROPE = ("dynamic", "longrope")
 
 
 def check_declared(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse by what config.json itself says, before transformers or any weight is touched.
+    """Check config.json itself, before transformers or any weight is touched.
 
-    Raises ModelError with the reason.
+    Raises ModelError with the reason if the model is not supported.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise ModelError(f"{name}: config.json names no model_type, so this is not a transformers model")
+        raise ModelError(f"{name}: config.json has no model_type, so this is not a transformers model")
     if model_type not in SUPPORTED:
         raise _refusal(name, model_type, _reason(model_type, config))
-    if config.get("transformers_weights"):  # transformers would follow it, to a pickle too
+    if config.get("transformers_weights"):  # transformers would load that file, even a pickle
         raise ModelError(
-            f"{name}: config.json names weights of its own choice (transformers_weights); not read"
+            f"{name}: config.json names other weights (transformers_weights), which are not read"
         )
     if "quantization_config" in config:
         method = (config["quantization_config"] or {}).get("quant_method", "an unnamed method")
         raise ModelError(
-            f"{name}: weights quantized with {method} are not read; take plain safetensors or GGUF"
+            f"{name}: weights quantized with {method} are not supported; use plain safetensors or GGUF"
         )
 
 
 def check_config(name: str, config: Any) -> None:
-    """Refuse a config, defaults filled in, with a layer that does not attend to the whole text.
+    """Check a config with its defaults filled in: every layer must attend to the whole text.
 
-    Raises ModelError with the reason.
+    Raises ModelError with the reason if the model is not supported.
     """
     if config.model_type not in SUPPORTED:
         raise _refusal(name, config.model_type, _reason(config.model_type, {}))
-    if _slides(config):
+    if _uses_sliding_window(config):
         raise _refusal(name, config.model_type, SLIDING)
     rope = (config.rope_parameters or {}).get("rope_type", "default")
     if rope in SHIFTING_ROPE:
-        reason = f"with {rope!r} RoPE scaling turns cached keys stale as the text grows"
+        reason = f"with {rope!r} RoPE scaling invalidates cached keys as the text grows"
         raise _refusal(name, config.model_type, reason)
 
 
-def _slides(config: Any) -> bool:
+def _uses_sliding_window(config: Any) -> bool:
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
@@ -94,7 +94,7 @@ def _reason(model_type: str, config: Mapping[str, Any]) -> str:
         return ENCODER_DECODER
     if config.get("kv_lora_rank"):
         return LATENT
-    return "has not been tried"
+    return "is untested"
 
 
 def _refusal(name: str, model_type: str, reason: str) -> ModelError:

@@ -1,4 +1,4 @@
-"""A GGUF file becomes a folder of fp32 safetensors, which opens in a fraction of the time."""
+"""Converts a GGUF file into a folder of fp32 safetensors, which loads in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from triforce_chat.models.ends import end_ids, settle_gguf_tokenizer
-from triforce_chat.models.failures import explained
+from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
+from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.progress import Progress, Report
-from triforce_chat.models.quiet import quiet
+from triforce_chat.models.silence_logs import silence_logs
 
 STEPS = 2  # the weights, the tokenizer
-# What a config read from GGUF says about that file and not about the model.
-OF_THE_FILE = (
+# Fields of a config read from GGUF that describe the file, not the model.
+FILE_FIELDS = (
     "quantization_config",
     "_name_or_path",
     "_model_name_or_path",
@@ -28,19 +28,19 @@ OF_THE_FILE = (
 def convert_gguf(gguf: Path, folder: Path, report: Report) -> None:
     """Write config, weights, tokenizer and chat template of ``gguf`` into the existing ``folder``.
 
-    Takes the memory of the fp32 weights once. Raises ModelError or OutOfMemory when that fails.
+    Takes as much memory as the fp32 weights. Raises ModelError or OutOfMemory if it fails.
     """
     report(Progress("converting", 0, STEPS))
     model = _read(AutoModelForCausalLM, gguf, dtype=torch.float32)
     report(Progress("converting", 1, STEPS))
     tokenizer = _read(AutoTokenizer, gguf)
-    settle_gguf_tokenizer(tokenizer, model.config)
+    repair_gguf_tokenizer(tokenizer, model.config)
     report(Progress("converting", STEPS, STEPS))
     _save(model, tokenizer, folder, report)
 
 
 def _read(kind: Any, gguf: Path, **options: Any) -> Any:
-    with explained(gguf.name, "cpu"), quiet():
+    with convert_errors(gguf.name, "cpu"), silence_logs():
         return kind.from_pretrained(
             gguf.parent, gguf_file=gguf.name, local_files_only=True, trust_remote_code=False, **options
         )
@@ -49,7 +49,7 @@ def _read(kind: Any, gguf: Path, **options: Any) -> Any:
 def _save(model: Any, tokenizer: Any, folder: Path, report: Report) -> None:
     size = sum(weight.nbytes for weight in model.parameters())
     report(Progress("saving", 0, size))
-    with quiet():
+    with silence_logs():
         _plain_config(model).save_pretrained(folder)
         _generation_config(model, tokenizer).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -58,14 +58,14 @@ def _save(model: Any, tokenizer: Any, folder: Path, report: Report) -> None:
 
 
 def _plain_config(model: Any) -> Any:
-    """A config that does not name GGUF: with it transformers would want to read quantized weights."""
-    values = {key: value for key, value in model.config.to_dict().items() if key not in OF_THE_FILE}
+    """The config without fields about GGUF, which would make transformers expect quantized weights."""
+    values = {key: value for key, value in model.config.to_dict().items() if key not in FILE_FIELDS}
     return type(model.config)(**{**values, "architectures": [type(model).__name__]})
 
 
 def _generation_config(model: Any, tokenizer: Any) -> GenerationConfig:
     config = model.config
-    ends = sorted(end_ids(model, tokenizer))
+    ends = sorted(end_token_ids(model, tokenizer))
     return GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=ends, pad_token_id=config.pad_token_id
     )

@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are touched, or even on this machine."""
+"""Describes models by their configuration, without their weights, which need not be on this machine."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from triforce_chat.errors import DoesNotFit, ModelError
 from triforce_chat.models.adapter import is_adapter, read_adapter
 from triforce_chat.models.presets import Preset, find_preset
 from triforce_chat.models.registry import ModelSource, looks_like_hub_id, resolve
-from triforce_chat.models.rope import LONGEST, stretched, stretches
+from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A model by its configuration."""
+    """A model's configuration."""
 
     name: str
     fields: Mapping[str, Any]  # of config.json
     context: int  # tokens it was made for
     rope: Mapping[str, Any]  # rope_parameters of transformers
     preset: Preset | None = None
-    source: ModelSource | None = None  # where it lies, if it is here
+    source: ModelSource | None = None  # its location, if it is on this machine
 
     def reach(self, context: int | None) -> int:
-        """The context to allocate: what was asked for, within what the model can be made to reach.
+        """The context to allocate, in tokens: the requested one, or the model's own if None.
 
-        Raises DoesNotFit.
+        Raises DoesNotFit if the model cannot reach the requested one, not even with its positions stretched.
         """
         if context is None or context <= self.context:
             return context or self.context
         told = f"{self.name} was made for {self.context:,} tokens; --context {context:,} is more"
-        if not stretches(self.rope):
+        if not is_yarn(self.rope):
             raise DoesNotFit(told)
-        if context > LONGEST:
-            raise DoesNotFit(f"{told}, and its positions are stretched to {LONGEST:,} at most")
+        if context > MAX_CONTEXT:
+            raise DoesNotFit(f"{told}, and its positions are stretched to {MAX_CONTEXT:,} at most")
         return context
 
     def warning(self, context: int) -> str | None:
-        """What to say of a context beyond the one that the model was made for."""
+        """A warning about a context beyond the one that the model was made for; None otherwise."""
         if context <= self.context:
             return None
-        factor = stretched(self.rope, context)[0]["factor"]
+        factor = stretch_yarn(self.rope, context)[0]["factor"]
         return (
             f"warning: {self.name} was made for {self.context:,} tokens; for {context:,} its positions are "
             f"stretched further (YaRN factor {factor:g} instead of {self.rope['factor']:g}), and how good its "
@@ -54,7 +54,7 @@ class Description:
 
 
 def describe(name: str) -> Description:
-    """A model by its name; downloads a config.json at most. Raises ModelError when there is no such model."""
+    """Describe a model by its name; downloads at most a config.json. Raises ModelError for an unknown model."""
     preset = find_preset(name)
     path = Path(expanduser(name))
     if preset is not None:
@@ -64,15 +64,15 @@ def describe(name: str) -> Description:
         base = describe(adapter.base)
         return dataclasses.replace(base, name=name, context=adapter.context, rope=adapter.rope)
     if path.exists() or not looks_like_hub_id(name):
-        return described(resolve(name))
+        return describe_source(resolve(name))
     return _of_hub(name)
 
 
-def described(source: ModelSource) -> Description:
-    """A model that is on this machine, by its own configuration. Raises ModelError if it cannot be run."""
-    from triforce_chat.models.load import configuration
+def describe_source(source: ModelSource) -> Description:
+    """Describe a model that is on this machine. Raises ModelError if it is not supported."""
+    from triforce_chat.models.load import load_config
 
-    config = configuration(source)
+    config = load_config(source)
     rope = config.rope_parameters or {}
     return Description(
         source.name, config.to_dict(), config.max_position_embeddings, rope, source.preset, source
@@ -80,9 +80,9 @@ def described(source: ModelSource) -> Description:
 
 
 def _of_preset(name: str, preset: Preset) -> Description:
-    """By the configuration that was published; one that the table does not have is read where it lies."""
+    """Describe a preset by its published configuration, or by its files if there is none in ``published``."""
     if not preset.sizes:
-        return described(_source(name, preset))
+        return describe_source(_source(name, preset))
     rope = preset.rope or preset.sizes.get("rope_parameters", {})
     if preset.adapter is not None:
         rope = read_adapter(Path(preset.adapter)).rope
@@ -93,11 +93,13 @@ def _source(name: str, preset: Preset) -> ModelSource:
     from triforce_chat.models.inventory import folder_of
 
     if folder_of(preset) is None:
-        raise ModelError(f"{name} is not on this machine; fetch it with 'triforce-chat models pull {name}'")
+        raise ModelError(
+            f"{name} is not on this machine; download it with 'triforce-chat models pull {name}'"
+        )
     return resolve(name)
 
 
 def _of_hub(name: str) -> Description:
     from triforce_chat.models.hub import configuration_folder
 
-    return described(ModelSource(name, configuration_folder(name), None, None))
+    return describe_source(ModelSource(name, configuration_folder(name), None, None))

@@ -1,4 +1,4 @@
-"""Which model drafts for a target when the user does not say: a small one that knows exactly its tokens."""
+"""Chooses the draft model for a target if the user names none: a small model with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 from triforce_chat.errors import ModelError
 from triforce_chat.models.describe import Description
 from triforce_chat.models.inventory import folder_of, size_of
-from triforce_chat.models.load import live_tokens, tokens_of
+from triforce_chat.models.load import tokens_of, usable_tokens
 from triforce_chat.models.presets import PRESETS, find_preset
-from triforce_chat.models.quiet import quiet
 from triforce_chat.models.registry import ModelSource
+from triforce_chat.models.silence_logs import silence_logs
 
-SMALLER = 3  # a draft that is not at least this many times smaller than its target gains nothing
+MIN_RATIO = 3  # a draft must be at least this many times smaller than its target to gain anything
 
 
 def draft_for(target: Description) -> str | None:
-    """A name for ``load_model``: the preset's draft, else a known one on this machine; None for neither.
+    """The name of a draft for ``load_model``: the preset's, else one on this machine that fits, else None.
 
-    Downloads nothing itself; only a preset's own draft may be one that still has to be fetched.
+    Downloads nothing, but a preset's draft may still have to be downloaded.
     """
     if target.preset is not None:
         return target.preset.draft
     source = target.source
-    return next((name for name, folder in _known() if source and _suits(folder, source)), None)
+    return next((name for name, folder in _local_drafts() if source and _suits(folder, source)), None)
 
 
-def _known() -> Iterator[tuple[str, Path]]:
-    """Drafts of presets that are on this machine: (name, folder)."""
+def _local_drafts() -> Iterator[tuple[str, Path]]:
+    """(name, folder) of presets' drafts that are on this machine."""
     for name in dict.fromkeys(preset.draft for preset in PRESETS if preset.draft):
         preset = find_preset(name)
         folder = folder_of(preset) if preset else None
@@ -38,15 +38,15 @@ def _known() -> Iterator[tuple[str, Path]]:
 
 
 def _suits(folder: Path, source: ModelSource) -> bool:
-    """Whether the tokens are the same; reads no weights."""
+    """True if a draft is small enough and has the same tokens; reads no weights."""
     size = (source.folder / source.gguf_file).stat().st_size if source.gguf_file else size_of(source.folder)
-    if size_of(folder) * SMALLER > size:
+    if size_of(folder) * MIN_RATIO > size:
         return False
     try:
         tokenizer, width = _vocabulary(folder)
     except (OSError, ValueError, ModelError):
         return False
-    return live_tokens(tokenizer, width) == tokens_of(source)
+    return usable_tokens(tokenizer, width) == tokens_of(source)
 
 
 def _vocabulary(folder: Path) -> tuple[Any, int]:
@@ -54,6 +54,6 @@ def _vocabulary(folder: Path) -> tuple[Any, int]:
     from transformers import AutoConfig, AutoTokenizer
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with quiet():
+    with silence_logs():
         config = AutoConfig.from_pretrained(folder, **options)
         return AutoTokenizer.from_pretrained(folder, **options), config.vocab_size

@@ -1,4 +1,4 @@
-"""What libraries raise while they read a model, as one line for the user."""
+"""Converts the errors of libraries into one line for the user."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "out of memor
 
 
 @contextmanager
-def explained(name: str, device: str) -> Iterator[None]:
-    """Whatever a library raises while it reads a model becomes one line about that model."""
+def convert_errors(name: str, device: str) -> Iterator[None]:
+    """Convert any error within the block into a ModelError or OutOfMemory about the model ``name``."""
     try:
         yield
     except TriforceError:
@@ -22,29 +22,29 @@ def explained(name: str, device: str) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise OutOfMemory(
-                f"{name} does not fit into the memory of {device}; take a smaller model"
+                f"{name} does not fit into the memory of {device}; use a smaller model"
             ) from error
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise ModelError(f"{name} cannot be loaded: {first or type(error).__name__}") from error
 
 
 @contextmanager
-def memory_watched() -> Iterator[None]:
-    """Memory that runs out in the middle of the work becomes one line."""
+def convert_out_of_memory() -> Iterator[None]:
+    """Convert a library's out-of-memory error within the block into OutOfMemory."""
     try:
         yield
     except Exception as error:
         if is_out_of_memory(error):
-            raise ran_out() from error
+            raise out_of_memory_error() from error
         raise
 
 
-def ran_out() -> OutOfMemory:
+def out_of_memory_error() -> OutOfMemory:
     return OutOfMemory("out of memory; choose a smaller --context, fewer pages or a smaller model")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a library's error means that memory ran out, whatever class it has."""
+    """True if a library's error means that memory ran out, whatever its class."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in ALLOCATION_FAILED)
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in ALLOCATION_FAILED)

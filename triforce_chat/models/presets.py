@@ -1,4 +1,4 @@
-"""The models that this program knows by a short name, with what suits each."""
+"""The models that this program knows by a short name, with their drafts and settings."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 from triforce_chat.models import published
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model and its surroundings; what is None is taken from the model itself."""
+    """A model and the settings that suit it; None means the model's own."""
 
     name: str
     repository: str | None  # hub id; None: the built-in base model
-    context: int  # tokens that its rotary embeddings are right for
+    context: int  # tokens that its rotary embeddings were made for
     draft: str | None = None  # name or folder of the draft model to use unless the user names one
-    adapter: str | None = None  # folder of a LoRA adapter to put on the weights
-    sampling: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # as its authors recommend
-    template: str | None = None  # chat template (Jinja) where the tokenizer has none
-    rope: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # replaces the published rope_parameters
-    sizes: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # fields of its published config.json
+    adapter: str | None = None  # folder of a LoRA adapter to merge into the weights
+    sampling: Mapping[str, float] = field(default_factory=lambda: EMPTY)  # as its authors recommend
+    template: str | None = None  # chat template (Jinja) if the tokenizer has none
+    rope: Mapping[str, Any] = field(default_factory=lambda: EMPTY)  # replaces the published rope_parameters
+    sizes: Mapping[str, Any] = field(default_factory=lambda: EMPTY)  # fields of its published config.json
     aliases: tuple[str, ...] = ()
-    parameters: str = ""  # how many, for people
+    parameters: str = ""  # their number as shown to users
     licence: str | None = None
     about: str = ""
 
 
-# Prompts as the authors wrote them: "You are a helpful assistant. USER: {question} ASSISTANT:". The space in front
-# of a content is the tokenizer's: it begins every text with one.
+# The authors' prompt: "You are a helpful assistant. USER: {question} ASSISTANT:". The tokenizer adds the space
+# before each content, because it begins every text with one.
 LWM_TEMPLATE = (
     "{{ bos_token }}"
     "{% if messages[0].role != 'system' %} You are a helpful assistant.{% endif %}"
@@ -49,8 +49,8 @@ SMOLLM2 = MappingProxyType({"temperature": 0.0, "repetition_penalty": 1.1})  # i
 LLAMA3 = MappingProxyType({"temperature": 0.6, "top_p": 0.9})
 QWEN25 = MappingProxyType({"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05})
 QWEN3 = MappingProxyType({"temperature": 0.6, "top_p": 0.95})
-# As the model card has it for texts beyond 32,768 tokens. It is static: short texts are scaled as well, which
-# is why there is a preset without it.
+# From the model card, for texts beyond 32,768 tokens. The scaling is static and also affects short texts, which is
+# why there is a preset without it.
 QWEN3_YARN = MappingProxyType(
     {
         "rope_type": "yarn",
@@ -62,12 +62,12 @@ QWEN3_YARN = MappingProxyType(
 
 
 def shipped(name: str) -> str:
-    """The folder ``name`` among the package's own weights."""
+    """The folder ``name`` of the weights in this package."""
     return str(Path(__file__).parent.parent / "weights" / name)
 
 
 def short_name(name: str) -> str:
-    """A model's name for people: the package's own folders get one without a path."""
+    """A model's name as shown to users: a name instead of the path for folders of this package."""
     return {shipped("draft"): "default-draft", shipped("context"): "default-adapter"}.get(name, name)
 
 
@@ -88,7 +88,7 @@ def _lwm(size: str, context: int) -> Preset:
 
 
 def _yarn_llama(size: str, parameters: str, sizes: Mapping[str, Any]) -> Preset:
-    """Peng et al., arXiv 2309.00071. A base model: it continues texts and was not trained to answer."""
+    """Peng et al., arXiv 2309.00071. A base model, which continues texts and was not trained to answer."""
     return Preset(
         name=f"yarn-llama-2-{size}-128k",
         repository=f"NousResearch/Yarn-Llama-2-{size}-128k",
@@ -145,7 +145,7 @@ PRESETS = (
     Preset(
         name="qwen2.5-7b-1m",
         repository="Qwen/Qwen2.5-7B-Instruct-1M",
-        # Trained on this many. Its dual chunk attention only acts beyond them, and is not implemented here.
+        # The length of its training. Beyond it the model needs dual chunk attention, which is not implemented here.
         context=262_144,
         draft="qwen2.5-0.5b",
         sampling=QWEN25,
@@ -178,7 +178,7 @@ PRESETS = (
     Preset(
         name="mistral-7b",
         repository="mistralai/Mistral-7B-Instruct-v0.3",
-        context=32_768,  # no small model shares its 32,768-token vocabulary: lookup drafts
+        context=32_768,  # no small model has its 32,768-token vocabulary, so lookup drafts
         sizes=published.MISTRAL_7B,
         parameters="7.2B",
         licence="Apache-2.0",
@@ -224,7 +224,7 @@ PRESETS = (
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset of that name, alias or hub id, if there is one; the first of several with one hub id."""
+    """The preset with this name, alias or hub id, or None; the first of several with the same hub id."""
     return next((preset for preset in PRESETS if name in (preset.name, *preset.aliases)), None) or next(
         (preset for preset in PRESETS if name == preset.repository), None
     )

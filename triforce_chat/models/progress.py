@@ -1,4 +1,4 @@
-"""How long work on a model tells its caller where it is."""
+"""Progress reports of downloads and conversions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a stage is: ``done`` of ``total``, in bytes when downloading or saving, else in steps.
+    """The state of a stage: ``done`` of ``total``, in bytes when downloading or saving, else in steps.
 
-    Stages: "waiting" (for another process that makes the same model), "downloading", "converting",
+    Stages: "waiting" (for another process that builds the same model), "downloading", "converting",
     "saving". The last report of a stage has ``done == total``.
     """
 
@@ -19,8 +19,8 @@ class Progress:
     total: int
 
 
-Report = Callable[[Progress], None]  # may be called from a thread of the download
+Report = Callable[[Progress], None]  # may be called from a download thread
 
 
-def unheard(progress: Progress) -> None:
-    """A report that nobody reads."""
+def ignore_progress(progress: Progress) -> None:
+    """Drop the report."""

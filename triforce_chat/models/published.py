@@ -1,4 +1,4 @@
-"""The fields of published config.json files that decide how much memory a model takes, as they are named there."""
+"""The fields of published config.json files that determine how much memory a model takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Fields = Mapping[str, Any]
 def _llama(
     hidden: int, layers: int, heads: tuple[int, int], mlp: int, vocabulary: int, **more: Any
 ) -> Fields:
-    """A Llama with ``heads`` (query heads, KV heads); ``more`` are fields that differ from the plainest one."""
+    """A Llama with ``heads`` (query heads, KV heads); ``more`` are further fields."""
     return MappingProxyType(
         {
             "model_type": "llama",

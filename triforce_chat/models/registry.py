@@ -1,4 +1,4 @@
-"""From the name a user typed to a folder of weights on this machine."""
+"""Resolves the model name that a user typed to a folder of weights on this machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models.adapter import Adapter, is_adapter, read_adapter
-from triforce_chat.models.complete import check_complete, no_weights
+from triforce_chat.models.completeness import check_complete, no_weights
 from triforce_chat.models.fetch import wheel_model
 from triforce_chat.models.presets import PRESETS, Preset, find_preset
-from triforce_chat.models.progress import Report, unheard
+from triforce_chat.models.progress import Report, ignore_progress
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where the weights lie: ``gguf_file`` names a file in ``folder``, None means safetensors."""
+    """The location of a model's weights: ``gguf_file`` in ``folder``, or safetensors if that is None."""
 
     name: str
     folder: Path
@@ -26,10 +26,10 @@ class ModelSource:
     adapter: Adapter | None = None
 
 
-def resolve(name: str, *, report: Report = unheard) -> ModelSource:
+def resolve(name: str, *, report: Report = ignore_progress) -> ModelSource:
     """Find a preset, a local folder, a .gguf file or a hub id ``owner/name``, in this order.
 
-    Fetches what is not on the machine yet. Raises ModelError when there is no such model.
+    Downloads a model that is not on this machine yet. Raises ModelError if there is no such model.
     """
     preset = find_preset(name)
     if preset is not None:
@@ -92,6 +92,6 @@ def _of_hub(name: str, report: Report) -> ModelSource:
 
 
 def looks_like_hub_id(name: str) -> bool:
-    """Whether the name has the form owner/name and cannot be meant as a path."""
+    """True if the name has the form owner/name and cannot be a path."""
     owner, _, rest = name.partition("/")
     return bool(owner and rest) and "/" not in rest and "\\" not in name and owner[0] not in ".~"

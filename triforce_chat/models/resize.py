@@ -1,18 +1,18 @@
-"""A small Llama written into the dimensions of a big one, so that the big one computes the small one's function.
+"""Writes a small Llama into the dimensions of a big one, so that the big one computes the small one's function.
 
-It makes speed measurable at a big model's shape, on text that a trained model really speaks, where the big
-model's weights are not at hand. It is no smarter than the small model, whose vocabulary it keeps.
+This allows measuring speed at a big model's shape, on text that a trained model generates, without the big model's
+weights. The result is no smarter than the small model and has its vocabulary.
 
-Everything that is added is random, because zeros run faster on real hardware, and comes out as zero:
+All added weights are random, because zeros run faster on real hardware, but their contributions cancel:
 
-* Channels of the residual stream. Embeddings and real heads write zeros there, so matrices may read anything
-  from them. The mean of squares runs over more channels, N for n; with r = n/N,
+* Channels of the residual stream. Embeddings and real heads write zeros there, so matrices may have any
+  weights for them. The mean of squares runs over more channels, N for n; with r = n/N,
   w sqrt(r) x / sqrt(r mean(x^2) + r eps) = w x / sqrt(mean(x^2) + eps).
-* Values and neurons come as twins: neighbours with the same weights on the way in and opposite ones on the way
-  out. A twin's product cancels its neighbour's within one sum, whatever heads and layers they are in.
-* Layers of nothing but twins add nothing to the stream.
-* Pairs of dimensions that RoPE turns. The small head's take pairs that turn as fast as they did; real queries
-  are zero in the others, and keys random. They are scaled because softmax divides by sqrt(head_dim).
+* Values and neurons come in pairs of twins: neighbours with equal input weights and opposite output weights, whose
+  products cancel within one sum.
+* Layers of twins only add nothing to the stream.
+* Pairs of dimensions that RoPE rotates. The small head's pairs go to pairs of the same frequency; in the others
+  the real queries are zero and the keys random. Queries are scaled because softmax divides by sqrt(head_dim).
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.failures import explained
+from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.models.shapes import BigShape
 
 
-class Home(NamedTuple):
-    """Where one query head of the small model goes, and a copy of the KV head that it reads."""
+class HeadSlot(NamedTuple):
+    """The place of one query head of the small model, and the KV head that it reads."""
 
-    kv: int
+    kv: int  # KV head of the big model
     slot: int  # among the query heads that share this KV head
     source: int  # KV head of the small model
 
 
-def inflated(loaded: LoadedModel, shape: BigShape) -> LoadedModel:
-    """The same model in another shape, where ``loaded`` lies. Raises ModelError or OutOfMemory."""
+def resize_loaded(loaded: LoadedModel, shape: BigShape) -> LoadedModel:
+    """Resize a loaded model on its device. Raises ModelError or OutOfMemory."""
     device, dtype = loaded.model.device, loaded.model.dtype
     name = f"{loaded.name} inflated to {shape.name}"
-    with explained(name, str(device)):
-        model = inflate(loaded.model, shape, dtype=dtype, device=device)
+    with convert_errors(name, str(device)):
+        model = resize(loaded.model, shape, dtype=dtype, device=device)
     return dataclasses.replace(loaded, name=name, model=model)
 
 
 @torch.no_grad()
-def inflate(
+def resize(
     model: PreTrainedModel, shape: BigShape, *, seed: int = 0, dtype: torch.dtype, device: torch.device | str
 ) -> Any:
     """A LlamaForCausalLM of ``shape`` whose logits are those of ``model`` up to rounding.
 
-    Memory holds it once: its matrices are allocated on ``device``, filled there with random numbers of the
-    small ones' spread, and overwritten in part. Raises ModelError when ``model`` is not a Llama that fits.
+    Memory holds it only once: its matrices are allocated on ``device``, filled with random numbers of the small
+    matrices' standard deviation, and partly overwritten. Raises ModelError if ``model`` is not a Llama that fits.
     """
     _check(model.config, shape)
     big = _allocated(model, shape, dtype, device)
     random = torch.Generator(device).manual_seed(seed)
     known = model.model.layers
-    places = homes(model.config, shape)
+    slots = head_slots(model.config, shape)
     for i, layer in enumerate(big.model.layers):
         like = known[i % len(known)]
         _draw(layer, like, random)
@@ -70,17 +70,17 @@ def inflate(
         _write_norm(layer.input_layernorm, like.input_layernorm)
         _write_norm(layer.post_attention_layernorm, like.post_attention_layernorm)
         if i < len(known):
-            _write_attention(layer.self_attn, like.self_attn, places, model.config, shape)
+            _write_attention(layer.self_attn, like.self_attn, slots, model.config, shape)
             _write_mlp(layer.mlp, like.mlp)
     _write_norm(big.model.norm, model.model.norm)
     _write_embeddings(big, model, random)
     return big
 
 
-def homes(config: Any, shape: BigShape) -> list[Home]:
-    """One home for each query head of the small model: next to the heads that read the same keys, where it can.
+def head_slots(config: Any, shape: BigShape) -> list[HeadSlot]:
+    """A slot for each query head of the small model, if possible beside the heads that read the same keys.
 
-    A KV head is copied as often as the big shape has too few query heads to a KV head.
+    If the big shape has fewer query heads per KV head, the small model's KV heads are copied.
     """
     group, big_group = config.num_attention_heads // config.num_key_value_heads, shape.heads // shape.kv_heads
     copies = -(-group // big_group)
@@ -88,15 +88,15 @@ def homes(config: Any, shape: BigShape) -> list[Home]:
     for head in range(config.num_attention_heads):
         source, place = divmod(head, group)
         turn, slot = divmod(place, big_group)
-        found.append(Home(source * copies + turn, slot, source))
+        found.append(HeadSlot(source * copies + turn, slot, source))
     return found
 
 
-def turned_dims(head_dim: int, shape: BigShape) -> Tensor:
-    """For each dimension of a small head, the one of a big head that takes its place under RoPE: [head_dim].
+def rotated_dims(head_dim: int, shape: BigShape) -> Tensor:
+    """For each dimension of a small head, the dimension of a big head with the same RoPE frequency: [head_dim].
 
-    RoPE turns dimension i together with i + half; the frequencies of the small head lie evenly among the
-    big head's.
+    RoPE rotates dimension i together with i + half; the small head's frequencies are evenly spaced among the big
+    head's.
     """
     slots = torch.arange(head_dim // 2) * shape.head_dim // head_dim
     return torch.cat([slots, slots + shape.head_dim // 2])
@@ -110,17 +110,17 @@ def _check(config: Any, shape: BigShape) -> None:
         ("layers", config.num_hidden_layers, shape.layers),
         ("dimensions per head", config.head_dim, shape.head_dim),
         ("neurons", config.intermediate_size, shape.mlp),
-        ("KV heads", max(home.kv for home in homes(config, shape)) + 1, shape.kv_heads),
+        ("KV heads", max(head.kv for head in head_slots(config, shape)) + 1, shape.kv_heads),
     )
-    for what, needed, there in sizes:
-        if needed > there:
-            raise ModelError(f"{shape.name} has {there:,} {what}; the model needs {needed:,}")
+    for what, needed, available in sizes:
+        if needed > available:
+            raise ModelError(f"{shape.name} has {available:,} {what}; the model needs {needed:,}")
     if config.intermediate_size % 2 or shape.mlp % 2:
-        raise ModelError("an odd number of neurons has no twins")
+        raise ModelError("an odd number of neurons cannot be paired")
 
 
 def _allocated(model: Any, shape: BigShape, dtype: torch.dtype, device: torch.device | str) -> Any:
-    """A model of that shape whose weights hold whatever memory held, with the right rotary embeddings."""
+    """A model of that shape with uninitialised weights and the right rotary embeddings."""
     small = model.config
     config = copy.deepcopy(small)
     config.update({**shape.fields, "rms_norm_eps": small.rms_norm_eps * small.hidden_size / shape.hidden})
@@ -135,12 +135,12 @@ def _allocated(model: Any, shape: BigShape, dtype: torch.dtype, device: torch.de
 
 
 def _rotary(small: Any, config: Any, shape: BigShape) -> Any:
-    """Rotary embeddings with the small model's very frequencies where its dimensions go.
+    """Rotary embeddings with exactly the small model's frequencies at its dimensions.
 
-    They are copied, not computed: YaRN blends them by the number of a pair, and rounds.
+    They are copied, not computed, because YaRN blends them by the index of a pair, and rounds.
     """
     rotary = type(small)(config=config)
-    dims = turned_dims(2 * len(small.inv_freq), shape)
+    dims = rotated_dims(2 * len(small.inv_freq), shape)
     slots = dims[: len(small.inv_freq)]
     for frequencies in (rotary.inv_freq, rotary.original_inv_freq):
         frequencies[slots] = small.inv_freq.cpu()
@@ -149,7 +149,7 @@ def _rotary(small: Any, config: Any, shape: BigShape) -> Any:
 
 
 def _draw(layer: nn.Module, like: nn.Module, random: torch.Generator) -> None:
-    """Fill the matrices of a layer with random numbers that spread as those of ``like`` do."""
+    """Fill the matrices of a layer with random numbers of the standard deviation in ``like``."""
     for name, weight in layer.named_parameters():
         if weight.dim() == 2:
             spread = like.get_parameter(name).float().std().item()
@@ -157,7 +157,7 @@ def _draw(layer: nn.Module, like: nn.Module, random: torch.Generator) -> None:
 
 
 def _cancel(layer: Any) -> None:
-    """Make twins of all values and all neurons, so that the layer writes nothing."""
+    """Make twins of all values and all neurons, so that the layer's output is zero."""
     attention, mlp = layer.self_attn, layer.mlp
     for rows in (attention.v_proj.weight, mlp.gate_proj.weight, mlp.up_proj.weight):
         rows[1::2] = rows[::2]
@@ -165,23 +165,23 @@ def _cancel(layer: Any) -> None:
         columns[:, 1::2] = -columns[:, ::2]
 
 
-def _write_attention(big: Any, small: Any, places: list[Home], config: Any, shape: BigShape) -> None:
-    """Put the real heads among the random ones."""
+def _write_attention(big: Any, small: Any, slots: list[HeadSlot], config: Any, shape: BigShape) -> None:
+    """Write the real heads into their slots among the random ones."""
     channels, dim = config.hidden_size, config.head_dim
-    dims = turned_dims(dim, shape).to(big.q_proj.weight.device)
+    dims = rotated_dims(dim, shape).to(big.q_proj.weight.device)
     keys, values = (part.weight.unflatten(0, (-1, shape.head_dim)) for part in (big.k_proj, big.v_proj))
     queries = big.q_proj.weight.unflatten(0, (shape.kv_heads, -1, shape.head_dim))  # [Hkv, G, D, channels]
     q, k, v = (part.weight.unflatten(0, (-1, dim)) for part in (small.q_proj, small.k_proj, small.v_proj))
     out = big.o_proj.weight.unflatten(1, (shape.kv_heads, -1, shape.head_dim))  # [channels, Hkv, G, D]
     o = small.o_proj.weight.unflatten(1, (-1, dim))
-    for number, home in enumerate(places):
-        kv, slot = home.kv, home.slot
+    for number, head in enumerate(slots):
+        kv, slot = head.kv, head.slot
         if slot == 0:
-            keys[kv, dims, :channels] = k[home.source].to(keys)
-            values[kv, :dim, :channels] = v[home.source].to(values)
+            keys[kv, dims, :channels] = k[head.source].to(keys)
+            values[kv, :dim, :channels] = v[head.source].to(values)
             queries[kv, :, :, :channels] = 0
             out[:, kv, :, :dim] = 0  # real values have no twins
-        # Into spare slots as well, so that nobody else has a say in which keys the group retrieves.
+        # Into spare slots, too: random queries would influence which keys the group retrieves.
         queries[kv, slot:, dims, :channels] = _scaled(q[number], shape.head_dim / dim).to(queries)
         out[:channels, kv, slot, :dim] = o[:, number].to(out)
 
@@ -198,7 +198,7 @@ def _write_norm(big: Any, small: Any) -> None:
     known = len(small.weight)
     weight = _scaled(small.weight, known / len(big.weight))
     big.weight[:known] = weight
-    big.weight[known:] = weight.mean()  # of channels that hold nothing
+    big.weight[known:] = weight.mean()  # for channels that are always zero
 
 
 def _write_embeddings(big: Any, small: Any, random: torch.Generator) -> None:
@@ -211,5 +211,5 @@ def _write_embeddings(big: Any, small: Any, random: torch.Generator) -> None:
 
 
 def _scaled(weight: Tensor, square: float) -> Tensor:
-    """weight times sqrt(square), rounded by whoever stores it."""
+    """weight times sqrt(square), in fp32."""
     return weight.float() * math.sqrt(square)

@@ -1,22 +1,22 @@
-"""How far rotary embeddings reach, and stretching those that were stretched before (YaRN, arXiv 2309.00071)."""
+"""Stretches YaRN's rotary embeddings (arXiv 2309.00071) to longer contexts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-LONGEST = 1_048_576  # tokens that YaRN is stretched to; nobody has measured what a model makes of that
+MAX_CONTEXT = 1_048_576  # tokens; the quality at this length is unmeasured
 
 
-def stretches(rope: Mapping[str, Any]) -> bool:
-    """Whether a model's rotary embeddings are YaRN's, which a larger factor makes reach further."""
+def is_yarn(rope: Mapping[str, Any]) -> bool:
+    """True if a model uses YaRN, whose positions a larger factor stretches further."""
     return rope.get("rope_type") == "yarn" and "original_max_position_embeddings" in rope
 
 
-def stretched(rope: Mapping[str, Any], context: int) -> tuple[dict[str, Any], int]:
-    """YaRN's parameters with the smallest whole factor for ``context`` tokens, and how many it reaches.
+def stretch_yarn(rope: Mapping[str, Any], context: int) -> tuple[dict[str, Any], int]:
+    """(rope parameters with the smallest whole factor for ``context`` tokens, tokens that this factor reaches).
 
-    Every other parameter stays, so the frequencies differ by the factor alone.
+    All other parameters stay the same, so the frequencies depend on the factor alone.
     """
     original: int = rope["original_max_position_embeddings"]
     factor = -(-context // original)

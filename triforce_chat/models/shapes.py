@@ -1,4 +1,4 @@
-"""Dimensions of published models at which speed can be measured without their weights."""
+"""Dimensions of published models, for measuring speed without their weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BigShape:
 
     @property
     def fields(self) -> Fields:
-        """As a config.json has them."""
+        """The dimensions as fields of a config.json."""
         return {
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
@@ -55,7 +55,7 @@ SHAPES = (
 
 
 def find_shape(name: str) -> BigShape:
-    """The shape of that name. Raises UsageError when there is none."""
+    """The shape with this name. Raises UsageError if there is none."""
     for shape in SHAPES:
         if shape.name == name:
             return shape

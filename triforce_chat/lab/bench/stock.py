@@ -10,9 +10,9 @@ import torch
 
 from triforce_chat.loading.device import device_and_dtype
 from triforce_chat.models.load import load_model
-from triforce_chat.models.quiet import quiet
-from triforce_chat.models.resize import inflated
+from triforce_chat.models.resize import resize_loaded
 from triforce_chat.models.shapes import BigShape
+from triforce_chat.models.silence_logs import silence_logs
 from triforce_chat.settings.settings import Settings
 
 
@@ -35,14 +35,14 @@ class Stock:
     def __init__(self, settings: Settings, shape: BigShape | None = None) -> None:
         device, dtype = device_and_dtype(settings)
         loaded = load_model(settings.model, device=device, dtype=dtype, attention="sdpa")
-        self.loaded = inflated(loaded, shape) if shape else loaded
+        self.loaded = resize_loaded(loaded, shape) if shape else loaded
 
     def measure(self, prompt: Sequence[int], tokens: int) -> tuple[float, float]:
         """(seconds of prefill, ms per decoded token) of a greedy answer of exactly ``tokens`` tokens."""
         clock = Clock()
         ids = torch.tensor([list(prompt)], device=self.loaded.model.device)
         started = time.perf_counter()
-        with quiet():  # it warns of the very lengths that are to be measured
+        with silence_logs():  # it warns of the very lengths that are to be measured
             self.loaded.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),

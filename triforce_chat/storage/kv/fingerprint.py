@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from triforce_chat import __version__
-from triforce_chat.models.load import meaning
+from triforce_chat.models.load import vocabulary_hash
 
 LAYOUT = 1  # version of the entries' format and meaning; a new number invalidates all stored ones
 ROW = 1024  # 64-bit integers per row that is summed
@@ -29,7 +29,7 @@ def fingerprint(model: Any, tokenizer: Any) -> bytes:
     so two trained models share a fingerprint only by deliberate construction. The configuration covers the rotary
     embeddings, the versions and the processor cover the arithmetic, and the vocabulary the meaning of the ids.
     """
-    settings = {**_settings(model), "vocabulary": meaning(tokenizer)}
+    settings = {**_settings(model), "vocabulary": vocabulary_hash(tokenizer)}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, tensor in _tensors(model):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -1,4 +1,4 @@
-"""Silence for libraries that write to the user's screen by themselves."""
+"""Keeps libraries from writing to the user's screen."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager, redirect_stderr
 from typing import Any, TextIO, cast
 
 
-class _DeafToOneThread:
-    """A stream that drops what the thread which made it writes; a status line of another thread passes."""
+class _StreamMutedForThread:
+    """A stream that drops the writes of the thread that created it and passes on those of other threads."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -28,14 +28,14 @@ class _DeafToOneThread:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings, log lines or progress bars of transformers inside; everything as before after it."""
+def silence_logs() -> Iterator[None]:
+    """Suppress warnings, log lines and transformers' progress bars within the block."""
     from transformers.utils import logging as bars
 
     had_bars, log_level = bars.is_progress_bar_enabled(), logging.root.manager.disable
-    # transformers' own switch does not reach the bar of its GGUF reader: hence the deaf stream
-    deaf = cast(TextIO, _DeafToOneThread(sys.stderr))
-    with warnings.catch_warnings(), redirect_stderr(deaf):
+    # transformers' own switch does not affect the progress bar of its GGUF reader.
+    muted = cast(TextIO, _StreamMutedForThread(sys.stderr))
+    with warnings.catch_warnings(), redirect_stderr(muted):
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
         bars.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Model folders in the user's cache: made once, complete or absent, and checked at every start."""
+"""Model folders in the user's cache: built once, complete or absent, and checked at every start."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from triforce_chat.errors import ModelError
 from triforce_chat.models.progress import Progress, Report
 from triforce_chat.settings.paths import CACHE_VARIABLE
 
-FORMAT = 1  # of the manifest and of what lies beside it; a new number makes every folder anew
+FORMAT = 1  # version of the manifest and the folder's content; a new number rebuilds every folder
 MANIFEST = "manifest.json"
-HEAD_BYTES = 1 << 20  # holds a safetensors header, and the whole of a small file
-SMALL_BYTES = 16 << 20  # up to here a file is hashed at every start: 16 MiB take about 50 ms
+HEAD_BYTES = 1 << 20  # enough for a safetensors header or a whole small file
+SMALL_BYTES = 16 << 20  # smaller files are hashed at every start; 16 MiB take about 50 ms
 
 Build = Callable[[Path], None]  # fills an empty folder; may put scratch files beside it
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What one file looked like when it was complete; sizes in bytes, time in nanoseconds."""
+class FileRecord:
+    """A complete file's size in bytes, modification time in nanoseconds, and hashes."""
 
     size: int
     mtime_ns: int
@@ -37,16 +37,16 @@ class Record:
 
 
 def ensure(folder: Path, source: str, build: Build, report: Report) -> Path:
-    """Return ``folder``, made by ``build`` unless an intact copy made from ``source`` is there.
+    """Return ``folder``; call ``build`` to fill it unless it is intact and was built from ``source``.
 
-    One process builds while others wait for its result. Raises ModelError when the disk refuses.
+    One process builds while others wait. Raises ModelError if the folder cannot be written.
     """
     if is_intact(folder, source):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder, report):
-            if not is_intact(folder, source):  # another process may have made it meanwhile
+            if not is_intact(folder, source):  # another process may have built it meanwhile
                 _install(folder, source, build)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -57,24 +57,24 @@ def ensure(folder: Path, source: str, build: Build, report: Report) -> Path:
 
 
 def is_intact(folder: Path, source: str) -> bool:
-    """Whether every file is as the manifest says; large files are read whole only if touched since."""
+    """True if every file matches the manifest; large files are hashed only if their time has changed."""
     try:
         records = _read_manifest(folder, source)
         if not all(_matches(folder / name, record) for name, record in records.items()):
             return False
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    _remember_times(folder, source, records)
+    _update_times(folder, source, records)
     return True
 
 
-def damaged(folder: Path, source: str) -> list[str]:
-    """Names of files that are not as the manifest says; all are read whole. An unusable manifest names itself."""
+def damaged_files(folder: Path, source: str) -> list[str]:
+    """Names of files that do not match the manifest, hashing all of them; the manifest itself if it is invalid."""
     try:
         records = _read_manifest(folder, source)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [MANIFEST]
-    return [name for name, record in records.items() if not _is_whole(folder / name, record)]
+    return [name for name, record in records.items() if not _hash_matches(folder / name, record)]
 
 
 def sha256_of(path: Path) -> str:
@@ -84,16 +84,16 @@ def sha256_of(path: Path) -> str:
 
 
 def seal(folder: Path, source: str) -> None:
-    """Push the files of a finished folder to the disk and write its manifest last."""
+    """Sync the files of a finished folder to the disk, then write its manifest."""
     records = {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
     for name in records:
         _sync(folder / name)
     _write_manifest(folder, source, records)
 
 
-def _record(path: Path) -> Record:
+def _record(path: Path) -> FileRecord:
     stat = path.stat()
-    return Record(stat.st_size, stat.st_mtime_ns, sha256_of(path), _head(path))
+    return FileRecord(stat.st_size, stat.st_mtime_ns, sha256_of(path), _head(path))
 
 
 def _head(path: Path) -> str:
@@ -101,7 +101,7 @@ def _head(path: Path) -> str:
         return hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
 
 
-def _matches(path: Path, record: Record) -> bool:
+def _matches(path: Path, record: FileRecord) -> bool:
     stat = path.stat()
     if stat.st_size != record.size:
         return False
@@ -110,21 +110,21 @@ def _matches(path: Path, record: Record) -> bool:
     return _head(path) == record.head
 
 
-def _is_whole(path: Path, record: Record) -> bool:
+def _hash_matches(path: Path, record: FileRecord) -> bool:
     try:
         return path.stat().st_size == record.size and sha256_of(path) == record.sha256
     except OSError:
         return False
 
 
-def _read_manifest(folder: Path, source: str) -> dict[str, Record]:
+def _read_manifest(folder: Path, source: str) -> dict[str, FileRecord]:
     manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
     if (manifest["format"], manifest["source"]) != (FORMAT, source) or not manifest["files"]:
-        raise ValueError("made by another version")
-    return {name: Record(**record) for name, record in manifest["files"].items()}
+        raise ValueError("built by another version")
+    return {name: FileRecord(**record) for name, record in manifest["files"].items()}
 
 
-def _write_manifest(folder: Path, source: str, records: dict[str, Record]) -> None:
+def _write_manifest(folder: Path, source: str, records: dict[str, FileRecord]) -> None:
     files = {name: asdict(record) for name, record in records.items()}
     text = json.dumps({"format": FORMAT, "source": source, "files": files}, indent=1)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=".", delete=False) as file:
@@ -134,16 +134,16 @@ def _write_manifest(folder: Path, source: str, records: dict[str, Record]) -> No
     Path(file.name).replace(folder / MANIFEST)
 
 
-def _remember_times(folder: Path, source: str, records: dict[str, Record]) -> None:
-    """A copied cache has new times: note them, so that it is hashed whole only once."""
+def _update_times(folder: Path, source: str, records: dict[str, FileRecord]) -> None:
+    """Record the new modification times of a copied cache, so that it is hashed only once."""
     now = {name: (folder / name).stat().st_mtime_ns for name in records}
     if all(now[name] == record.mtime_ns for name, record in records.items()):
         return
-    renewed = {name: Record(r.size, now[name], r.sha256, r.head) for name, r in records.items()}
+    renewed = {name: FileRecord(r.size, now[name], r.sha256, r.head) for name, r in records.items()}
     try:
         _write_manifest(folder, source, renewed)
     except OSError:
-        return  # a read-only cache is still a good one
+        return  # a read-only cache is usable
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""Which tokens end an answer."""
+"""Finds the tokens that end an answer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# A base model's config often names only the end of a text, its chat template ends turns with another.
+# A base model's config often names only the end-of-text token, while its chat template ends turns with another.
 END_MARKERS = (
     "<|im_end|>",
     "<|endoftext|>",
@@ -17,17 +17,17 @@ END_MARKERS = (
 )
 
 
-def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids from the generation config, the config, the tokenizer, and well-known special end markers."""
+def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The end token ids of the generation config, the config, the tokenizer, and well-known special tokens."""
     configs = (getattr(model, "generation_config", None), model.config, tokenizer)
     declared = [_as_ids(getattr(config, "eos_token_id", None)) for config in configs]
     return frozenset[int]().union(*declared, _marker_ids(tokenizer))
 
 
-def settle_gguf_tokenizer(tokenizer: Any, config: Any) -> None:
+def repair_gguf_tokenizer(tokenizer: Any, config: Any) -> None:
     """Give a tokenizer read from GGUF the special tokens of the config, and exact decoding.
 
-    Some versions of transformers guess both: they took the beginning marker for the end marker.
+    Some versions of transformers guess both, and took the beginning-of-text token for the end token.
     """
     for role in ("bos_token", "eos_token", "pad_token"):
         number = getattr(config, f"{role}_id", None)

@@ -1,4 +1,4 @@
-"""Whether a model folder holds all that it should."""
+"""Checks that a model folder is complete."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ SAFETENSORS_INDEX = "model.safetensors.index.json"
 
 
 class NoSafetensors(ModelError):
-    """A folder may be complete in its own way, but holds no weights in a form that is read directly."""
+    """The folder holds no safetensors; it may be complete in another format."""
 
 
 def check_complete(name: str, folder: Path) -> None:
-    """Raise ModelError unless the folder holds a config and every safetensors file its index names."""
+    """Raises ModelError unless the folder holds a config and every safetensors file that its index names."""
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{name}: config.json is missing beside the weights")
+        raise ModelError(f"{name}: config.json is missing")
     if not any(folder.glob("*.safetensors")):
         raise no_weights(name, folder)
-    check_indexed(name, folder / SAFETENSORS_INDEX, ".safetensors")
+    check_index(name, folder / SAFETENSORS_INDEX, ".safetensors")
 
 
-def check_indexed(name: str, index: Path, suffix: str) -> None:
-    """Raise ModelError unless every weight file that ``index`` names lies beside it and ends with ``suffix``.
+def check_index(name: str, index: Path, suffix: str) -> None:
+    """Raises ModelError unless every weight file that ``index`` names is in its folder and ends with ``suffix``.
 
-    An index may be anybody's: transformers would follow it out of the folder, and unpickle what is no safetensors.
+    An index is untrusted: transformers would follow it out of the folder, and unpickle other formats.
     """
-    files = indexed(index)
+    files = indexed_files(index)
     foreign = [file for file in files if not file.endswith(suffix) or set(file) & set("/\\:\0")]
     if foreign:
-        raise ModelError(f"{name}: {index.name} names {foreign[0]!r}, no {suffix} file beside it; not read")
+        raise ModelError(
+            f"{name}: {index.name} names {foreign[0]!r}, no {suffix} file of its folder; not read"
+        )
     missing = [file for file in files if not (index.parent / file).is_file()]
     if missing:
         raise ModelError(f"{name}: incomplete, {missing[0]} is missing; copy or download the model again")
 
 
-def indexed(index: Path) -> list[str]:
-    """The weight files that an index names; none where there is no index. Raises ModelError for damage."""
+def indexed_files(index: Path) -> list[str]:
+    """The weight files that an index names, or none without an index. Raises ModelError if it is damaged."""
     if not index.is_file():
         return []
     try:
@@ -51,15 +53,15 @@ def indexed(index: Path) -> list[str]:
 
 def _name(file: object) -> str:
     if not isinstance(file, str):
-        raise TypeError(f"{file!r} is no file name")
+        raise TypeError(f"{file!r} is not a file name")
     return file
 
 
 def no_weights(name: str, folder: Path) -> NoSafetensors:
-    """The error for a folder without weights that can be read."""
+    """The error for a folder without supported weights."""
     pickles = [file for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern)]
     if pickles:
         return NoSafetensors(
-            f"{name}: holds only pickled weights ({pickles[0].name}), which are never read; convert to safetensors"
+            f"{name}: holds only pickled weights ({pickles[0].name}), which are never read; convert them to safetensors"
         )
     return NoSafetensors(f"{name}: holds neither .safetensors nor .gguf weights")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models import cache
-from triforce_chat.models.cache import MANIFEST, ensure, is_intact
-from triforce_chat.models.progress import unheard
+from triforce_chat.models import model_cache
+from triforce_chat.models.model_cache import MANIFEST, ensure, is_intact
+from triforce_chat.models.progress import ignore_progress
 from triforce_chat.settings.paths import cache_folder
 
 SOURCE = "abc"
@@ -32,14 +32,14 @@ class Builder:
 
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Builder:
-    monkeypatch.setattr(cache, "SMALL_BYTES", 1000)
-    monkeypatch.setattr(cache, "HEAD_BYTES", 100)
+    monkeypatch.setattr(model_cache, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(model_cache, "HEAD_BYTES", 100)
     return Builder()
 
 
 @pytest.fixture
 def folder(tmp_path: Path, build: Builder) -> Path:
-    return ensure(tmp_path / "models" / "m", SOURCE, build, unheard)
+    return ensure(tmp_path / "models" / "m", SOURCE, build, ignore_progress)
 
 
 def flip_byte(path: Path, at: int, keep_time: bool = False) -> None:
@@ -52,7 +52,7 @@ def flip_byte(path: Path, at: int, keep_time: bool = False) -> None:
 
 
 def test_builds_once_and_leaves_nothing_else(folder: Path, build: Builder) -> None:
-    assert ensure(folder, SOURCE, build, unheard) == folder
+    assert ensure(folder, SOURCE, build, ignore_progress) == folder
     assert build.calls == 1
     assert sorted(path.name for path in folder.parent.iterdir() if path.suffix != ".lock") == ["m"]
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", MANIFEST, "weights"]
@@ -61,7 +61,7 @@ def test_builds_once_and_leaves_nothing_else(folder: Path, build: Builder) -> No
 @pytest.mark.parametrize("name", ["config.json", "weights", MANIFEST])
 def test_a_missing_file_is_made_again(folder: Path, build: Builder, name: str) -> None:
     (folder / name).unlink()
-    ensure(folder, SOURCE, build, unheard)
+    ensure(folder, SOURCE, build, ignore_progress)
     assert build.calls == 2
     assert is_intact(folder, SOURCE)
 
@@ -70,7 +70,7 @@ def test_a_missing_file_is_made_again(folder: Path, build: Builder, name: str) -
 def test_a_cut_file_is_made_again(folder: Path, build: Builder, name: str) -> None:
     path = folder / name
     os.truncate(path, path.stat().st_size - 1)
-    ensure(folder, SOURCE, build, unheard)
+    ensure(folder, SOURCE, build, ignore_progress)
     assert build.calls == 2
     assert (folder / "weights").read_bytes() == LARGE
 
@@ -90,13 +90,13 @@ def test_a_touched_but_equal_file_is_hashed_once(folder: Path, monkeypatch: pyte
     os.utime(folder / "weights", ns=(1, 1))
     assert is_intact(folder, SOURCE)
     hashed: list[str] = []
-    sha256_of = cache.sha256_of
+    sha256_of = model_cache.sha256_of
 
     def noting(path: Path) -> str:
         hashed.append(path.name)
         return sha256_of(path)
 
-    monkeypatch.setattr(cache, "sha256_of", noting)
+    monkeypatch.setattr(model_cache, "sha256_of", noting)
     assert is_intact(folder, SOURCE)
     assert hashed == ["config.json"]
 
@@ -107,9 +107,9 @@ def test_a_touched_but_equal_file_is_hashed_once(folder: Path, monkeypatch: pyte
         "",
         "[]",
         "null",
-        json.dumps({"format": cache.FORMAT, "source": SOURCE, "files": {}}),
-        json.dumps({"format": cache.FORMAT, "source": SOURCE, "files": {"weights": {"size": 1}}}),
-        json.dumps({"format": cache.FORMAT + 1, "source": SOURCE, "files": {"weights": {}}}),
+        json.dumps({"format": model_cache.FORMAT, "source": SOURCE, "files": {}}),
+        json.dumps({"format": model_cache.FORMAT, "source": SOURCE, "files": {"weights": {"size": 1}}}),
+        json.dumps({"format": model_cache.FORMAT + 1, "source": SOURCE, "files": {"weights": {}}}),
     ],
 )
 def test_a_senseless_manifest_is_damage(folder: Path, manifest: str) -> None:
@@ -118,7 +118,7 @@ def test_a_senseless_manifest_is_damage(folder: Path, manifest: str) -> None:
 
 
 def test_another_source_is_made_anew(folder: Path, build: Builder) -> None:
-    ensure(folder, "another", build, unheard)
+    ensure(folder, "another", build, ignore_progress)
     assert build.calls == 2
 
 
@@ -128,7 +128,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ensure(tmp_path / "m", SOURCE, interrupted, unheard)
+        ensure(tmp_path / "m", SOURCE, interrupted, ignore_progress)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
 
 
@@ -136,14 +136,14 @@ def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path, build: Builder)
     stale = tmp_path / ".m.killed"
     stale.mkdir()
     (stale / "weights").write_bytes(LARGE)
-    ensure(tmp_path / "m", SOURCE, build, unheard)
+    ensure(tmp_path / "m", SOURCE, build, ignore_progress)
     assert not stale.exists()
 
 
 def test_a_disk_that_refuses_is_one_line(tmp_path: Path, build: Builder) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ModelError, match=r"^cannot write the cache .*TRIFORCE_CHAT_CACHE") as caught:
-        ensure(tmp_path / "file" / "m", SOURCE, build, unheard)
+        ensure(tmp_path / "file" / "m", SOURCE, build, ignore_progress)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 5
 
