@@ -7,11 +7,13 @@ from collections.abc import Generator
 
 import pytest
 import torch
+from support.caches import buffer_of
 from support.labs import Lab
 from torch import Tensor
 
 from triforce_chat.engine import attribution
 from triforce_chat.engine.attribution import AttributionCache, attribute
+from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Retraced, Text
 from triforce_chat.settings.settings import STACKS
@@ -60,6 +62,11 @@ def test_squares_of_the_softmax(any_lab: Lab, rows: int, block: int, monkeypatch
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
 
+def contents(full: FullCache) -> tuple[Tensor, Tensor, Tensor]:
+    buffer = buffer_of(full)
+    return buffer.keys, buffer.values, full.queries.data
+
+
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_stack_tells_the_same_and_nothing_is_changed(lab: Lab, stack: str) -> None:
     plain, engine = lab.engine("autoregressive"), lab.engine(stack)
@@ -67,11 +74,11 @@ def test_every_stack_tells_the_same_and_nothing_is_changed(lab: Lab, stack: str)
     made = said(plain, request)
     assert said(engine, request) == made
     full = engine.full
-    before = [each.clone() for each in (full.storage.keys, full.storage.values, full.queries.data)]
+    before = [each.clone() for each in contents(full)]
     state = (full.length, list(full.queries.positions), list(engine.cached), list(engine.prefix.chunks))
     found = weights(engine, request, made)
     assert found == pytest.approx(weights(plain, request, made), rel=1e-3, abs=1e-5)
-    assert all(map(torch.equal, before, (full.storage.keys, full.storage.values, full.queries.data)))
+    assert all(map(torch.equal, before, contents(full)))
     assert state == (full.length, full.queries.positions, engine.cached, engine.prefix.chunks)
     longer = Request([*request.prompt, *made, 3, 5], SAYS)
     assert said(engine, longer) == said(lab.engine("autoregressive"), longer)
@@ -93,7 +100,7 @@ def test_a_witness_is_fed_what_the_cache_holds(lab: Lab) -> None:
     comparing = Comparing(engine.full, PROMPT - 1, lambda _queries, _keys: None)
     lab.target.prefill(comparing.pending(tokens)[:SAYS], comparing)
     assert comparing.position == comparing.length == PROMPT - 1 + SAYS
-    held = engine.full.storage.keys[:, :, PROMPT - 1 : PROMPT - 1 + SAYS]
+    held = buffer_of(engine.full).keys[:, :, PROMPT - 1 : PROMPT - 1 + SAYS]
     torch.testing.assert_close(torch.stack(fed), held, rtol=1e-4, atol=1e-5)
     comparing.judged(1, 0)
     comparing.truncate(5)

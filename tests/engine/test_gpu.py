@@ -19,7 +19,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import greedy_test, sampling_test, tokens_of
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.sampling.sampler import Sampling
+from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
 
 pytestmark = pytest.mark.gpu
@@ -146,7 +146,8 @@ def test_copies_run_while_the_device_computes() -> None:
                 busy @ busy
         end.record()
         torch.cuda.synchronize()
-        return begin.elapsed_time(end)
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds
 
     through(True, True)
     copies, arithmetic, both = (through(*kind) for kind in ((True, False), (False, True), (True, True)))

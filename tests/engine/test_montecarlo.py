@@ -17,7 +17,6 @@ from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Text, Verified
-from triforce_chat.engine.sampling import sampler as sampling_module
 from triforce_chat.engine.sampling.ops import Uniforms, truncate
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -138,7 +137,7 @@ class Transformed:
         """Of pairs of neighbours on a grid, and of single values; Bonferroni."""
         pairs = [pair for answer in self.answers for pair in zip(answer[::2], answer[1::2], strict=False)]
         grid = Counter((int(a * bins), int(b * bins)) for a, b in pairs)
-        cells = list(itertools.product(range(bins), repeat=2))
+        cells = list(itertools.product(range(bins), range(bins)))
         grids = chi_square_p([grid[cell] for cell in cells], [len(pairs) / bins**2] * bins**2)
         values = [value for answer in self.answers for value in answer]
         line = Counter(int(value * 20) for value in values)
@@ -211,7 +210,7 @@ def verdicts(kind: type[Sampler], answers: int, rounds: int) -> tuple[list[list[
 def pair_p(lines: Sequence[Sequence[int]], chances: Sequence[float]) -> float:
     pairs = Counter(pair for line in lines for pair in zip(line[::2], line[1::2], strict=False))
     n = sum(pairs.values())
-    cells = list(itertools.product(range(len(chances)), repeat=2))
+    cells = list(itertools.product(range(len(chances)), range(len(chances))))
     return chi_square_p([pairs[cell] for cell in cells], [n * chances[a] * chances[b] for a, b in cells])
 
 
@@ -226,13 +225,14 @@ def test_rounds_are_independent() -> None:
 
 def test_every_uniform_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One per tested token and one per drawn token, never twice the same."""
-    real, drawn = torch.rand, []
+    real = torch.rand
+    drawn: list[Tensor] = []
 
     def rand(*arguments: object, **options: object) -> Tensor:
         drawn.append(real(*arguments, **options))  # type: ignore[call-overload]
         return drawn[-1]
 
-    monkeypatch.setattr(sampling_module.torch, "rand", rand)
+    monkeypatch.setattr(torch, "rand", rand)
     verdicts(Sampler, 1, 6)
     numbers = [number for tensor in drawn for number in tensor.flatten().tolist()]
     assert len(numbers) == 6 * 3  # drafted, tested, recovered or bonus

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn, levels, rows
+from support.caches import STACKS, answer_of, buffer_of, caches, check_retrieval, in_turn, levels, rows
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
@@ -23,18 +23,19 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.sampling.sampler import Sampling
+from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.planner import Planner
 
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def fresh(runner: Runner, ids: Sequence[int]) -> FullCache:
+def fresh(runner: Runner, ids: Sequence[int]) -> KVBuffer:
+    """Keys and values of ids, computed from nothing."""
     cache = FullCache(runner.shape, len(ids))
     if ids:
         runner.prefill(torch.tensor(ids), cache)
-    return cache
+    return buffer_of(cache)
 
 
 def same(mine: KVBuffer, theirs: KVBuffer, n: int) -> bool:
@@ -56,7 +57,7 @@ def small_streaming(monkeypatch: pytest.MonkeyPatch, sinks: int = 3, window: int
 def check_full(engine: Engine, committed: list[int]) -> None:
     n = engine.full.length
     assert n <= len(committed) - 1
-    assert same(engine.full.storage, fresh(engine.target, committed[:n]).storage, n)
+    assert same(buffer_of(engine.full), fresh(engine.target, committed[:n]), n)
 
 
 def check_streaming(cache: StreamingCache, draft: Runner, committed: list[int]) -> None:
@@ -65,7 +66,7 @@ def check_streaming(cache: StreamingCache, draft: Runner, committed: list[int]) 
     if cache.length > cache.sinks:
         held = held + committed[cache.start : cache.length]
     assert cache.position == len(held)
-    assert same(cache.storage, fresh(draft, held).storage, len(held))
+    assert same(cache.storage, fresh(draft, held), len(held))
 
 
 def check_all(lab: Lab, engine: Engine, committed: list[int]) -> None:
@@ -182,7 +183,7 @@ def test_the_pick_is_what_the_queries_look_at(lab: Lab) -> None:
     for layer, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
         queries = engine.full.queries.latest(layer, 160, 4)[2 * head : 2 * head + 2]
         assert queries.shape == (2, 4, 8)
-        means = engine.full.storage.keys[layer, head, 4:148].unflatten(0, (-1, 4)).mean(1)
+        means = buffer_of(engine.full).keys[layer, head, 4:148].unflatten(0, (-1, 4)).mean(1)
         mass = sum(torch.softmax(means @ query / 8**0.5, 0) for query in queries.flatten(0, 1))
         assert isinstance(mass, Tensor)
         best = sorted(4 + 4 * pick for pick in mass.topk(3).indices.tolist())
@@ -236,7 +237,8 @@ def test_a_gap_is_not_closed_by_what_comes_behind_it(lab: Lab, gap: str) -> None
     if gap == "long":
         followed.feed(50)  # more than there is room for
     else:
-        for part in (followed.full.storage.keys, followed.full.storage.values):
+        buffer = buffer_of(followed.full)
+        for part in (buffer.keys, buffer.values):
             part[:, :, 101:104] = torch.randn(2, 2, 3, 8)
         followed.full.restored(3)  # of keys and values that came from elsewhere, fewer than a stride
     assert not followed.cache.requested
@@ -296,10 +298,10 @@ def test_closing_at_every_event(lab: Lab, stack: str, monkeypatch: pytest.Monkey
         events, told = engine.answer(Request(first, 10)), list(first)
         for _, event in zip(range(stop), events, strict=False):
             told += event.token_ids if isinstance(event, Text) else ()
-        events.close()  # type: ignore[attr-defined]
+        events.close()
         assert engine.full.length == len(engine.cached)
         assert engine.cached[: len(told) - 1] == told[: len(engine.cached)][: len(told) - 1]
-        assert same(engine.full.storage, fresh(engine.target, engine.cached).storage, engine.full.length)
+        assert same(buffer_of(engine.full), fresh(engine.target, engine.cached), engine.full.length)
         assert answer_of(engine, follow, 6) == expected
         engine.top.rollback(0)
         engine.cached.clear()
@@ -316,7 +318,7 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
     small_streaming(monkeypatch)
     luck = random.Random(seed)
     countdown = 0
-    update = {kind: kind.update for kind in (FullCache, RetrievalCache, StreamingCache)}
+    update: dict[type, Any] = {kind: kind.update for kind in (FullCache, RetrievalCache, StreamingCache)}
 
     def breaking(kind: type, late: bool) -> Any:
         def wrapped(cache: Any, *arguments: Any) -> Any:
@@ -348,7 +350,7 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
         ]
         if turn % 3 == 2:
             assert answer_of(engine, prompt, 9) == lab.greedy(prompt, 9)
-            assert same(engine.full.storage, fresh(engine.target, engine.cached).storage, engine.full.length)
+            assert same(buffer_of(engine.full), fresh(engine.target, engine.cached), engine.full.length)
 
 
 def test_an_interrupt_while_the_retrieval_cache_is_built(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

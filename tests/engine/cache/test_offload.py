@@ -25,7 +25,7 @@ from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Rebuilt, Text, Verified
 from triforce_chat.engine.prefix_cache import PrefixCache
-from triforce_chat.engine.sampling.sampler import Sampling
+from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.storage.kv.cache_directory import CacheDirectory
@@ -43,6 +43,12 @@ def deep() -> Lab:
 def engine_of(lab: Lab, stack: str = "triforce", storage: Any = KVBuffer, **more: Any) -> Engine:
     options = StackOptions(name=stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
     return Engine(lab.target, 400, TextCodec(spell), lab.draft, options, storage=storage, **more)
+
+
+def offloaded(engine: Engine) -> OffloadedKV:
+    storage = engine.full.storage
+    assert isinstance(storage, OffloadedKV)
+    return storage
 
 
 def told(engine: Engine, prompt: list[int], sampling: Sampling, n: int = 20) -> list[Any]:
@@ -82,8 +88,8 @@ def test_layers_that_stay_on_the_device(deep: Lab, resident: int) -> None:
     engine = engine_of(deep, storage=partial(OffloadedKV, resident=resident))
     prompt = deep.text(120)
     assert answer_of(engine, prompt, 40) == deep.greedy(prompt, 40)
-    assert engine.full.storage.near.keys.shape[0] == resident
-    assert len(engine.full.storage.buffers) == min(2, LAYERS - resident)
+    assert offloaded(engine).near.keys.shape[0] == resident
+    assert len(offloaded(engine).buffers) == min(2, LAYERS - resident)
 
 
 def stores(shape: Shape, resident: int) -> tuple[KVStorage, OffloadedKV]:
@@ -234,7 +240,7 @@ def test_an_interrupt_at_any_line_leaves_both_buffers(deep: Lab, lines: int) -> 
     engine, prompt = engine_of(deep, storage=OffloadedKV), deep.text(40)
     with interrupted(OffloadedKV._arrived.__code__, lines):
         answer_of(engine, prompt, 6)
-    assert len(engine.full.storage.buffers) == 2
+    assert len(offloaded(engine).buffers) == 2
     assert answer_of(engine, prompt, 6) == deep.greedy(prompt, 6)
 
 
@@ -270,7 +276,7 @@ def check_same_numbers(one: Engine, other: Engine) -> None:
 class SmallChunks(PrefixCache):
     """Reads 32 tokens at a time, so that short prompts have whole chunks."""
 
-    chunk_size = 32  # type: ignore[assignment]
+    chunk_size = 32
 
 
 def test_sources_are_found_in_host_memory(deep: Lab) -> None:

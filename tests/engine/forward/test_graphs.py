@@ -19,11 +19,11 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, s
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.cuda_graph import SIZES, USUAL
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner as runner_module
-from triforce_chat.engine.forward.graphs import SIZES, USUAL
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.speculation.stacks import StackOptions
 

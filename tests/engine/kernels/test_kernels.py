@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support import triton_interpreter
+from support.caches import buffer_of
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -332,7 +333,7 @@ def test_a_retrieval_cache_built_by_kernels_is_the_plain_one(
     for layer in range(3):
         for mine, whole in zip(found.storage.layer(layer), found.source.storage.layer(layer), strict=True):
             assert torch.equal(mine[:, :8], whole[:, :8])  # the sinks
-    assert torch.equal(found.storage.keys[:, :, found._slot(200)], found.source.storage.keys[:, :, 200])
+    assert torch.equal(found.storage.keys[:, :, found._slot(200)], buffer_of(found.source).keys[:, :, 200])
     assert not found.storage.keys[:, :, found._slot(201) :].any()
 
 
@@ -359,8 +360,9 @@ def built(policy: selection.Policy, at_once: bool) -> RetrievalCache:
 
 
 def test_a_head_dimension_is_a_power_of_two() -> None:
+    keys, values = noise(2, 1, 4, 96)
     with pytest.raises(ValueError, match="96"):
-        kernels.decode_attention(noise(1, 1, 96), *noise(2, 1, 4, 96), torch.tensor([0]), 1.0, 1)
+        kernels.decode_attention(noise(1, 1, 96), keys, values, torch.tensor([0]), 1.0, 1)
 
 
 def test_quantized_rows_are_within_half_a_step() -> None:

@@ -21,7 +21,7 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.sampling import executor as executor_module
 from triforce_chat.engine.sampling import sampler as sampler_module
-from triforce_chat.engine.sampling.executor import EagerExecutor, GraphExecutor
+from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.planner import Planner
@@ -55,12 +55,15 @@ def pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
 def engines(pair: tuple[Runner, Runner], stack: str) -> tuple[Engine, Engine]:
     """Eager, and replayed."""
     options = StackOptions("autoregressive" if stack == "overlapping" else stack, 5, 2, budget=SMALL_BUDGET)
-    both = tuple(Engine(pair[0], 400, TextCodec(spell), pair[1], options) for _ in range(2))
-    for engine, executor in zip(both, (EagerExecutor(), GraphExecutor()), strict=True):
-        engine.executor = executor
+
+    def engine(executor: Executor) -> Engine:
+        made = Engine(pair[0], 400, TextCodec(spell), pair[1], options)
+        made.executor = executor
         if stack in ("overlapping", "autoregressive"):
-            engine.top.overlap = stack == "overlapping"
-    return both  # type: ignore[return-value]
+            made.top.overlap = stack == "overlapping"
+        return made
+
+    return engine(EagerExecutor()), engine(GraphExecutor())
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -91,7 +94,7 @@ def test_a_nucleus_that_was_too_narrow(
         both = engines(pair, stack)
         request = Request(PROMPT, 25, Sampling(temperature=1.5, top_p=0.95, seed=seed))
         assert tokens_of(both[0], request) == tokens_of(both[1], request)
-        widths = {key[0].candidates for key in both[1].executor.made}  # type: ignore[attr-defined, index]
+        widths = {key[0].candidates for key in both[1].executor.made}  # type: ignore[attr-defined]
         assert len(widths) > 2
 
 
@@ -102,7 +105,7 @@ def test_an_answer_that_outgrows_its_room(
     both = engines(pair, "triforce")
     request = Request(PROMPT, 60, SETTINGS["default"])
     assert tokens_of(both[0], request) == tokens_of(both[1], request)
-    rooms = {key[-1] for key in both[1].executor.made}  # type: ignore[attr-defined, index]
+    rooms = {key[-1] for key in both[1].executor.made}  # type: ignore[attr-defined]
     assert rooms - {128} == {2, 8, 16, 32, 64}  # each for all that a proposal may make, so 4 is passed over
 
 

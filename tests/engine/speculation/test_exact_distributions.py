@@ -259,7 +259,8 @@ class Skewed(ToyCache):
 def test_a_full_cache_cut_at_the_wrong_place_changes_the_distribution() -> None:
     target, draft = toy(1), toy(2)
     stack = two_levels(target, draft, 2)
-    stack.top.cache = stack.parts[0] = Skewed()
+    stack.parts[0] = Skewed()
+    stack.top.cache = stack.parts[0]
     assert variation(distribution_of(stack, PLAIN, 3), exact_distribution(target, PLAIN, 3)) > 0.01
 
 
@@ -267,7 +268,8 @@ def test_a_middle_cache_cut_at_the_wrong_place_does_not() -> None:
     """Lower caches may be arbitrarily wrong."""
     target, middle, draft = toy(1), toy(2), toy(3)
     stack = three_levels(target, middle, draft, (2, 2))
-    stack.middle.cache = stack.parts[1] = Skewed()
+    stack.parts[1] = Skewed()
+    stack.middle.cache = stack.parts[1]
     assert variation(distribution_of(stack, PLAIN, 3), exact_distribution(target, PLAIN, 3)) <= EXACT
 
 

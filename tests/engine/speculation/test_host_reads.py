@@ -12,6 +12,7 @@ from support.no_sync import no_waits
 from support.toys import CPU, ToyCache, nothing
 
 from triforce_chat.engine.draft import TokenBuffer
+from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.cost_model import clock_of
@@ -106,7 +107,7 @@ def test_the_next_forward_is_launched_before_a_token_is_read(
             happened.append("forward")
             return super().__call__(*given)
 
-    class Read(speculative.HostCopy):
+    class Read(HostCopy):
         def read(self) -> Any:
             happened.append("read")
             return super().read()

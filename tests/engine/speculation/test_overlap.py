@@ -124,7 +124,12 @@ def test_a_nucleus_that_was_too_narrow(lab: Lab, seed: int, monkeypatch: pytest.
     monkeypatch.setattr(sampler_module, "WIDER", 2)
     widened: list[int] = []
     widen = Sampler.widen
-    monkeypatch.setattr(Sampler, "widen", lambda self: (widened.append(self.op.candidates), widen(self))[1])
+
+    def noting(sampler: Sampler) -> None:
+        widened.append(sampler.op.candidates)
+        widen(sampler)
+
+    monkeypatch.setattr(Sampler, "widen", noting)
     both = engines(lab)
     request = Request(lab.text(30), 25, Sampling(temperature=1.5, top_p=0.95, seed=seed))
     steady = lasting(both[0].answer(request))

@@ -83,7 +83,7 @@ class World:
             left = before + tokens - self.seq.known
             made, outcome = self.top.step(self.seq, self.sampler, left - 1)
             arm = made.plan.arm
-            self.made.append((arm and arm.drafter, made.plan.n, len(outcome.ids)))
+            self.made.append((arm.drafter if arm else None, made.plan.n, len(outcome.ids)))
             self.clock.seconds += self.gap
         self.top.rollback(self.seq.known - 1)
         return (self.clock.seconds - began) / tokens
@@ -99,7 +99,7 @@ class World:
     def of(self, asked: Sequence[int], cost: float, chances: Sequence[float]) -> float:
         """Seconds per token that rounds of so many tokens are worth: luck is none of the planner's."""
         seconds = sum(n * cost + self.target.seconds(n + 1) + self.gap for n in asked)
-        passing = [0.0, *itertools.accumulate(itertools.accumulate(chances, operator.mul))]
+        passing: list[float] = [0.0, *itertools.accumulate(itertools.accumulate(chances, operator.mul))]
         return seconds / sum(1 + passing[n] for n in asked)
 
     def worth(self, tokens: int, cost: float, chances: Sequence[float]) -> float:

@@ -26,7 +26,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import KEPT, DraftGraph
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup, longest_match
-from triforce_chat.engine.speculation.planner import NEVER
+from triforce_chat.engine.speculation.planner import NEVER, Plan
 from triforce_chat.engine.speculation.speculative import MARGIN, Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
 
@@ -80,9 +80,9 @@ def test_a_draft_that_knows_the_middle_is_always_right(threshold: int | None) ->
     planner = stack.middle.planner
     learn = planner.learn_unwaited
 
-    def noted(plan: Any, match: int, accepted: int, *seconds: float) -> None:
+    def noted(plan: Plan, match: int, accepted: int, drafting: float, verifying: float) -> None:
         lessons.append((match, accepted))
-        learn(plan, match, accepted, *seconds)
+        learn(plan, match, accepted, drafting, verifying)
 
     planner.learn_unwaited = noted  # type: ignore[method-assign]
     answer(stack, 80)
@@ -158,7 +158,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
 
 
 def engine_of(pair: tuple[Runner, Runner], name: str, planned: bool = False, draft: bool = True) -> Engine:
-    gammas = (None, None) if planned else (5, 2)
+    gammas: tuple[int | None, int | None] = (None, None) if planned else (5, 2)
     options = StackOptions(name, *gammas, budget=SMALL_BUDGET)
     engine = Engine(pair[0], 400, TextCodec(spell), pair[1] if draft else None, options)
     engine.executor = GraphExecutor()
@@ -201,7 +201,7 @@ def test_levels_that_know_the_target_are_always_right(
     options = StackOptions(name, *gammas, budget=Budget(tokens=512))
     engine = Engine(pair[0], 400, TextCodec(spell), pair[0], options)
     engine.executor = GraphExecutor()
-    middle_of(engine).planner._threshold = lambda _: ORDERS + 1  # type: ignore[method-assign]
+    middle_of(engine).planner._threshold = lambda n: ORDERS + 1  # type: ignore[method-assign]  # noqa: ARG005
     events = [event for event in engine.answer(Request(TEXT, 150)) if isinstance(event, Verified)]
     assert len({event.level for event in events}) == 2
     assert all(event.accepted == event.proposed for event in events)
@@ -293,7 +293,7 @@ def test_the_same_seed_gives_the_same_tokens_whatever_was_learnt(pair: tuple[Run
 @pytest.mark.parametrize("planned", [False, True])
 def test_the_window_of_the_draft_begins_again(pair: tuple[Runner, Runner], planned: bool) -> None:
     """Behind more tokens than it holds, with the slots of all rounds inside of it."""
-    gammas = (None, None) if planned else (9, 3)
+    gammas: tuple[int | None, int | None] = (None, None) if planned else (9, 3)
     options = StackOptions("triforce", *gammas, budget=Budget(tokens=1024))
     engine = Engine(pair[0], 900, TextCodec(spell), pair[0], options)
     engine.executor = GraphExecutor()
