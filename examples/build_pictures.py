@@ -17,7 +17,7 @@ from triforce_chat.cli.reading import read_all
 from triforce_chat.engine.events import Comparison
 from triforce_chat.settings.options import Options
 from triforce_chat.ui.compare import Columns, summary
-from triforce_chat.ui.markdown import Page
+from triforce_chat.ui.markdown import RenderedMarkdown
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.theme import THEME
 
@@ -54,7 +54,7 @@ def ask(session: ChatSession) -> None:
         panel.add(event)
         if len(panel.tally.token_ids) >= SHOWN:
             break
-    draw("panel", [Text(f"> {QUESTION}", "bold"), Page(panel.tally.text), panel])
+    draw("panel", [Text(f"> {QUESTION}", "bold"), RenderedMarkdown(panel.tally.text), panel])
     answer.close()
 
 

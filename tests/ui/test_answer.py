@@ -260,7 +260,7 @@ def test_plain_writes_whole_sentences() -> None:
 @pytest.mark.parametrize("detail", ["live", "plain", "bare"])
 def test_an_answer_goes_on_behind_what_was_said(detail: Detail) -> None:
     shown = screen(detail)
-    tally = show_answer(iter(answer_events(" and *on*.")), shown, behind="Settled.\n\nIt goes on")
+    tally = show_answer(iter(answer_events(" and *on*.")), shown, previous="Settled.\n\nIt goes on")
     assert tally.text == " and *on*."
     out = written(shown.out)
     if detail == "live":

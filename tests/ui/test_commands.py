@@ -11,9 +11,9 @@ from support.chat_screen import Chat
 
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import UsageError
-from triforce_chat.ui.clipboard import copy
+from triforce_chat.ui.clipboard import copy_to_clipboard
 from triforce_chat.ui.export import describe_document
-from triforce_chat.ui.prompt import is_command, message, open_block
+from triforce_chat.ui.prompt import block_is_open, is_command, message_text
 from triforce_chat.ui.terminal import Screen
 
 
@@ -101,7 +101,7 @@ def test_plain_has_words_where_others_have_drawings() -> None:
     said = "".join(chat.ask("q", "/stats", "/help doc"))
     assert "target: accepted 15, proposed 20, tested 20, rounds 5, acceptance 75 %\n" in said
     assert "accepted per round: 3.0 of 5 rounds, 3 to 3\ncache built in round: 1\n" in said
-    assert "/doc PATH [PAGES]: Add a document behind what was said.\n" in said
+    assert "/doc PATH [PAGES]: Add a document to the conversation.\n" in said
     assert not re.search("[\u2500-\u259f]", said)
 
 
@@ -120,12 +120,14 @@ def test_copy() -> None:
 
 def test_what_a_copy_writes() -> None:
     screen = Screen(Console(file=TerminalFile()), Console(file=io.StringIO()), "bare")
-    copy("Zwölf", screen)
+    copy_to_clipboard("Zwölf", screen)
     assert screen.out.file.getvalue() == "\x1b]52;c;WnfDtmxm\x07"  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="has 80,000 bytes"):
-        copy("ö" * 40_000, screen)
+        copy_to_clipboard("ö" * 40_000, screen)
     with pytest.raises(UsageError, match="no terminal that has one"):
-        copy("x", Screen(Console(file=TerminalFile(), _environ={"TERM": "dumb"}), screen.err, "plain"))
+        copy_to_clipboard(
+            "x", Screen(Console(file=TerminalFile(), _environ={"TERM": "dumb"}), screen.err, "plain")
+        )
 
 
 def test_editor_needs_a_keyboard() -> None:
@@ -197,11 +199,11 @@ def test_an_existing_path_begins_a_question(tmp_path: Path) -> None:
 
 
 def test_blocks() -> None:
-    assert open_block('"""')
-    assert open_block('"""a\nb')
-    assert not open_block('"""a\nb"""')
-    assert message('"""\na\n  b\n"""') == "a\n  b"
-    assert message("  plain ") == "plain"
+    assert block_is_open('"""')
+    assert block_is_open('"""a\nb')
+    assert not block_is_open('"""a\nb"""')
+    assert message_text('"""\na\n  b\n"""') == "a\n  b"
+    assert message_text("  plain ") == "plain"
 
 
 def test_describe_cleans_the_title() -> None:

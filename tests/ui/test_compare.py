@@ -11,7 +11,7 @@ from support.fakes import LIMIT, Scripted, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
 from triforce_chat.engine.events import Comparison
-from triforce_chat.ui.compare import Columns, show_comparison, speeds, verdicts
+from triforce_chat.ui.compare import Columns, conclusions, show_comparison, speed_rows
 from triforce_chat.ui.terminal import Detail, Screen
 
 ANSWER = "A first line.\n\nA second one, \x1b[1mlonger\x1b[0m."
@@ -108,11 +108,11 @@ def test_equality(changes: dict[str, bool | None], said: str) -> None:
     result = replace(comparison(), **changes)  # type: ignore[arg-type]
     if not result.identical:
         result.autoregressive.token_ids[1] = -1
-    assert verdicts(result)[-1] == said
+    assert conclusions(result)[-1] == said
 
 
 def test_figures() -> None:
     result = comparison()
-    assert speeds(result)[1] == ("ms/token", "20.0", "50.0")
-    assert verdicts(result)[1] == "end to end: 1.09x (its prefill of 5.0 s counted on both sides)"
-    assert verdicts(result)[2] == "accepted: target 75 %, retrieval 80 %"
+    assert speed_rows(result)[1] == ("ms/token", "20.0", "50.0")
+    assert conclusions(result)[1] == "end to end: 1.09x (its prefill of 5.0 s counted on both sides)"
+    assert conclusions(result)[2] == "accepted: target 75 %, retrieval 80 %"

@@ -12,8 +12,8 @@ from rich.panel import Panel
 from rich.text import Text
 from support.terminal_emulator import screen_of
 
-from triforce_chat.ui.markdown import Blocks, Page, recent, settled
-from triforce_chat.ui.stream import LINK, Frame, MarkdownTail, Region
+from triforce_chat.ui.markdown import BlockSplitter, RenderedMarkdown, last_lines, settled_length
+from triforce_chat.ui.stream import LINK_RATE, Frame, MarkdownTail, Region
 
 BLOCKS = (
     "# Title",
@@ -37,7 +37,7 @@ def written(console: Console) -> str:
 
 def plain(text: str) -> str:
     console = Console(file=io.StringIO(), width=60)
-    console.print(Page(text))
+    console.print(RenderedMarkdown(text))
     return "\n".join(line.rstrip() for line in written(console).splitlines())
 
 
@@ -58,12 +58,12 @@ def plain(text: str) -> str:
     ],
 )
 def test_settled(text: str, done: str) -> None:
-    assert text[: settled(text)] == done
+    assert text[: settled_length(text)] == done
 
 
 @given(st.lists(st.integers(1, 9), max_size=40))
 def test_blocks_lose_and_repeat_nothing(sizes: list[int]) -> None:
-    blocks, out, at = Blocks(), "", 0
+    blocks, out, at = BlockSplitter(), "", 0
     for size in sizes:
         out += blocks.feed(TEXT[at : at + size])
         at += size
@@ -76,7 +76,7 @@ def test_the_cut_does_not_show() -> None:
         for char in TEXT:
             tail.write(char)
     whole = terminal()
-    whole.print(Page(TEXT))
+    whole.print(RenderedMarkdown(TEXT))
     assert screen_of(written(console)) == screen_of(written(whole))
 
 
@@ -137,7 +137,7 @@ def test_a_slow_link_gets_few_bytes() -> None:
             text = f"| {quarter} tokens | {quarter * 7} of them | now |\n"
             tail.write(text if quarter else f"| a | b | c |\n|---|---|---|\n{text}")
             tail._region.refresh()
-    assert len(written(console).encode()) - before < 1.2 * LINK * seconds + 120 * 4 * seconds
+    assert len(written(console).encode()) - before < 1.2 * LINK_RATE * seconds + 120 * 4 * seconds
 
 
 def test_nothing_new_sends_nothing() -> None:
@@ -151,9 +151,9 @@ def test_nothing_new_sends_nothing() -> None:
 
 
 def test_recent_keeps_the_fence() -> None:
-    assert recent("```py\na\nb\nc", 2) == "```py\nb\nc"
-    assert recent("a\nb\nc", 2) == "b\nc"
-    assert recent("a\nb", 2) == "a\nb"
+    assert last_lines("```py\na\nb\nc", 2) == "```py\nb\nc"
+    assert last_lines("a\nb\nc", 2) == "b\nc"
+    assert last_lines("a\nb", 2) == "a\nb"
 
 
 def test_an_error_leaves_the_text_and_the_cursor() -> None:
@@ -187,5 +187,5 @@ def test_markdown_hides_no_text_and_obeys_no_text(text: str) -> None:
 
 def test_links_are_written_out() -> None:
     console = terminal(80)
-    console.print(Page("[here](http://x.org)"))
+    console.print(RenderedMarkdown("[here](http://x.org)"))
     assert "here (http://x.org)" in "".join(screen_of(written(console)))

@@ -16,7 +16,7 @@ from support.pseudo_terminal import CTRL_C, ENTER, TAB, Terminal
 from support.tiny_models import mute_special_tokens, save_model
 
 from triforce_chat.ui.repl import HINT
-from triforce_chat.ui.stream import LINK
+from triforce_chat.ui.stream import LINK_RATE
 
 CONTEXT = 65_536
 PASTE = "\x1b[200~{}\x1b[201~"
@@ -97,7 +97,7 @@ def stops_an_answer(person: Terminal) -> None:
     person.send(CTRL_C)
     person.until("stopped after")
     seconds, size = time.monotonic() - began[0], len(person.written) - began[1]
-    assert size < 2 * LINK * (seconds + 1)
+    assert size < 2 * LINK_RATE * (seconds + 1)
     for _ in range(2):
         person.until(">")
         person.send(CTRL_C)

@@ -7,7 +7,7 @@ from rich.console import Console, RenderableType
 from support.fakes import LIMIT, answer_events
 
 from triforce_chat.ui.compare import Columns
-from triforce_chat.ui.markdown import Page
+from triforce_chat.ui.markdown import RenderedMarkdown
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.theme import THEME
 
@@ -51,7 +51,7 @@ def comparison() -> Columns:
     return columns
 
 
-@pytest.mark.parametrize("shown", [Page(EVERYTHING), panel(True), panel(False), comparison()])
+@pytest.mark.parametrize("shown", [RenderedMarkdown(EVERYTHING), panel(True), panel(False), comparison()])
 def test_no_word_depends_on_a_colour(shown: RenderableType) -> None:
     """So everything can be read on a white background as on a black one."""
     console = Console(file=io.StringIO(), width=80, height=24, color_system="truecolor", theme=THEME)

@@ -1,4 +1,4 @@
-"""Show one answer: consume its events, stop when the user asks for it, give the figures back."""
+"""Showing one answer: consume its events, stop at Ctrl-C, return the tally."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from typing import Protocol, Self, TypeVar
 from rich.text import Text
 
 from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
-from triforce_chat.engine.events import Text as Said
+from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import Cleaner, clean
 from triforce_chat.ui.keyboard import keys_hidden
-from triforce_chat.ui.markdown import unsettled
+from triforce_chat.ui.markdown import unsettled_part
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import MarkdownTail
 from triforce_chat.ui.terminal import Detail, Interrupt, Screen
 
 Item = TypeVar("Item")
-SENTENCE = re.compile(r"[.!?…:;]\s|\n|[。！？]")  # the end of one, or of a line
+SENTENCE_END = re.compile(r"[.!?…:;]\s|\n|[。！？]")  # or the end of a line
 
 
 class View(Protocol):
-    """Something that an answer is shown on."""
+    """A form in which an answer is shown; used as a context manager."""
 
     panel: EnginePanel
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
-    def behind(self, said: str) -> None:
-        """What follows goes on behind ``said``."""
+    def resume_from(self, previous: str) -> None:
+        """Prepare for an answer that continues ``previous``; called before the first event is added."""
         ...
 
-    def add(self, event: Event) -> None: ...
+    def add(self, event: Event) -> None:
+        """Show one event."""
+        ...
 
 
 class BareView:
-    """The answer's text and a line end; no escape code, nothing else."""
+    """The text of the answer and a final line end, without escape codes."""
 
     def __init__(self, screen: Screen, panel: EnginePanel) -> None:
         self.panel = panel
         self._screen, self._cleaner = screen, Cleaner()
-        self._open = False  # the line that the cursor is on
+        self._open = False  # the cursor is on a line that has no end yet
 
     def __enter__(self) -> Self:
         return self
@@ -54,12 +56,12 @@ class BareView:
         if self._open:
             self._write("\n")
 
-    def behind(self, said: str) -> None:
-        """What was said stands above; only the rest is written."""
+    def resume_from(self, previous: str) -> None:
+        """Nothing to do: the previous text is above already."""
 
     def add(self, event: Event) -> None:
         self.panel.add(event)
-        if isinstance(event, Said):
+        if isinstance(event, TextEvent):
             self._write(self._cleaner.feed(event.text))
         self._open = self._open or (isinstance(event, Finished) and not self.panel.tally.text)
 
@@ -71,7 +73,7 @@ class BareView:
 
 
 class PlainView(BareView):
-    """The same sentence by sentence, with lines that tell of a long prefill, and one about the answer."""
+    """The text of the answer sentence by sentence, with lines about a long prefill and about the answer."""
 
     def __init__(self, screen: Screen, panel: EnginePanel) -> None:
         super().__init__(screen, panel)
@@ -97,7 +99,7 @@ class PlainView(BareView):
 
     def _write(self, text: str) -> None:
         text = self._held + text
-        end = max((found.end() for found in SENTENCE.finditer(text)), default=0)
+        end = max((found.end() for found in SENTENCE_END.finditer(text)), default=0)
         self._held = text[end:]
         super()._write(text[:end])
 
@@ -107,7 +109,7 @@ class PlainView(BareView):
 
 
 class LiveView:
-    """Markdown with the engine's panel below; the panel leaves one line behind."""
+    """Markdown with the engine's panel below; at the end a line of figures replaces the panel."""
 
     def __init__(self, screen: Screen, panel: EnginePanel) -> None:
         self.panel = panel
@@ -129,13 +131,13 @@ class LiveView:
         for line, style in source_lines.below_answer(self.panel.tally.sourced):
             self._out.print(Text(line, style), soft_wrap=True)
 
-    def behind(self, said: str) -> None:
-        """Its last block is shown again: Markdown can be read from a block's beginning only."""
-        self._tail.write(unsettled(clean(said)))
+    def resume_from(self, previous: str) -> None:
+        """Show the last block again, because Markdown is parsed from the beginning of a block."""
+        self._tail.write(unsettled_part(clean(previous)))
 
     def add(self, event: Event) -> None:
         self.panel.add(event)
-        if isinstance(event, Said):
+        if isinstance(event, TextEvent):
             self._tail.write(self._cleaner.feed(event.text))
 
 
@@ -147,20 +149,20 @@ VIEWS: Mapping[Detail, Callable[[Screen, EnginePanel], View]] = {
 
 
 def show_answer(
-    events: Iterator[Event], screen: Screen, *, title: str = "", limit: int = 0, behind: str = ""
+    events: Iterator[Event], screen: Screen, *, title: str = "", limit: int = 0, previous: str = ""
 ) -> Tally:
-    """Show the events of one answer and return their fold.
+    """Show the events of one answer and return their tally.
 
-    ``title`` names the stack and ``limit`` is the context in tokens, both for the panel; ``behind`` is what
-    an answer that goes on has said before. Ctrl-C closes
-    ``events`` and ends the tally with ``Finished("interrupted", ...)``; a second one raises ``Leave``.
+    ``title`` (the stack) and ``limit`` (tokens of the context) are for the panel; ``previous`` is the text that the
+    answer continues. Ctrl-C closes ``events`` and ends the tally with ``Finished("interrupted", ...)``; a second
+    Ctrl-C raises ``Leave``.
     """
     view = VIEWS[screen.detail](screen, EnginePanel(title, limit))
     with keys_hidden(), Interrupt(partial(_stopping, view.panel)) as interrupt, view:
-        with closing(until(interrupt, events)) as answer:
+        with closing(until_interrupted(interrupt, events)) as answer:
             for n, event in enumerate(answer):
-                if not n:  # by now it is certain that the answer goes on
-                    view.behind(behind)
+                if not n:  # only now is it certain that there is an answer
+                    view.resume_from(previous)
                 view.add(event)
         if interrupt.requested:
             view.panel.interrupted()
@@ -168,10 +170,10 @@ def show_answer(
 
 
 def fold_answer(events: Iterator[Event], each: Callable[[Event], object]) -> Tally:
-    """Hand every event to ``each`` and return their fold; Ctrl-C as in ``show_answer``."""
+    """Pass every event to ``each`` and return their tally; Ctrl-C works as in ``show_answer``."""
     panel = EnginePanel("", 0)
     with Interrupt() as interrupt:
-        with closing(until(interrupt, events)) as answer:
+        with closing(until_interrupted(interrupt, events)) as answer:
             for event in answer:
                 panel.add(event)
                 each(event)
@@ -184,8 +186,8 @@ def _stopping(panel: EnginePanel) -> None:
     panel.stopping = True
 
 
-def until(interrupt: Interrupt, items: Iterator[Item]) -> Generator[Item]:
-    """The items up to an interrupt; the source is closed in any case, so that it keeps what it made."""
+def until_interrupted(interrupt: Interrupt, items: Iterator[Item]) -> Generator[Item]:
+    """The items up to an interrupt; the source is always closed, so that it keeps what it made."""
     try:
         for item in items:
             yield item

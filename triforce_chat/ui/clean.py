@@ -1,8 +1,8 @@
-"""Text that a model or a document wrote, made harmless for a terminal.
+"""Making text from a model or a document harmless for a terminal.
 
-Escape sequences are removed whole, so that no half of one stays behind as litter; what is left of the control
-characters goes as well, except line feed and tab. Bidirectional marks stay, because Arabic and Hebrew need them;
-embeddings, overrides and isolates go, because they show a text in another order than it has (CVE-2021-42574).
+Escape sequences are removed whole, and so are the remaining control characters except line feed and tab.
+Bidirectional marks stay, because Arabic and Hebrew need them. Embeddings, overrides and isolates are removed,
+because they display a text in another order than it has (CVE-2021-42574).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """``clean``, and every run of white space a single space."""
+    """``clean``, with every run of white space as a single space."""
     return " ".join(clean(text).split())
 
 
 def escaped(json: str) -> str:
-    """JSON that no terminal obeys either: the same value, with the escapes that ``json.dumps`` leaves out."""
+    """Escape the characters that ``json.dumps`` leaves raw and a terminal may obey; the value stays the same."""
     return _UNESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
 
 
 class Cleaner:
-    """``clean`` for text that comes in pieces: a sequence may begin in one and end in the next."""
+    """``clean`` for text in pieces: an escape sequence may begin in one and end in the next."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """The part of what came so far that is certainly harmless and was not returned before."""
+        """Add a piece; returns the clean text up to where an escape sequence may have begun."""
         text = self._held + text
         unfinished = _UNFINISHED.search(text)
         cut = unfinished.start() if unfinished else len(text)
@@ -50,6 +50,6 @@ class Cleaner:
         return clean(text[:cut])
 
     def rest(self) -> str:
-        """What was held back, once nothing more will come."""
+        """The text that was held back, at the end of the input."""
         held, self._held = self._held, ""
         return clean(held)

@@ -1,4 +1,4 @@
-"""The slash commands: a ``cmd_*`` method is one, its docstring the help, ``complete_*`` what may follow."""
+"""The slash commands: each ``cmd_*`` method is one, with its docstring as help and ``complete_*`` for completion."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from triforce_chat.errors import UsageError
 from triforce_chat.settings.umask import write_named
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import clean
-from triforce_chat.ui.clipboard import copy
+from triforce_chat.ui.clipboard import copy_to_clipboard
 from triforce_chat.ui.compare import show_comparison
 from triforce_chat.ui.export import as_json, as_markdown, describe_document
-from triforce_chat.ui.tables import course, show_table
+from triforce_chat.ui.tables import round_chart, show_table
 from triforce_chat.ui.terminal import Screen
 
 PAGES = re.compile(r"\d+(-\d*)?(,\d+(-\d*)?)*")
 USAGE = re.compile(r"Usage: (.*)")
-MOST_HITS = 20  # sentences that /find shows
-SHOWN_SENTENCE = 300  # characters
+MAX_HITS = 20  # sentences that /find shows
+MAX_SENTENCE = 300  # characters
 ReadDocument = Callable[[str, str | None], Document]
-Choice = tuple[str, str]  # what may be typed, and what it means
+Choice = tuple[str, str]  # a completion and its meaning
 WRITERS: Mapping[str, Callable[[Conversation], str]] = {".md": as_markdown, ".json": as_json}
 
 
@@ -53,10 +53,7 @@ class Command:
 
 
 class Commands:
-    """What the slash commands do to a conversation.
-
-    ``show(events, behind="")`` displays the events of an answer, which may go on behind what was said.
-    """
+    """The slash commands of a conversation."""
 
     def __init__(
         self,
@@ -66,8 +63,9 @@ class Commands:
         show: Callable[..., None],
         sessions: Callable[[], Sequence[SavedSession]] = tuple,
     ) -> None:
+        """``show(events, previous="")`` shows an answer, which may continue a previous text."""
         self.leaving = False
-        self.draft: str | None = None  # a question to go on with in the editor
+        self.draft: str | None = None  # a question to edit; None: /editor was not called
         self._conversation, self._read_document = conversation, read_document
         self._screen, self._show, self._sessions = screen, show, sessions
         self._saved: set[Path] = set()
@@ -76,12 +74,12 @@ class Commands:
 
     @property
     def last(self) -> Tally | None:
-        """The last answer with its figures."""
+        """The tally of the last answer."""
         turns = self._conversation.turns
         return turns[-1].tally if turns else None
 
     def run(self, line: str) -> None:
-        """Run ``/name arguments``; raises ``UsageError`` for a name that does not exist."""
+        """Run ``/name arguments``. Raises UsageError for an unknown name."""
         name, _, arguments = line.removeprefix("/").partition(" ")
         command = self.all.get(name)
         if command is None:
@@ -91,7 +89,7 @@ class Commands:
         command.run(arguments.strip())
 
     def choices(self, name: str) -> Iterable[Choice]:
-        """What may follow a command; paths are not among them."""
+        """Completions of a command's arguments, except paths."""
         complete: Callable[[], Iterable[Choice]] = getattr(self, f"complete_{name}", lambda: ())
         return complete()
 
@@ -109,7 +107,7 @@ class Commands:
         return [(command.name, command.help) for command in self.all.values()]
 
     def cmd_doc(self, arguments: str) -> None:
-        """Add a document behind what was said.
+        """Add a document to the conversation.
 
         Usage: PATH [PAGES]
         """
@@ -143,10 +141,10 @@ class Commands:
             raise UsageError("there is no document; add one with /doc PATH")
         wanted = pattern(words)
         hits = list(find(self._conversation.documents, wanted))
-        for hit in hits[:MOST_HITS]:
+        for hit in hits[:MAX_HITS]:
             self._screen.notes.print(_found(hit, wanted))
         total = formatting.count(sum(hit.count for hit in hits), "hit")
-        self._say(f"{total}, the first {MOST_HITS} sentences shown" if len(hits) > MOST_HITS else total)
+        self._say(f"{total}, the first {MAX_HITS} sentences shown" if len(hits) > MAX_HITS else total)
 
     def cmd_sources(self, _arguments: str) -> None:
         """Show the pages that the last answer came from."""
@@ -157,10 +155,10 @@ class Commands:
             self._screen.notes.print(line)
 
     def cmd_stats(self, _arguments: str) -> None:
-        """Show the figures of the last answer."""
+        """Show the statistics of the last answer."""
         tally = self.last
         if tally is None:
-            raise UsageError("there are no figures yet: ask something first")
+            raise UsageError("there are no statistics yet: ask something first")
         rows = []
         for name, level in formatting.levels_from_top(tally):
             counts = (level.accepted, level.proposed, level.tested, level.rounds)
@@ -170,10 +168,10 @@ class Commands:
             show_table(
                 ("level", "accepted", "proposed", "tested", "rounds", "acceptance"), rows, self._screen
             )
-            self._say(*course(tally, self._screen))
+            self._say(*round_chart(tally, self._screen))
 
     def cmd_compare(self, question: str) -> None:
-        """Answer a question hierarchically and plainly, side by side.
+        """Answer a question with and without speculation, side by side.
 
         Usage: QUESTION
         """
@@ -208,7 +206,7 @@ class Commands:
         return [(name, f"now {value}") for name, value in self._conversation.options().items()]
 
     def cmd_continue(self, _arguments: str) -> None:
-        """Go on with an answer that was stopped, or cut by its length."""
+        """Continue an answer that was stopped, or cut at the length limit."""
         turns = self._conversation.turns
         self._show(self._conversation.resume(), turns[-1].answer if turns else "")
 
@@ -217,7 +215,7 @@ class Commands:
         if not self._conversation.turns:
             raise UsageError("there is no answer to copy")
         text = clean(self._conversation.turns[-1].answer).strip()
-        copy(text, self._screen)
+        copy_to_clipboard(text, self._screen)
         self._say(f"sent {formatting.count(len(text), 'character')} to the terminal's clipboard")
 
     def cmd_editor(self, text: str) -> None:
@@ -232,7 +230,7 @@ class Commands:
         self._show(self._conversation.retry())
 
     def cmd_export(self, file: str) -> None:
-        """Write the conversation to a file: .md for reading, .json with every figure.
+        """Write the conversation to a file: .md for reading, .json with all measurements.
 
         Usage: FILE
         """
@@ -250,7 +248,7 @@ class Commands:
         self._say(f"wrote {formatting.count(len(self._conversation.turns), 'turn')} to {path}")
 
     def cmd_save(self, file: str) -> None:
-        """The same as /export.
+        """Write the conversation to a file, as /export does.
 
         Usage: FILE
         """
@@ -270,9 +268,9 @@ class Commands:
         self._say(f"context {formatting.context_usage(used, limit)}, {max(0, limit - used):,} left")
 
     def cmd_clear(self, _arguments: str) -> None:
-        """Forget what was said, which its session keeps; the documents stay."""
+        """Forget the turns and begin a new session; the documents stay."""
         self._conversation.clear()
-        self._say("forgot what was said; the documents stay")
+        self._say("forgot the turns; the documents stay")
 
     def cmd_exit(self, _arguments: str) -> None:
         """Leave; Ctrl-D does the same."""
@@ -302,11 +300,11 @@ class Commands:
 
 
 def _found(hit: Hit, wanted: re.Pattern[str]) -> Text:
-    """The sentence with the words emphasized; of a long one what is around the first."""
+    """The sentence with the words emphasized; a long sentence is cut around the first of them."""
     sentence = clean(hit.sentence)
     first = wanted.search(sentence)
-    start = max(0, first.start() - SHOWN_SENTENCE // 2) if first and len(sentence) > SHOWN_SENTENCE else 0
-    shown = formatting.shorten(sentence[start:], SHOWN_SENTENCE)
+    start = max(0, first.start() - MAX_SENTENCE // 2) if first and len(sentence) > MAX_SENTENCE else 0
+    shown = formatting.shorten(sentence[start:], MAX_SENTENCE)
     line = Text(f"{'…' if start else ''}{shown}")
     line.highlight_regex(wanted, "bold reverse")
     place = source_lines.page_label(hit.document.unit, hit.page)
@@ -320,7 +318,7 @@ def _row(saved: SavedSession) -> list[str]:
 
 
 def _path_and_pages(arguments: str) -> tuple[str, str | None]:
-    """A path may contain spaces; the last word is a page range only if the whole is no file."""
+    """Split the arguments of /doc; a page range counts as such only if the whole is not a file."""
     path, _, last = arguments.rpartition(" ")
     whole = arguments.strip("\"'")
     if path and PAGES.fullmatch(last) and not exists(expanduser(whole)):
@@ -329,6 +327,7 @@ def _path_and_pages(arguments: str) -> tuple[str, str | None]:
 
 
 def _rebuilds(rebuilds: list[Rebuilt]) -> list[str]:
+    """One line for each reason to rebuild the cache."""
     last = {rebuilt.reason: rebuilt.at for rebuilt in rebuilds}
     counts = Counter(rebuilt.reason for rebuilt in rebuilds)
     return [f"cache built for {why}: {counts[why]}, the last at token {at:,}" for why, at in last.items()]

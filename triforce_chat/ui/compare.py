@@ -1,4 +1,4 @@
-"""The same question answered hierarchically and plainly, side by side."""
+"""Showing a comparison: one question answered with and without speculation, side by side."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.text import Text
 
 from triforce_chat.engine.events import Comparison, Event, Side, Tally
 from triforce_chat.ui import formatting
-from triforce_chat.ui.answer import VIEWS, View, until
+from triforce_chat.ui.answer import VIEWS, View, until_interrupted
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.keyboard import keys_hidden
-from triforce_chat.ui.markdown import Page
+from triforce_chat.ui.markdown import RenderedMarkdown
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import Frame, Region
 from triforce_chat.ui.terminal import Interrupt, Screen
@@ -28,12 +28,12 @@ Items = Iterator[tuple[Side, Event] | Comparison]
 
 
 def show_comparison(items: Items, screen: Screen, *, limit: int = 0) -> Comparison | None:
-    """Show both answers while they are made, then the figures; None when the user stopped it.
+    """Show both answers while they are made, then the measurements; returns None if the user stopped it.
 
-    Ctrl-C closes ``items``; a second one raises ``Leave``.
+    Ctrl-C closes ``items``; a second Ctrl-C raises ``Leave``.
     """
     show = _show_live if screen.detail == "live" else _show_plain
-    with keys_hidden(), Interrupt() as interrupt, closing(until(interrupt, items)) as stream:
+    with keys_hidden(), Interrupt() as interrupt, closing(until_interrupted(interrupt, items)) as stream:
         result = show(stream, screen, limit)
     if result is None:
         screen.notes.print(Text("comparison stopped", "bold"))
@@ -41,8 +41,8 @@ def show_comparison(items: Items, screen: Screen, *, limit: int = 0) -> Comparis
 
 
 def fold_comparison(items: Items, each: Callable[[Side, Event], object]) -> Comparison | None:
-    """Hand every event to ``each``; the comparison comes last, None when the user stopped it."""
-    with Interrupt() as interrupt, closing(until(interrupt, items)) as stream:
+    """Pass every event to ``each``; returns the comparison, or None if the user stopped it."""
+    with Interrupt() as interrupt, closing(until_interrupted(interrupt, items)) as stream:
         for item in stream:
             if isinstance(item, Comparison):
                 return item
@@ -54,7 +54,7 @@ def _show_live(items: Items, screen: Screen, limit: int) -> Comparison | None:
     columns = Columns(limit)
     try:
         with Region(screen.out, Frame(columns)):
-            result = _feed(items, columns)
+            result = _fill(items, columns)
     finally:
         columns.complete = True
         screen.out.print(columns)
@@ -63,7 +63,7 @@ def _show_live(items: Items, screen: Screen, limit: int) -> Comparison | None:
     return result
 
 
-def _feed(items: Items, columns: Columns) -> Comparison | None:
+def _fill(items: Items, columns: Columns) -> Comparison | None:
     for item in items:
         if isinstance(item, Comparison):
             return item
@@ -72,10 +72,10 @@ def _feed(items: Items, columns: Columns) -> Comparison | None:
 
 
 class Columns:
-    """Two growing answers; each column has its own speed and shows its last lines."""
+    """Two growing answers in columns, each with its speed and its last lines."""
 
     def __init__(self, limit: int) -> None:
-        self.complete = False  # show everything, however tall
+        self.complete = False  # show all lines, however many
         self._sides: dict[Side, EnginePanel] = {}
         self._limit = limit
 
@@ -87,7 +87,7 @@ class Columns:
         for side in HEADINGS:
             table.add_column(self._heading(side), ratio=1)
         rows = None if self.complete else options.size.height - EDGES
-        table.add_row(*(Clipped(self._body(side), rows) for side in HEADINGS))
+        table.add_row(*(LastLines(self._body(side), rows) for side in HEADINGS))
         yield table
 
     def _heading(self, side: Side) -> Text:
@@ -98,15 +98,15 @@ class Columns:
     def _body(self, side: Side) -> RenderableType:
         panel = self._sides.get(side)
         if panel is None:
-            return Text("waits: each runs alone on the machine", "dim")
+            return Text("waiting: each runs alone on the machine", "dim")
         read = panel.tally.prefill
         if panel.reading and read:
             return Text(f"reading {read.done:,} / {read.total:,} tokens", "dim")
-        return Page(clean(panel.tally.text))
+        return RenderedMarkdown(clean(panel.tally.text))
 
 
-class Clipped:
-    """The last ``rows`` lines of a renderable; all of them if that is None."""
+class LastLines:
+    """The last ``rows`` lines of a renderable; all lines if ``rows`` is None."""
 
     def __init__(self, inner: RenderableType, rows: int | None) -> None:
         self._inner, self._rows = inner, rows
@@ -123,7 +123,7 @@ def _show_plain(items: Items, screen: Screen, limit: int) -> Comparison | None:
         for item in items:
             if isinstance(item, Comparison):
                 open_view.close()
-                _print_lines(screen, [*_as_lines(item), *verdicts(item)])
+                _print_lines(screen, [*_as_lines(item), *conclusions(item)])
                 return item
             side, event = item
             if side not in views:
@@ -136,7 +136,7 @@ def _show_plain(items: Items, screen: Screen, limit: int) -> Comparison | None:
 
 def _as_lines(result: Comparison) -> list[str]:
     names = list(HEADINGS.values())
-    return [f"{name}: {names[0]} {left}, {names[1]} {right}" for name, left, right in speeds(result)]
+    return [f"{name}: {names[0]} {left}, {names[1]} {right}" for name, left, right in speed_rows(result)]
 
 
 def _print_lines(screen: Screen, lines: Iterable[str]) -> None:
@@ -144,8 +144,8 @@ def _print_lines(screen: Screen, lines: Iterable[str]) -> None:
     screen.out.file.flush()
 
 
-def speeds(result: Comparison) -> list[tuple[str, str, str]]:
-    """Name, hierarchical and plain figure of each thing that was measured on both sides."""
+def speed_rows(result: Comparison) -> list[tuple[str, str, str]]:
+    """The measurements of both sides: (name, with speculation, without)."""
     fast, plain = result.speculative, result.autoregressive
     return [
         ("tokens/s", _per_second(fast), _per_second(plain)),
@@ -158,23 +158,24 @@ def _per_second(tally: Tally) -> str:
     return f"{1000 / tally.ms_per_token:.1f}" if tally.ms_per_token else "-"
 
 
-def figures_table(result: Comparison) -> Table:
+def speed_table(result: Comparison) -> Table:
+    """The measurements of both sides."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for heading in HEADINGS.values():
         table.add_column(heading, justify="right")
-    for row in speeds(result):
+    for row in speed_rows(result):
         table.add_row(*row)
     return table
 
 
 def summary(result: Comparison) -> Group:
-    """The figures of both sides and what they say."""
-    return Group(figures_table(result), *map(Text, verdicts(result)), "")
+    """The measurements of both sides and the conclusions."""
+    return Group(speed_table(result), *map(Text, conclusions(result)), "")
 
 
-def verdicts(result: Comparison) -> list[str]:
-    """What the comparison says, a line each: factors, acceptance, equality."""
+def conclusions(result: Comparison) -> list[str]:
+    """Speedups, acceptance and equality of the tokens, one line each."""
     fast = result.speculative
     done = fast.finished
     read = f" (its prefill of {formatting.duration(done.prefill_s)} counted on both sides)" if done else ""
@@ -194,6 +195,6 @@ def _equality(result: Comparison) -> str:
 
 
 def _first_difference(result: Comparison) -> int:
-    """Counted from 1; one answer may be the beginning of the other."""
+    """Number of the first different token, from 1; one answer may be a prefix of the other."""
     pairs = zip_longest(result.speculative.token_ids, result.autoregressive.token_ids)
     return next((at for at, (left, right) in enumerate(pairs, 1) if left != right), 0)

@@ -1,4 +1,4 @@
-"""The keyboard while the program works: nothing is echoed, and what is typed waits for the next prompt."""
+"""The keyboard while the program is busy: nothing is echoed, and typed keys wait for the next prompt."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from triforce_chat.ui.terminal import Screen
 
-if TYPE_CHECKING:  # an answer without a prompt needs nothing of it
+if TYPE_CHECKING:  # an answer without a prompt does not load prompt_toolkit
     from prompt_toolkit.input import Input
 
-QUEUE = 1 << 16  # bytes, more than a terminal holds
+QUEUE_SIZE = 1 << 16  # bytes, more than a terminal buffers
 PASTES_MARKED, PASTES_BARE = "\x1b[?2004h", "\x1b[?2004l"
 
 
 @contextmanager
 def keys_hidden() -> Iterator[None]:
-    """Do not echo keys: a ^C or a typed-ahead letter would push the live region out of place."""
+    """Do not echo keys: a ^C or a key typed ahead would shift the live region."""
     restore = _change(_without_echo)
     try:
         yield
@@ -30,7 +30,7 @@ def keys_hidden() -> Iterator[None]:
 
 @contextmanager
 def keys_kept(prompt: Input, screen: Screen) -> Iterator[None]:
-    """Hand what is typed meanwhile to ``prompt``, key by key: each line is a message, each paste is one."""
+    """Pass the keys typed meanwhile to ``prompt``: each line, and each paste, is one message."""
     restore = _change(_byte_by_byte)
     _mark(screen, PASTES_MARKED)
     try:
@@ -48,7 +48,7 @@ def _mark(screen: Screen, code: str) -> None:
 
 
 def _change(change: Callable[[list[Any]], None]) -> Callable[[], None]:
-    """Change the terminal's attributes; returns what changes them back."""
+    """Change the terminal's attributes; returns a function that restores them."""
     try:
         import termios
 
@@ -78,12 +78,12 @@ def _byte_by_byte(attributes: list[Any]) -> None:
 
 
 def _waiting() -> bytes:
-    """What was typed and not read so far."""
+    """Typed bytes that were not read yet."""
     try:
         keyboard = sys.stdin.fileno()
         if not os.isatty(keyboard) or os.tcgetpgrp(keyboard) != os.getpgrp():
             return b""
-        return os.read(keyboard, QUEUE) if select.select([keyboard], [], [], 0)[0] else b""
+        return os.read(keyboard, QUEUE_SIZE) if select.select([keyboard], [], [], 0)[0] else b""
     except (OSError, ValueError, AttributeError):
         return b""
 

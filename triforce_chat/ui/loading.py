@@ -1,4 +1,4 @@
-"""Progress while a model is fetched, converted or loaded."""
+"""Progress while a model is downloaded, converted or loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from triforce_chat.ui.clean import one_line
 from triforce_chat.ui.formatting import QuarterProgress
 from triforce_chat.ui.terminal import Screen
 
-REDRAWS = 2  # a second; a bar of unknown length moves all the time
+REDRAWS = 2  # per second; a bar of unknown length is animated
 
 
-class Lines:
-    """A line for every stage and every quarter of it."""
+class StageLines:
+    """Prints a line for every stage and for every quarter of it."""
 
     def __init__(self, screen: Screen, name: str) -> None:
         self._say = partial(screen.err.print, markup=False, highlight=False)
@@ -36,10 +36,10 @@ class Lines:
 
 @contextmanager
 def loading(screen: Screen, name: str) -> Iterator[Report]:
-    """A bar on ``screen.err`` that disappears again; a line a stage on a plain screen, nothing on a bare one."""
+    """Show a temporary progress bar on ``screen.err``; lines on a plain screen, nothing on a bare one."""
     name = one_line(name)
     if screen.detail == "plain":
-        yield Lines(screen, name)
+        yield StageLines(screen, name)
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TimeElapsedColumn())
     with Progress(

@@ -1,4 +1,4 @@
-"""Answers as Markdown: which blocks of a growing text are settled, and how Rich shows them."""
+"""Markdown answers: which blocks of a growing text are settled, and how Rich renders them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from triforce_chat.ui.theme import CODE
 FENCES = ("```", "~~~")
 CLOSED_BY_BLANK_LINE = {"paragraph_open", "heading_open", "table_open", "blockquote_open", "hr"}
 
-# Rich shows neither HTML nor link definitions: as plain text they stay visible.
+# Rich omits HTML and link definitions; parsed as plain text they stay visible.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"]).disable("reference")
 
 
-class Page:
-    """A Rich renderable of Markdown that loses nothing of the text and keeps its line ends.
+class RenderedMarkdown:
+    """Markdown as a Rich renderable that omits no text and keeps line ends.
 
-    It writes no hyperlink codes, and exactly one blank line between two blocks wherever the text is cut.
+    It writes no hyperlink codes. Between two blocks there is exactly one blank line, wherever the text is cut.
     """
 
     def __init__(self, text: str) -> None:
@@ -31,7 +31,7 @@ class Page:
         for at, block in enumerate(self._blocks):
             if at:
                 yield Segment.line()
-            page = Markdown("", hyperlinks=False, code_theme=CODE)  # type: ignore[arg-type]  # Syntax takes both
+            page = Markdown("", hyperlinks=False, code_theme=CODE)  # type: ignore[arg-type]  # Syntax accepts both
             page.parsed = block
             for line in _trimmed(console.render_lines(page, options.update(height=None), pad=False)):
                 yield from (*line, Segment.line())
@@ -44,7 +44,7 @@ def _blocks(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """The lines without blank ones at either end: some blocks bring theirs, some do not."""
+    """The lines without blank ones at either end, which only some blocks have."""
     full = [at for at, line in enumerate(lines) if any(part.text.strip() for part in line)]
     return lines[full[0] : full[-1] + 1] if full else []
 
@@ -52,13 +52,13 @@ def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
 def _harmless(token: Token) -> Token:
     if token.type == "softbreak":
         token.type = "hardbreak"
-    token.content = clean(token.content)  # the parser decodes %1b in the text of a link
+    token.content = clean(token.content)  # the parser decodes %1b in a link's text
     token.children = [_harmless(child) for child in token.children] if token.children else token.children
     return token
 
 
-def settled(text: str) -> int:
-    """How many leading characters belong to blocks that nothing written after ``text`` can change.
+def settled_length(text: str) -> int:
+    """How many leading characters belong to blocks that no later text can change.
 
     Only complete lines count: "2" may still become the list item "2. b".
     """
@@ -70,15 +70,15 @@ def settled(text: str) -> int:
     return sum(len(line) for line in (lines if ended else lines[: blocks[-1].map[0]]))
 
 
-def unsettled(text: str) -> str:
-    """The last block of a text, which more text may change."""
-    return text[settled(text) :]
+def unsettled_part(text: str) -> str:
+    """The end of a text that later text may change: its last block."""
+    return text[settled_length(text) :]
 
 
-def recent(text: str, count: int) -> str:
-    """The last lines of an unsettled block, enough to fill a terminal; the fence that opens code stays.
+def last_lines(text: str, count: int) -> str:
+    """The last ``count`` lines of an unsettled block; the fence that opens a code block is kept.
 
-    Highlighting hundreds of lines several times a second would slow the engine down.
+    Highlighting hundreds of lines several times per second would slow the engine down.
     """
     lines = text.split("\n")
     if len(lines) <= count:
@@ -87,19 +87,19 @@ def recent(text: str, count: int) -> str:
     return "\n".join([*opening, *lines[len(lines) - count :]])
 
 
-class Blocks:
-    """Cuts a text that comes in pieces into settled blocks and a ``tail`` that may still change."""
+class BlockSplitter:
+    """Splits a text that arrives in pieces into settled blocks and a ``tail`` that may still change."""
 
     def __init__(self) -> None:
         self.tail = ""
 
     def feed(self, text: str) -> str:
-        """The blocks that this piece settled; empty while there are none."""
+        """Add a piece; returns the text of the blocks that it settled."""
         self.tail += text
-        return self._cut(settled(self.tail)) if "\n" in text else ""
+        return self._cut(settled_length(self.tail)) if "\n" in text else ""
 
     def rest(self) -> str:
-        """The tail, once nothing more will come."""
+        """The tail, at the end of the text."""
         return self._cut(len(self.tail))
 
     def _cut(self, length: int) -> str:

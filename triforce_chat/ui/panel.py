@@ -1,4 +1,4 @@
-"""What the engine is doing right now: an object that folds its events and that Rich draws."""
+"""The panel below an answer: it folds the engine's events, and Rich draws it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
-from triforce_chat.engine.events import Text as Said
+from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.theme import BAR, BAR_BACK, BORDER, BORDER_ALERT
 
 GAP = "   "
-WIDE, NARROW = 110, 64  # columns from which the bars are long, and below which there are none
-EDGES = 4  # columns of the border
-LABEL = 9  # columns of the words at the left
+WIDE, NARROW = 110, 64  # columns: from WIDE on bars are long, below NARROW there are none
+BORDER_WIDTH = 4  # columns
+LABEL_WIDTH = 9  # columns
 
 
 class EnginePanel:
-    """Folds the events of one answer; ``title`` names the stack, ``limit`` is the context in tokens."""
+    """State of one answer; ``title`` names the stack, ``limit`` is the context in tokens (0: unknown)."""
 
     def __init__(self, title: str, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.tally = Tally()
@@ -34,16 +34,17 @@ class EnginePanel:
         self._first: float | None = None
 
     def add(self, event: Event) -> None:
+        """Fold one event."""
         self.tally.add(event)
         now = self._clock()
         if isinstance(event, Prefilled):
             self._read_until = self._said_until = now
-        elif isinstance(event, Said):
+        elif isinstance(event, TextEvent):
             self._said_until = now
             self._first = now if self._first is None else self._first
 
     def interrupted(self) -> None:
-        """Close the tally of an answer that the user stopped: the engine says nothing after that."""
+        """End the tally of an answer that the user stopped; the engine sends no event for that."""
         if self.tally.finished is None:
             self.tally.add(self._stopped())
 
@@ -61,13 +62,13 @@ class EnginePanel:
 
     @property
     def reading(self) -> bool:
-        """The prompt is not in the cache yet."""
+        """True until the prompt is in the cache."""
         read = self.tally.prefill
         return not self.tally.token_ids and (read is None or read.done < read.total)
 
     @property
     def speed(self) -> list[str]:
-        """Tokens a second and milliseconds a token, as they are now."""
+        """Present tokens per second and milliseconds per token; empty before the first token."""
         said, spent = len(self.tally.token_ids), self._decode_seconds
         if not said or spent <= 0:
             return []
@@ -146,9 +147,9 @@ def _prefill_pieces(read: Prefilled) -> list[str]:
 
 
 def _row(label: str, pieces: list[Text], width: int) -> Text:
-    """As many of the figures as there is room for, closer together on a narrow terminal."""
-    gap, room = GAP if width >= NARROW else GAP[1:], width - EDGES - LABEL
-    row, taken = Text(no_wrap=True, overflow="ellipsis").append(f"{label:<{LABEL}}", "dim"), 0
+    """A label and as many pieces as fit, closer together on a narrow terminal."""
+    gap, room = GAP if width >= NARROW else GAP[1:], width - BORDER_WIDTH - LABEL_WIDTH
+    row, taken = Text(no_wrap=True, overflow="ellipsis").append(f"{label:<{LABEL_WIDTH}}", "dim"), 0
     for piece in pieces:
         if taken and taken + len(gap) + piece.cell_len > room:
             break

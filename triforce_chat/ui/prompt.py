@@ -1,4 +1,4 @@
-"""The input line: keys, history, completion and what counts as one message."""
+"""The input line: keys, history, completion, and the rules for what is one message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLE = Style.from_dict({"bottom-toolbar": "noreverse", "prompt": "bold"})
 
 
 class SlashCompleter(Completer):
-    """Completes commands with their help, and what may follow them."""
+    """Completes commands, shown with their help, and their arguments."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -48,22 +48,22 @@ def _matching(typed: str, choices: Iterable[tuple[str, str]]) -> list[Completion
     return [Completion(text, start, display_meta=meta) for text, meta in choices if text.startswith(typed)]
 
 
-def open_block(text: str) -> bool:
-    """A message that began with three quotation marks goes on until it ends with them."""
+def block_is_open(text: str) -> bool:
+    """True for a message that begins with three quotation marks and does not end with them yet."""
     text = text.strip()
     return text.startswith(FENCE) and not (text.endswith(FENCE) and len(text) >= 2 * len(FENCE))
 
 
-def message(text: str) -> str:
-    """What was typed, without the quotation marks of a block."""
+def message_text(text: str) -> str:
+    """The typed text without the quotation marks of a block."""
     text = text.strip()
-    if text.startswith(FENCE) and not open_block(text):
+    if text.startswith(FENCE) and not block_is_open(text):
         text = text.removeprefix(FENCE).removesuffix(FENCE)
     return text.strip()
 
 
 def is_command(text: str, names: Container[str]) -> bool:
-    """``/name`` is a command; ``//text``, and an existing path that begins a question, are not."""
+    """True for ``/name``; False for ``//text`` and for a question that begins with an existing path."""
     word = text.split(maxsplit=1)[0] if text else ""
     if not word.startswith("/") or word.startswith("//"):
         return False
@@ -77,9 +77,9 @@ def prompt_session(
     keyboard: Input | None = None,
     output: Output | None = None,
 ) -> PromptSession[str]:
-    """Enter submits, Alt-Enter begins a new line, a paste is one message, Ctrl-X Ctrl-E opens the editor.
+    """A prompt: Enter submits, Alt-Enter adds a line, a paste is one message, Ctrl-X Ctrl-E opens the editor.
 
-    Without a ``toolbar`` nothing is drawn but the line itself, and completions are listed below it.
+    Without a ``toolbar`` only the line itself is drawn, and completions are listed below it.
     """
     return PromptSession(
         [("class:prompt", "> ")],
@@ -117,15 +117,15 @@ def _keys() -> KeyBindings:
 
 def _enter(buffer: Buffer) -> None:
     if buffer.complete_state and buffer.complete_state.current_completion:
-        buffer.complete_state = None  # Enter takes the highlighted completion
-    elif open_block(buffer.text):
+        buffer.complete_state = None  # Enter accepts the highlighted completion
+    elif block_is_open(buffer.text):
         buffer.insert_text("\n")
     else:
         buffer.validate_and_handle()
 
 
 def _history(path: Path | None) -> History:
-    """A file that only its owner reads; without one (a read-only home, say) the session remembers itself."""
+    """Typed messages in a file for the owner only; in memory if there is no path or it cannot be written."""
     if path is None:
         return InMemoryHistory()
     try:

@@ -1,4 +1,4 @@
-"""The chat: read a message, answer it, go on whatever happens."""
+"""The chat loop: read a message, answer it, survive errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, one_line
 from triforce_chat.ui.commands import Commands, ReadDocument
 from triforce_chat.ui.keyboard import keys_kept
-from triforce_chat.ui.prompt import is_command, message, prompt_session
+from triforce_chat.ui.prompt import is_command, message_text, prompt_session
 from triforce_chat.ui.terminal import Leave, Screen
 
 HINT = "Ctrl-D leaves, Ctrl-C stops an answer, /help shows the commands"
@@ -32,17 +32,14 @@ HINT = "Ctrl-D leaves, Ctrl-C stops an answer, /help shows the commands"
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Names for the panel and the toolbar."""
+    """Names that the panel and the toolbar show."""
 
     model: str
     stack: str
 
 
 class Repl:
-    """A chat on the terminal (``run``) or over lines of a file (``run_lines``).
-
-    ``labels`` is asked anew each time, because /set may change the stack.
-    """
+    """A chat on a terminal (``run``) or over the lines of a file (``run_lines``)."""
 
     def __init__(
         self,
@@ -53,13 +50,14 @@ class Repl:
         history: Path | None = None,
         sessions: Callable[[], Sequence[SavedSession]] = tuple,
     ) -> None:
-        self.exit_code = 0  # of the last thing that went wrong
+        """``labels``: called each time, because /set may change the stack. ``history``: None keeps no file."""
+        self.exit_code = 0  # of the last error
         self._conversation, self._screen, self._labels = conversation, screen, labels
         self._commands = Commands(conversation, read_document, screen, self._show, sessions)
         self._history = history
 
     def run(self, keyboard: Input | None = None, output: Output | None = None) -> int:
-        """Chat until Ctrl-D, /exit or a double Ctrl-C; returns the exit code."""
+        """Chat until Ctrl-D, /exit or a double Ctrl-C; returns the exit code. None: the process's own terminal."""
         session = self._prompt_session(keyboard, output)
         try:
             with self._keys_kept(session):
@@ -69,7 +67,7 @@ class Repl:
             return INTERRUPTED
 
     def run_lines(self, lines: Iterable[str]) -> int:
-        """Take each line as one message; returns the exit code of the last thing that went wrong, or 0."""
+        """Take each line as one message; returns the exit code of the last error, or 0."""
         try:
             for line in lines:
                 self._safely(partial(self._handle_unattended, line))
@@ -80,8 +78,8 @@ class Repl:
         return self.exit_code
 
     def handle(self, text: str) -> None:
-        """Do what a message says: run a command or answer a question; raises ``TriforceError``."""
-        text = message(text)
+        """Run a command or answer a question. Raises TriforceError."""
+        text = message_text(text)
         if is_command(text, self._commands.all):
             self._commands.run(text)
         elif text:
@@ -113,11 +111,11 @@ class Repl:
         if self._screen.out.is_dumb_terminal and output is None:
             with create_app_session(output=PlainTextOutput(sys.stdout)):
                 return prompt()
-        # The prompt is not for a stdout in a file.
+        # Standard output may be a file; the prompt belongs on the terminal.
         return prompt(output or create_output(always_prefer_tty=True))
 
     def _read(self, session: PromptSession[str]) -> str:
-        """A message from the prompt, which opens the editor at once if /editor asked for it."""
+        """Read a message from the prompt; after /editor the prompt opens the editor at once."""
 
         def open_editor() -> None:
             session.default_buffer.open_in_editor()
@@ -131,12 +129,12 @@ class Repl:
         return keys_kept(session.input, self._screen)
 
     def _safely(self, work: Callable[[], None]) -> None:
-        """The chat goes on whatever a message leads to."""
+        """Do ``work`` and show its errors, so that the chat goes on."""
         try:
             work()
         except (Leave, RankLost):
             raise
-        except BrokenPipeError:  # nobody reads any more: there is nothing to go on with
+        except BrokenPipeError:  # nobody reads the output any more
             raise
         except KeyboardInterrupt:
             self._fail("stopped", INTERRUPTED)
@@ -152,9 +150,9 @@ class Repl:
     def _remark(self, text: str) -> None:
         self._screen.err.print(Text(clean(text), "dim"), soft_wrap=True)
 
-    def _show(self, events: Iterator[Event], behind: str = "") -> None:
+    def _show(self, events: Iterator[Event], previous: str = "") -> None:
         limit = self._conversation.context_limit
-        tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit, behind=behind)
+        tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit, previous=previous)
         if tally.finished and tally.finished.reason == "interrupted":
             self.exit_code = INTERRUPTED
         if self._screen.detail == "live":
@@ -168,9 +166,9 @@ class Repl:
             self._safely(lambda: self._show(self._conversation.prefill()))
 
     def _toolbar(self) -> str:
-        talk = self._conversation
-        documents = ", ".join(clean(document.title) for document in talk.documents) or "no document"
-        used = f"context {formatting.context_usage(talk.context_used, talk.context_limit)}"
+        conversation = self._conversation
+        documents = ", ".join(clean(document.title) for document in conversation.documents) or "no document"
+        used = f"context {formatting.context_usage(conversation.context_used, conversation.context_limit)}"
         last = self._commands.last
         pace = f"{last.ms_per_token:.1f} ms/token" if last and last.ms_per_token else ""
         return " " + formatting.SEPARATOR.join(filter(None, [self._labels().model, used, pace, documents]))

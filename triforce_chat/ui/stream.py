@@ -1,7 +1,7 @@
-"""A live region below a scrollback that is written once.
+"""A live region below the scrollback.
 
-Settled blocks are printed above the region; only the last block of the answer and the panel are drawn again,
-of these only the lines that changed, and over slow links less often.
+Settled blocks are printed above the region, once. Only the last block of the answer and the panel are redrawn: only
+their changed lines, and less often over slow links.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType, Segment
 
-from triforce_chat.ui.markdown import Blocks, Page, recent
+from triforce_chat.ui.markdown import BlockSplitter, RenderedMarkdown, last_lines
 
-REDRAWS = 4  # a second
-LINK = 2_400  # bytes a second that redrawing takes at most: half of what 38,400 baud carry
-CODES = 10  # bytes of escape codes around a styled piece
+REDRAWS = 4  # per second
+LINK_RATE = 2_400  # bytes per second for redrawing: half of what 38,400 baud carry
+ESCAPE_BYTES = 10  # bytes of escape codes around a styled piece
 CLEAR_LINE_AND_UP = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
 
 
@@ -28,11 +28,11 @@ Lines = list[list[Segment]]
 
 
 class Frame:
-    """``above`` clipped to its last lines so that it fits the terminal together with ``below``."""
+    """The last lines of ``above``, as many as fit on the terminal, and all of ``below``."""
 
     def __init__(self, below: RenderableType) -> None:
         self.above: Callable[[], RenderableType] = lambda: ""
-        self.lines: Lines = []  # as they were drawn last
+        self.lines: Lines = []  # as last drawn
         self._below = below
 
     def draw(self, console: Console) -> None:
@@ -47,7 +47,7 @@ class Frame:
 
 
 class Patch:
-    """Draws only the lines that changed; the cursor is in the last line before and after."""
+    """Draws only the changed lines; the cursor is in the last line before and after."""
 
     def __init__(self, before: Lines, after: Lines) -> None:
         self.changed = [at for at, line in enumerate(after) if line != before[at]]
@@ -63,45 +63,44 @@ class Patch:
 
 
 def _to_row(down: int, clear: bool = False) -> Control:
-    """To the beginning of the row so far below (above if negative)."""
+    """Move the cursor ``down`` rows (up if negative), to the beginning of the row."""
     moves = [(ControlType.CURSOR_DOWN if down > 0 else ControlType.CURSOR_UP, abs(down))] if down else []
     return Control(ControlType.CARRIAGE_RETURN, *moves, *([(ControlType.ERASE_IN_LINE, 2)] if clear else []))
 
 
-def cost(lines: Lines) -> int:
-    """About the bytes that drawing these lines takes."""
+def draw_bytes(lines: Lines) -> int:
+    """Estimate of the bytes that drawing these lines takes."""
     pieces = list(chain.from_iterable(lines))
-    return sum(len(piece.text.encode()) + (CODES if piece.style else 0) for piece in pieces) + CODES * len(
-        lines
-    )
+    styled = sum(bool(piece.style) for piece in pieces)
+    return sum(len(piece.text.encode()) for piece in pieces) + ESCAPE_BYTES * (styled + len(lines))
 
 
 class Region(Live):
-    """Rich's Live with an atomic ``settle``, and right after the terminal became narrower as well."""
+    """Rich's Live with an atomic ``settle``; it also survives a narrower terminal."""
 
     def __init__(self, console: Console, frame: Frame, clock: Callable[[], float] = time.monotonic) -> None:
         self.frame = frame
-        self._clock, self._due = clock, 0.0  # when a redraw is affordable again
+        self._clock, self._due = clock, 0.0  # time of the next redraw that the link can bear
         self._width = console.width
         super().__init__(
             frame, console=console, refresh_per_second=REDRAWS, transient=True, vertical_overflow="crop"
         )
 
     def settle(self, change: Callable[[], Iterable[RenderableType]]) -> None:
-        """Make a change and print what it settled, with no frame drawn in between."""
+        """Make a change and print the blocks that it settled, without a frame in between."""
         with self._lock:
             for block in change():
                 self.console.print(block)
 
     def refresh(self) -> None:
-        """Draw again if the link can bear it; what is about to be erased is left as it is."""
+        """Redraw if the link can bear it; a region that is about to be erased is left alone."""
         resized = self.console.width != self._width
         if resized or (self._started and self._clock() >= self._due):
             with self._lock, self.console:
                 self.console.print(Control(), crop=False)  # a patch is one line to Rich, which would cut it
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """What is printed, and the region below it; its changed lines alone where nothing is printed."""
+        """The printed text and the region below it; only changed lines if nothing is printed."""
         with self._lock:
             before, climb = self.frame.lines, Control(*(CLEAR_LINE_AND_UP * self._wrapped()))
             resized, self._width = self.console.width != self._width, self.console.width
@@ -118,22 +117,22 @@ class Region(Live):
         return [patch] if patch.changed else []
 
     def _spend(self, lines: Lines) -> None:
-        self._due = self._clock() + cost(lines) / LINK
+        self._due = self._clock() + draw_bytes(lines) / LINK_RATE
 
     def _wrapped(self) -> int:
-        """Rows that the lines drawn last take in addition since the terminal broke them anew."""
+        """Additional rows that the last drawn lines take because the terminal wrapped them again."""
         width = max(1, self.console.width)
         widths = [Segment.get_line_length(line) for line in self.frame.lines]
         return sum(max(0, columns - 1) // width for columns in widths)
 
 
 class MarkdownTail(AbstractContextManager["MarkdownTail"]):
-    """Streams Markdown above ``below``; everything is in the scrollback exactly once when it is left."""
+    """Streams Markdown above ``below``; at the end all of it is in the scrollback exactly once."""
 
     def __init__(self, console: Console, below: RenderableType) -> None:
         frame = Frame(below)
-        frame.above = lambda: self._spaced(recent(self._blocks.tail, console.height))
-        self._blocks, self._written = Blocks(), False
+        frame.above = lambda: self._spaced(last_lines(self._blocks.tail, console.height))
+        self._blocks, self._written = BlockSplitter(), False
         self._region = Region(console, frame)
 
     def __enter__(self) -> MarkdownTail:
@@ -149,6 +148,7 @@ class MarkdownTail(AbstractContextManager["MarkdownTail"]):
             self._region.console.print(block)
 
     def write(self, text: str) -> None:
+        """Append text."""
         self._region.settle(lambda: self._print(self._blocks.feed(text)))
 
     def _print(self, block: str) -> list[RenderableType]:
@@ -157,6 +157,6 @@ class MarkdownTail(AbstractContextManager["MarkdownTail"]):
         return shown
 
     def _spaced(self, text: str) -> RenderableType:
-        """The blank line between two blocks belongs to the later one."""
-        page = Page(text) if text.strip() else ""
+        """A block, after a blank line unless it is the first one."""
+        page = RenderedMarkdown(text) if text.strip() else ""
         return Group("", page) if self._written and page else page

@@ -1,4 +1,4 @@
-"""Small tables, and the course of an answer; words instead of drawings on a plain screen."""
+"""Small tables and the chart of an answer's rounds; a plain screen gets words instead of drawings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from triforce_chat.engine.events import Tally
 from triforce_chat.ui import formatting
 from triforce_chat.ui.terminal import Screen
 
-LABEL = 10  # columns of the words before the bars
+LABEL_WIDTH = 10  # columns
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], screen: Screen) -> None:
-    """Rows under headings, which may be empty; on a plain screen a line each: its name, then the values."""
+    """Print rows under headings, which may be empty; on a plain screen each row is a line of words."""
     if screen.detail == "plain":
         for row in rows:
             screen.notes.print(Text(_line(headings, row)), soft_wrap=True)
@@ -36,16 +36,16 @@ def _line(headings: Sequence[str], row: Sequence[str]) -> str:
     return f"{row[0]}: {', '.join(values)}"
 
 
-def course(tally: Tally, screen: Screen) -> list[str]:
-    """How many drafted tokens were accepted in each round of the target, and in which the cache was built."""
+def round_chart(tally: Tally, screen: Screen) -> list[str]:
+    """The accepted tokens of each round of the target, and the rounds in which the cache was built."""
     accepted, rounds = tally.accepted, len(tally.accepted)
     if not accepted:
         return []
     built = sorted({min(at, rounds - 1) for at in tally.rebuilt_in})
     if screen.detail == "plain":
-        told = f"accepted per round: {fmean(accepted):.1f} of {rounds:,} rounds, {min(accepted)} to {max(accepted)}"
-        return [told, *([f"cache built in round: {', '.join(str(at + 1) for at in built)}"] if built else [])]
-    bars, marks = formatting.sparkline(accepted, built, screen.notes.width - LABEL)
+        line = f"accepted per round: {fmean(accepted):.1f} of {rounds:,} rounds, {min(accepted)} to {max(accepted)}"
+        return [line, *([f"cache built in round: {', '.join(str(at + 1) for at in built)}"] if built else [])]
+    bars, marks = formatting.sparkline(accepted, built, screen.notes.width - LABEL_WIDTH)
     head = f"accepted in each of {formatting.count(rounds, 'round')}, {min(accepted)} to {max(accepted)}"
-    lines = [head, f"{'':<{LABEL}}{bars}"]
-    return [*lines, f"{'built':<{LABEL}}{marks}"] if built else lines
+    lines = [head, f"{'':<{LABEL_WIDTH}}{bars}"]
+    return [*lines, f"{'built':<{LABEL_WIDTH}}{marks}"] if built else lines

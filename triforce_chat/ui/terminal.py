@@ -1,4 +1,4 @@
-"""Which terminal there is, how much may be shown on it, and what Ctrl-C does while an answer runs."""
+"""The terminal: how much may be shown on it, and Ctrl-C during an answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Detail = Literal["live", "plain", "bare"]
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where answers (``out``) and remarks (``err``) go.
+    """The consoles of answers (``out``) and remarks (``err``), and the level of detail.
 
-    ``live``: Markdown with the panel below; ``plain``: whole lines one after the other, for screen readers
-    and simple terminals; ``bare``: the answer and nothing else.
+    ``live``: Markdown with the panel below; ``plain``: whole lines one after the other, for screen readers and
+    simple terminals; ``bare``: only the answer.
     """
 
     out: Console
@@ -29,7 +29,7 @@ class Screen:
 
     @classmethod
     def of(cls, out: Console, err: Console, *, plain: bool = False, quiet: bool = False) -> Screen:
-        """Only the answer goes to stdout when that is no terminal, or NO_COLOR or ``quiet`` is set."""
+        """Choose the detail: bare if stdout is not a terminal, or if NO_COLOR or ``quiet`` is set."""
         if quiet or out.no_color or not _is_terminal(out.file):
             return cls(out, err, "bare")
         drawable = not out.is_dumb_terminal and out.encoding.startswith("utf")
@@ -37,12 +37,12 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Answers go to a terminal."""
+        """True if answers go to a terminal."""
         return _is_terminal(self.out.file)
 
     @property
     def notes(self) -> Console:
-        """Where the output of slash commands goes."""
+        """The console for the output of slash commands."""
         return self.err if self.detail == "bare" else self.out
 
 
@@ -55,11 +55,11 @@ def _is_terminal(stream: IO[str]) -> bool:
 
 
 class Leave(KeyboardInterrupt):
-    """The second Ctrl-C within two seconds: the user wants out of the program."""
+    """A second Ctrl-C within two seconds: the user wants to leave the program."""
 
 
 class Interrupt:
-    """While entered, Ctrl-C sets ``requested``; a second one within ``WINDOW`` seconds raises ``Leave``."""
+    """While entered, Ctrl-C sets ``requested``; a second Ctrl-C within ``WINDOW`` seconds raises ``Leave``."""
 
     WINDOW = 2.0
 
@@ -69,7 +69,7 @@ class Interrupt:
         self._last = -self.WINDOW
 
     def __enter__(self) -> Interrupt:
-        # Python lets only the main thread handle signals; elsewhere nobody can press a key anyway.
+        # Only the main thread may handle signals; other threads have no user at the keyboard.
         self._mine = threading.current_thread() is threading.main_thread()
         if self._mine:
             self._previous = signal.signal(signal.SIGINT, self._pressed)

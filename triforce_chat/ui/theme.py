@@ -1,6 +1,6 @@
-"""Styles that can be read on a white and on a black background.
+"""Styles that are readable on a white and on a black background.
 
-Text keeps the terminal's own colour and differs by weight; colours are for bars and errors.
+Text keeps the terminal's own colour and differs by weight; only bars and errors are coloured.
 """
 
 from __future__ import annotations
