@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import exists, expanduser
 from pathlib import Path
 
-from rich.text import Text
-
 from triforce_chat.chat.conversation import Conversation, SavedSession
-from triforce_chat.documents import Document, parse_pages
-from triforce_chat.documents.search import Hit, find, pattern
-from triforce_chat.engine.events import Rebuilt, Tally
+from triforce_chat.documents import Document
+from triforce_chat.engine.events import Tally
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.umask import write_named
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.clipboard import copy_to_clipboard
 from triforce_chat.ui.compare import show_comparison
+from triforce_chat.ui.document_views import show_hits, show_pages
 from triforce_chat.ui.export import as_json, as_markdown, describe_document
-from triforce_chat.ui.tables import round_chart, show_table
+from triforce_chat.ui.statistics import show_statistics
+from triforce_chat.ui.tables import show_table
 from triforce_chat.ui.terminal import Screen
 
 PAGES = re.compile(r"\d+(-\d*)?(,\d+(-\d*)?)*")
 USAGE = re.compile(r"Usage: (.*)")
-MAX_HITS = 20  # sentences that /find shows
-MAX_SENTENCE = 300  # characters
 ReadDocument = Callable[[str, str | None], Document]
 Choice = tuple[str, str]  # a completion and its meaning
 WRITERS: Mapping[str, Callable[[Conversation], str]] = {".md": as_markdown, ".json": as_json}
@@ -116,7 +112,7 @@ class Commands:
             raise UsageError("/doc needs a path: /doc PATH [PAGES], for instance /doc book.pdf 12-40")
         document = self._read_document(path, pages)
         tokens = self._conversation.add(document)
-        self._say(f"added {describe_document(document)}, {formatting.count(tokens, 'token')}")
+        self._screen.note(f"added {describe_document(document)}, {formatting.count(tokens, 'token')}")
         self._show(self._conversation.prefill())
 
     def cmd_pages(self, arguments: str) -> None:
@@ -127,8 +123,8 @@ class Commands:
         if not self._conversation.documents:
             raise UsageError("there is no document; add one with /doc PATH")
         if not arguments:
-            return self._say(*map(describe_document, self._conversation.documents))
-        return self._say_pages(arguments)
+            return self._screen.note(*map(describe_document, self._conversation.documents))
+        return show_pages(self._conversation.documents, arguments, self._screen)
 
     def cmd_find(self, words: str) -> None:
         """Search the documents.
@@ -139,12 +135,7 @@ class Commands:
             raise UsageError("/find needs words: /find WORDS")
         if not self._conversation.documents:
             raise UsageError("there is no document; add one with /doc PATH")
-        wanted = pattern(words)
-        hits = list(find(self._conversation.documents, wanted))
-        for hit in hits[:MAX_HITS]:
-            self._screen.notes.print(_found(hit, wanted))
-        total = formatting.count(sum(hit.count for hit in hits), "hit")
-        self._say(f"{total}, the first {MAX_HITS} sentences shown" if len(hits) > MAX_HITS else total)
+        show_hits(self._conversation.documents, words, self._screen)
 
     def cmd_sources(self, _arguments: str) -> None:
         """Show the pages that the last answer came from."""
@@ -159,16 +150,7 @@ class Commands:
         tally = self.last
         if tally is None:
             raise UsageError("there are no statistics yet: ask something first")
-        rows = []
-        for name, level in formatting.levels_from_top(tally):
-            counts = (level.accepted, level.proposed, level.tested, level.rounds)
-            rows.append([clean(name), *(f"{n:,}" for n in counts), formatting.percent(level.acceptance)])
-        self._say(*formatting.summary(tally), *formatting.prefill_summary(tally), *_rebuilds(tally.rebuilds))
-        if rows:
-            show_table(
-                ("level", "accepted", "proposed", "tested", "rounds", "acceptance"), rows, self._screen
-            )
-            self._say(*round_chart(tally, self._screen))
+        show_statistics(tally, self._screen)
 
     def cmd_compare(self, question: str) -> None:
         """Answer a question with and without speculation, side by side.
@@ -187,7 +169,7 @@ class Commands:
         """
         if text:
             self._conversation.set_system("" if text in ('""', "''") else text)
-        self._say(self._conversation.system or "the system text is empty")
+        self._screen.note(self._conversation.system or "the system text is empty")
 
     def cmd_set(self, arguments: str) -> None:
         """Show the settings, or change one.
@@ -200,7 +182,7 @@ class Commands:
             self._conversation.set_option(name, value.strip())
             options = self._conversation.options()
         shown = {name: options[name]} if name in options else options
-        self._say(*(f"{name} = {value}" for name, value in shown.items()))
+        self._screen.note(*(f"{name} = {value}" for name, value in shown.items()))
 
     def complete_set(self) -> Iterable[Choice]:
         return [(name, f"now {value}") for name, value in self._conversation.options().items()]
@@ -216,7 +198,7 @@ class Commands:
             raise UsageError("there is no answer to copy")
         text = clean(self._conversation.turns[-1].answer).strip()
         copy_to_clipboard(text, self._screen)
-        self._say(f"sent {formatting.count(len(text), 'character')} to the terminal's clipboard")
+        self._screen.note(f"sent {formatting.count(len(text), 'character')} to the terminal's clipboard")
 
     def cmd_editor(self, text: str) -> None:
         """Write the question in $EDITOR; Ctrl-X Ctrl-E does the same.
@@ -245,7 +227,7 @@ class Commands:
         except ValueError:
             raise UsageError(f"{path} cannot be the name of a file; nothing was written") from None
         self._saved.add(path.resolve())
-        self._say(f"wrote {formatting.count(len(self._conversation.turns), 'turn')} to {path}")
+        self._screen.note(f"wrote {formatting.count(len(self._conversation.turns), 'turn')} to {path}")
 
     def cmd_save(self, file: str) -> None:
         """Write the conversation to a file, as /export does.
@@ -260,17 +242,17 @@ class Commands:
         if saved:
             show_table(("session", "turns", "used", "documents"), [*map(_row, saved)], self._screen)
         if not any(each.current for each in saved):
-            self._say("this chat becomes a session with its first question")
+            self._screen.note("this chat becomes a session with its first question")
 
     def cmd_tokens(self, _arguments: str) -> None:
         """Show how much of the context is used."""
         used, limit = self._conversation.context_used, self._conversation.context_limit
-        self._say(f"context {formatting.context_usage(used, limit)}, {max(0, limit - used):,} left")
+        self._screen.note(f"context {formatting.context_usage(used, limit)}, {max(0, limit - used):,} left")
 
     def cmd_clear(self, _arguments: str) -> None:
         """Forget the turns and begin a new session; the documents stay."""
         self._conversation.clear()
-        self._say("forgot the turns; the documents stay")
+        self._screen.note("forgot the turns; the documents stay")
 
     def cmd_exit(self, _arguments: str) -> None:
         """Leave; Ctrl-D does the same."""
@@ -279,36 +261,6 @@ class Commands:
     def cmd_quit(self, arguments: str) -> None:
         """Leave."""
         self.cmd_exit(arguments)
-
-    def _say(self, *lines: str) -> None:
-        for line in lines:
-            self._screen.notes.print(Text(clean(line)))
-
-    def _say_pages(self, pages: str) -> None:
-        ranges = parse_pages(pages)
-        found = [
-            (document, page)
-            for document in self._conversation.documents
-            for page in document.pages
-            if any(page.number in each for each in ranges)
-        ]
-        if not found:
-            raise UsageError(f"no document has {pages}; /pages lists what there is")
-        for document, page in found:
-            self._screen.notes.print(Text(f"{clean(document.title)}, {document.unit} {page.number}", "bold"))
-            self._say(page.text.strip() or "(no text)")
-
-
-def _found(hit: Hit, wanted: re.Pattern[str]) -> Text:
-    """The sentence with the words emphasized; a long sentence is cut around the first of them."""
-    sentence = clean(hit.sentence)
-    first = wanted.search(sentence)
-    start = max(0, first.start() - MAX_SENTENCE // 2) if first and len(sentence) > MAX_SENTENCE else 0
-    shown = formatting.shorten(sentence[start:], MAX_SENTENCE)
-    line = Text(f"{'…' if start else ''}{shown}")
-    line.highlight_regex(wanted, "bold reverse")
-    place = source_lines.page_label(hit.document.unit, hit.page)
-    return Text.assemble((f"{clean(hit.document.title)} {place}: ", "dim"), line)
 
 
 def _row(saved: SavedSession) -> list[str]:
@@ -324,10 +276,3 @@ def _path_and_pages(arguments: str) -> tuple[str, str | None]:
     if path and PAGES.fullmatch(last) and not exists(expanduser(whole)):
         return path.strip(" \"'"), last
     return whole, None
-
-
-def _rebuilds(rebuilds: list[Rebuilt]) -> list[str]:
-    """One line for each reason to rebuild the cache."""
-    last = {rebuilt.reason: rebuilt.at for rebuilt in rebuilds}
-    counts = Counter(rebuilt.reason for rebuilt in rebuilds)
-    return [f"cache built for {why}: {counts[why]}, the last at token {at:,}" for why, at in last.items()]

@@ -1,19 +1,14 @@
-"""Small tables and the chart of an answer's rounds; a plain screen gets words instead of drawings."""
+"""Small tables; a plain screen gets lines of words instead."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from triforce_chat.engine.events import Tally
-from triforce_chat.ui import formatting
 from triforce_chat.ui.terminal import Screen
-
-LABEL_WIDTH = 10  # columns
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], screen: Screen) -> None:
@@ -34,18 +29,3 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], screen: S
 def _line(headings: Sequence[str], row: Sequence[str]) -> str:
     values = [f"{heading} {value}".strip() for heading, value in zip(headings[1:], row[1:], strict=True)]
     return f"{row[0]}: {', '.join(values)}"
-
-
-def round_chart(tally: Tally, screen: Screen) -> list[str]:
-    """The accepted tokens of each round of the target, and the rounds in which the cache was built."""
-    accepted, rounds = tally.accepted, len(tally.accepted)
-    if not accepted:
-        return []
-    built = sorted({min(at, rounds - 1) for at in tally.rebuilt_in})
-    if screen.detail == "plain":
-        line = f"accepted per round: {fmean(accepted):.1f} of {rounds:,} rounds, {min(accepted)} to {max(accepted)}"
-        return [line, *([f"cache built in round: {', '.join(str(at + 1) for at in built)}"] if built else [])]
-    bars, marks = formatting.sparkline(accepted, built, screen.notes.width - LABEL_WIDTH)
-    head = f"accepted in each of {formatting.count(rounds, 'round')}, {min(accepted)} to {max(accepted)}"
-    lines = [head, f"{'':<{LABEL_WIDTH}}{bars}"]
-    return [*lines, f"{'built':<{LABEL_WIDTH}}{marks}"] if built else lines

@@ -11,6 +11,9 @@ from types import FrameType, TracebackType
 from typing import IO, Literal
 
 from rich.console import Console
+from rich.text import Text
+
+from triforce_chat.ui.clean import clean
 
 Detail = Literal["live", "plain", "bare"]
 
@@ -44,6 +47,11 @@ class Screen:
     def notes(self) -> Console:
         """The console for the output of slash commands."""
         return self.err if self.detail == "bare" else self.out
+
+    def note(self, *lines: str) -> None:
+        """Print lines of a slash command, without escape sequences."""
+        for line in lines:
+            self.notes.print(Text(clean(line)))
 
 
 def _is_terminal(stream: IO[str]) -> bool:

@@ -1,0 +1,56 @@
+"""Pages and search results of the documents, for /pages and /find."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from triforce_chat.documents import Document, parse_pages
+from triforce_chat.documents.search import Hit, find, pattern
+from triforce_chat.errors import UsageError
+from triforce_chat.ui import formatting, source_lines
+from triforce_chat.ui.clean import clean
+from triforce_chat.ui.terminal import Screen
+
+MAX_HITS = 20  # sentences that /find shows
+MAX_SENTENCE = 300  # characters
+
+
+def show_pages(documents: Sequence[Document], pages: str, screen: Screen) -> None:
+    """Show pages as the model reads them. Raises UsageError if no document has any of ``pages``."""
+    ranges = parse_pages(pages)
+    found = [
+        (document, page)
+        for document in documents
+        for page in document.pages
+        if any(page.number in each for each in ranges)
+    ]
+    if not found:
+        raise UsageError(f"no document has {pages}; /pages lists what there is")
+    for document, page in found:
+        screen.notes.print(Text(f"{clean(document.title)}, {document.unit} {page.number}", "bold"))
+        screen.note(page.text.strip() or "(no text)")
+
+
+def show_hits(documents: Sequence[Document], words: str, screen: Screen) -> None:
+    """Show the sentences that contain ``words``, and the number of hits."""
+    wanted = pattern(words)
+    hits = list(find(documents, wanted))
+    for hit in hits[:MAX_HITS]:
+        screen.notes.print(_hit_line(hit, wanted))
+    total = formatting.count(sum(hit.count for hit in hits), "hit")
+    screen.note(f"{total}, the first {MAX_HITS} sentences shown" if len(hits) > MAX_HITS else total)
+
+
+def _hit_line(hit: Hit, wanted: re.Pattern[str]) -> Text:
+    """The sentence with the words emphasized; a long sentence is cut around the first of them."""
+    sentence = clean(hit.sentence)
+    first = wanted.search(sentence)
+    start = max(0, first.start() - MAX_SENTENCE // 2) if first and len(sentence) > MAX_SENTENCE else 0
+    shown = formatting.shorten(sentence[start:], MAX_SENTENCE)
+    line = Text(f"{'…' if start else ''}{shown}")
+    line.highlight_regex(wanted, "bold reverse")
+    place = source_lines.page_label(hit.document.unit, hit.page)
+    return Text.assemble((f"{clean(hit.document.title)} {place}: ", "dim"), line)
