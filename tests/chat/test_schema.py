@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from support.fakes import answer_events, tally_of
 from support.sample_events import EVENTS, RUN_INFO
 from support.schemas import schema_errors, schema_validator
-from support.serving import save_talker
+from support.serving import save_chat_model
 from typer.testing import CliRunner
 
 from triforce_chat.chat.records import (
@@ -140,7 +140,7 @@ def test_objects_that_are_not() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_talker(tmp_path_factory.mktemp("talker"))
+    return save_chat_model(tmp_path_factory.mktemp("talker"))
 
 
 def printed(folder: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def told(*arguments: object) -> dict[str, Any]:
+def plan_of(*arguments: object) -> dict[str, Any]:
     code, out, err = run(*arguments, "--json")
     plan: dict[str, Any] = json.loads(out)
     assert code == (0 if plan["fits"] else 6), err
@@ -51,7 +51,7 @@ def told(*arguments: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
 def test_any_preset_that_is_not_here(preset: Any) -> None:
-    plan = told("--model", preset.name, *CARD)
+    plan = plan_of("--model", preset.name, *CARD)
     assert plan["context"] == plan["made_for"] == preset.context
     assert (plan["draft"] is None) == (preset.draft is None)
     assert (plan["dtype"], plan["gpus"], plan["warning"]) == ("bfloat16", 1, None)
@@ -95,49 +95,49 @@ def test_a_table_that_says_what_to_do() -> None:
 )
 def test_verdicts(flags: tuple[object, ...], verdict: str, said: str) -> None:
     model = ("--model", "lwm-128k", "--context", 131_072 if "80GB" not in flags else 65_536)
-    assert told(*model, *flags)["verdict"] == verdict
+    assert plan_of(*model, *flags)["verdict"] == verdict
     assert said in run(*model, *flags)[1].splitlines()
 
 
 def test_the_advice_is_good() -> None:
     model = ("--model", "llama-3.1-8b", *CARD)
-    advised = told(*model)["would_fit"]
-    assert told(*model, "--context", advised["context"])["verdict"] == "fits"
-    assert told(*model, "--context", advised["offloaded_context"])["verdict"] == "offloaded"
-    assert told(*model, "--tp", advised["tp"])["fits"]
+    advised = plan_of(*model)["would_fit"]
+    assert plan_of(*model, "--context", advised["context"])["verdict"] == "fits"
+    assert plan_of(*model, "--context", advised["offloaded_context"])["verdict"] == "offloaded"
+    assert plan_of(*model, "--tp", advised["tp"])["fits"]
 
 
-def test_a_demand_that_is_in_the_way_is_named() -> None:
+def test_advice_against_offload() -> None:
     small = ("--model", "llama-3.1-8b", "--device-memory", "24GB", "--host-memory", "2GB", "--offload")
     code, out, _ = run(*small, "--context", 16_384)
     assert (code, out.splitlines()[-1]) == (6, "would fit without --offload")
     code, out, _ = run(*small, "--context", 65_536)
     assert (code, out.splitlines()[-1][:44]) == (6, "would fit without --offload and with --conte")
-    advised = told(*small, "--context", 65_536)["would_fit"]
-    assert told(*small[:-1], "--context", advised["context"])["verdict"] == "fits"
+    advised = plan_of(*small, "--context", 65_536)["would_fit"]
+    assert plan_of(*small[:-1], "--context", advised["context"])["verdict"] == "fits"
 
 
 def test_this_machine_without_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "free_bytes", lambda _device: 8 * 10**9)
     flags = ("--device", "cpu")
-    plan = told(*flags)
+    plan = plan_of(*flags)
     assert (plan["dtype"], plan["available"]) == ("float32", {"device": 8 * 10**9, "host": 8 * 10**9})
     assert "fits into memory" in run(*flags)[1]
-    assert told(*flags, "--host-memory", "1GB")["verdict"] == "does not fit"
-    assert told(*flags, "--host-memory", "1GB", "--offload")["verdict"] == "does not fit"
-    assert told(*flags, "--tp", 3)["available"]["host"] == 8 * 10**9 // 3
+    assert plan_of(*flags, "--host-memory", "1GB")["verdict"] == "does not fit"
+    assert plan_of(*flags, "--host-memory", "1GB", "--offload")["verdict"] == "does not fit"
+    assert plan_of(*flags, "--tp", 3)["available"]["host"] == 8 * 10**9 // 3
 
 
 def test_a_folder_a_file_and_an_adapter(tmp_path: Path) -> None:
     folder = save_model(tmp_path / "folder", max_position_embeddings=4096)
     file = write_gguf(tmp_path / "model.gguf")
     adapter = save_adapter(tmp_path / "adapter", folder)
-    plans = [told("--model", each, *CARD) for each in (folder, file, adapter)]
+    plans = [plan_of("--model", each, *CARD) for each in (folder, file, adapter)]
     assert [plan["context"] for plan in plans] == [4096, 128, 2048]
     assert [plan["draft"] for plan in plans] == [None] * 3
     weights = [plan["bytes"]["weights"] for plan in plans]
     assert weights[0] == weights[2] > weights[1] > 0  # a GGUF without an output matrix ties it
-    assert told("--model", folder, "--draft", folder, *CARD)["bytes"]["draft"] > weights[0]
+    assert plan_of("--model", folder, "--draft", folder, *CARD)["bytes"]["draft"] > weights[0]
 
 
 def test_a_hub_id_needs_its_configuration_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_a_hub_id_needs_its_configuration_alone(tmp_path: Path, monkeypatch: pyt
         return str(folder / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
-    plan = told("--model", "some/one", *CARD)
+    plan = plan_of("--model", "some/one", *CARD)
     assert (plan["model"], plan["context"], plan["draft"]) == ("some/one", 128, None)
     assert asked == [("some/one", "config.json")]
 
@@ -172,7 +172,7 @@ def test_a_hub_id_needs_its_configuration_alone(tmp_path: Path, monkeypatch: pyt
         (("--model", "default", "--draft", "nothing"), 5, "no model 'nothing'"),
     ],
 )
-def test_what_cannot_be_planned(arguments: tuple[object, ...], code: int, said: str) -> None:
+def test_errors(arguments: tuple[object, ...], code: int, said: str) -> None:
     left, out, err = run(*arguments)
     assert (left, out) == (code, "")
     assert said in err
@@ -181,7 +181,7 @@ def test_what_cannot_be_planned(arguments: tuple[object, ...], code: int, said: 
 
 
 def test_a_longer_context_is_planned_with_a_warning() -> None:
-    plan = told("--context", 1_000_000, *CARD)
+    plan = plan_of("--context", 1_000_000, *CARD)
     assert (plan["context"], plan["made_for"]) == (1_000_000, 131_072)
     assert "YaRN factor 123 instead of 16" in plan["warning"]
     code, out, err = run("--context", 1_000_000, *CARD)
@@ -195,7 +195,7 @@ def test_the_same_numbers_as_a_loaded_model(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     weights = load_file(folder / "model.safetensors")
-    plan = told("--model", folder, "--draft", "none", "--device", "cpu", "--dtype", "float32")
+    plan = plan_of("--model", folder, "--draft", "none", "--device", "cpu", "--dtype", "float32")
     assert plan["bytes"]["weights"] == sum(weight.nbytes for weight in weights.values())
     assert all(weight.dtype == torch.float32 for weight in weights.values())
 
@@ -223,7 +223,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "24XB", "1..5GB", "24GBs", "1e999", "nan", "."])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     with pytest.raises(UsageError, match="is not a memory size"):
         parsed_size(text)
 
@@ -233,9 +233,9 @@ def test_sizes_are_read_as_they_are_told() -> None:
         assert readable(parsed_size(text)) == text
 
 
-def test_where_keys_and_values_stream_the_retrieval_cache_takes_what_room_there_is() -> None:
+def test_with_streamed_kv_the_retrieval_cache_takes_the_free_memory() -> None:
     def room(size: str, *flags: str) -> int:
-        plan = told("--model", "yarn-llama-2-7b-128k", *CARD[:1], size, *CARD[2:], *flags)
+        plan = plan_of("--model", "yarn-llama-2-7b-128k", *CARD[:1], size, *CARD[2:], *flags)
         return int(plan["bytes"]["retrieval"])
 
     small, larger, largest = (room(size, "--offload") for size in ("24GB", "28GB", "40GB"))
@@ -244,12 +244,12 @@ def test_where_keys_and_values_stream_the_retrieval_cache_takes_what_room_there_
     assert room("40GB", "--offload", "--budget", "4096") == small
     assert (
         room("40GB", "--offload", "--stack", "triforce", "--seed", "0") == small
-    )  # what a seed gives knows nothing of memory
+    )  # a seeded answer must not depend on memory
 
 
 @pytest.mark.parametrize("size", ["24GB", "32GB", "48GB", "80GB"])
 def test_no_layer_leaves_the_device_for_a_larger_retrieval_cache(size: str) -> None:
     model = ("--model", "yarn-llama-2-7b-128k", *CARD[:1], size, *CARD[2:])
-    plan, usual = told(*model), told(*model, "--budget", "4096")
+    plan, usual = plan_of(*model), plan_of(*model, "--budget", "4096")
     assert plan["resident_layers"] == usual["resident_layers"]
     assert plan["bytes"]["retrieval"] >= usual["bytes"]["retrieval"]

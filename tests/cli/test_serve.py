@@ -1,4 +1,4 @@
-"""``triforce-chat serve`` as a process: what it refuses, where it listens, how it ends."""
+"""``triforce-chat serve`` as a process: refused settings, its address, and its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import openai
 import pytest
-from support.serving import PATIENCE, save_talker
+from support.serving import PATIENCE, save_chat_model
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
@@ -29,7 +29,7 @@ LONG_ENOUGH = 60_000  # tokens: minutes of work even for a tiny model
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = save_talker(tmp_path_factory.mktemp("talker"), 65_536)
+    made = save_chat_model(tmp_path_factory.mktemp("model"), 65_536)
     (made / "book.txt").write_text("The keeper lit the lamp. ")
     return made
 
@@ -55,9 +55,9 @@ def process(folder: Path, *arguments: str, **env: str) -> Iterator[subprocess.Po
 
 def client_of(running: subprocess.Popen[str], key: str) -> openai.OpenAI:
     assert running.stdout is not None
-    told = running.stdout.readline()
-    where = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+/v1)\n", told)
-    assert where, (told, running.stderr.read() if running.stderr else "")
+    printed = running.stdout.readline()
+    where = re.fullmatch(r"listening on (http://127\.0\.0\.1:\d+/v1)\n", printed)
+    assert where, (printed, running.stderr.read() if running.stderr else "")
     http = openai.DefaultHttpxClient(trust_env=False, verify=False)
     return openai.OpenAI(base_url=where[1], api_key=key, max_retries=0, timeout=PATIENCE, http_client=http)
 
@@ -78,10 +78,10 @@ def test_a_process_serves_until_ctrl_c(folder: Path) -> None:
         running.send_signal(signal.SIGINT)
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
-        rest, told = running.communicate(timeout=PATIENCE)
+        rest, stderr = running.communicate(timeout=PATIENCE)
     assert (running.returncode, rest) == (0, "")
-    line = r"\d\d:\d\d:\d\d · "  # figures, nothing of what was said
-    assert re.fullmatch(line + r"cut at 4 tokens.*\n" + line + r"stopped · read .*\n", told)
+    line = r"\d\d:\d\d:\d\d · "  # figures, nothing of the content
+    assert re.fullmatch(line + r"cut at 4 tokens.*\n" + line + r"stopped · read .*\n", stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -92,11 +92,11 @@ def test_a_signal_ends_a_server_and_is_no_failure(number: signal.Signals) -> Non
     assert signal.getsignal(number) is before
 
 
-# Refusals, before anything is loaded
+# Errors before anything is loaded
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in; set --token or TRIFORCE_CHAT_TOKEN"),
         (["--host", "::"], "--host :: lets other machines in"),
@@ -109,11 +109,11 @@ def test_a_signal_ends_a_server_and_is_no_failure(number: signal.Signals) -> Non
         (["--host", "192.0.2.1", "--token", "x"], "cannot listen on 192.0.2.1:8000: "),
     ],
 )
-def test_usage(arguments: list[str], told: str) -> None:
+def test_usage(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["serve", *arguments, "--model", "no such model"])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {told}" if told.startswith(("--", "cannot")) else "error: ")
-    assert told in done.stderr
+    assert done.stderr.startswith(f"error: {message}" if message.startswith(("--", "cannot")) else "error: ")
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 

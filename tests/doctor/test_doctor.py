@@ -1,4 +1,4 @@
-"""``doctor``: every check can say ok and can say what is wrong, and none of them can crash."""
+"""``doctor``: every check reports ok and every problem, and none of them can crash."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def seen(result: CheckResult) -> tuple[str, int]:
 @pytest.mark.usefixtures("base")
 def test_all_is_well() -> None:
     done = run("--json")
-    told = json.loads(done.stdout)
-    assert (done.exit_code, told["schema"], told["ok"]) == (0, 1, True)
-    assert [result["name"] for result in told["findings"]] == NAMES
-    assert all(set(result) >= {"name", "status", "told", "advice"} for result in told["findings"])
+    record = json.loads(done.stdout)
+    assert (done.exit_code, record["schema"], record["ok"]) == (0, 1, True)
+    assert [result["name"] for result in record["findings"]] == NAMES
+    assert all(set(result) >= {"name", "status", "told", "advice"} for result in record["findings"])
     shown = run().stdout.splitlines()
     assert [line.split()[1] for line in shown] == NAMES
     assert shown[3].split() == ["ok", "transformers", metadata.version("transformers")]
@@ -114,16 +114,16 @@ def test_a_check_that_crashes_stops_nothing(monkeypatch: pytest.MonkeyPatch, che
         monkeypatch.setattr(run_checks, "SOFTWARE", (broken,))
     else:
         monkeypatch.setattr(hardware, check, broken)
-    told = json.loads(run("--json").stdout)
-    assert not told["ok"]
-    crashed = next(result for result in told["findings"] if result["status"] == "problem")
+    record = json.loads(run("--json").stdout)
+    assert not record["ok"]
+    crashed = next(result for result in record["findings"] if result["status"] == "problem")
     assert (crashed["name"], crashed["exit_code"]) == (name, 1)
     assert crashed["told"] == "cannot be checked: 'what is\\nthis' (KeyError)"
-    assert told["findings"][-1]["name"] == "terminal"
+    assert record["findings"][-1]["name"] == "terminal"
 
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs it cannot be checked; everything else is."""
+    """Checks that need torch fail; all others work."""
     for name in [each for each in sys.modules if each.startswith("triforce_chat.models.memory")] + ["torch"]:
         monkeypatch.setitem(sys.modules, name, None)
     done = run("--json")
@@ -148,13 +148,13 @@ def test_the_first_problem_gives_the_code(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_colours_on_a_terminal() -> None:
-    told = io.StringIO()
-    console = Console(file=told, force_terminal=True, color_system="standard", width=30)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, color_system="standard", width=30)
     doctor.show(
         CheckResult("disk", "warning", "[red]full\x1b[31m of everything that there is", "tidy up"), console
     )
     expected = "\x1b[33mwarning \x1b[0m disk           [red]full of everything that there is -> tidy up\n"
-    assert told.getvalue() == expected
+    assert output.getvalue() == expected
 
 
 # Software
@@ -193,7 +193,7 @@ def test_a_source_folder_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("found", "gpu", "expected", "told"),
+    ("found", "gpu", "expected", "message"),
     [
         (None, False, ("ok", 0), "not needed: there is no GPU to use it"),
         (ImportError("broken"), False, ("ok", 0), "not needed: there is no GPU to use it"),
@@ -213,7 +213,7 @@ def test_triton(
     found: str | Exception | None,
     gpu: bool,
     expected: tuple[str, int],
-    told: str,
+    message: str,
 ) -> None:
     def load(_name: str) -> Any:
         if isinstance(found, Exception):
@@ -224,7 +224,7 @@ def test_triton(
     monkeypatch.setattr(software, "import_module", load)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     result = only(software.triton())
-    assert (seen(result), result.message) == (expected, told)
+    assert (seen(result), result.message) == (expected, message)
     assert ("triton" in result.advice) == (result.status != "ok")
 
 
@@ -258,7 +258,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], stat
 
 
 @pytest.mark.parametrize(
-    ("card", "cuda", "status", "told"),
+    ("card", "cuda", "status", "message"),
     [
         ("", None, "ok", "none: everything runs on the CPU"),
         ("A Card, 580.1", None, "warning", "A Card, 580.1, but this torch was built without CUDA"),
@@ -266,7 +266,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], stat
     ],
 )
 def test_no_gpu_that_can_be_used(
-    monkeypatch: pytest.MonkeyPatch, card: str, cuda: str | None, status: str, told: str
+    monkeypatch: pytest.MonkeyPatch, card: str, cuda: str | None, status: str, message: str
 ) -> None:
     def available() -> bool:
         import warnings
@@ -278,7 +278,7 @@ def test_no_gpu_that_can_be_used(
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(hardware, "query_driver", lambda _fields: card)
     result = only(hardware.gpu())
-    assert (result.status, result.message) == (status, told)
+    assert (result.status, result.message) == (status, message)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +294,14 @@ def test_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 
 
 @pytest.mark.parametrize(
-    ("free", "status", "told"),
+    ("free", "status", "message"),
     [(8 * 10**9, "ok", "8.0 GB free"), (10**9, "warning", "1.0 GB free"), (None, "ok", "does not report")],
 )
-def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, status: str, told: str) -> None:
+def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, status: str, message: str) -> None:
     monkeypatch.setattr(model_memory, "free_bytes", lambda _device: free)
     result = only(hardware.memory())
     assert result.status == status
-    assert told in result.message
+    assert message in result.message
 
 
 def test_disk(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -365,7 +365,7 @@ def test_the_default_model_is_not_here(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "status", "told"),
+    ("model", "status", "message"),
     [
         ("smollm2-135m", "ok", "smollm2-135m is in "),
         ("{shipped}", "ok", "is complete"),
@@ -374,7 +374,7 @@ def test_the_default_model_is_not_here(cache: Path) -> None:
     ],
 )
 def test_the_model_of_the_settings(
-    base: Path, tmp_path: Path, settings: Path, model: str, status: str, told: str
+    base: Path, tmp_path: Path, settings: Path, model: str, status: str, message: str
 ) -> None:
     assert [*stores.chosen_model()] == []
     (tmp_path / "empty").mkdir()
@@ -386,7 +386,7 @@ def test_the_model_of_the_settings(
     settings.write_text(f"model = '{model.format(**folders)}'")
     result = only(stores.chosen_model())
     assert result.status == status
-    assert told in result.message
+    assert message in result.message
     assert base.exists()
 
 

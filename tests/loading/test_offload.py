@@ -1,4 +1,4 @@
-"""What puts keys and values into host memory: a plan that does not fit, or the user. On a CPU by pretending."""
+"""Keys and values in host memory, because of the plan or the user's flag; on a CPU, with pretended memory sizes."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def settings_of(model: Path, **more: Any) -> Settings:
 
 
 def loaded(settings: Settings, monkeypatch: pytest.MonkeyPatch, sizes: Sizes) -> tuple[Engine, list[str]]:
-    """The engine on a machine whose accelerator has its own memory."""
-    told: list[str] = []
+    """(engine, notes) on a machine whose accelerator has its own memory."""
+    notes: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(planning, "available_memory", lambda *_: sizes)
-        engine, _ = load_engine(EngineSpec(settings), LoadHooks(note=told.append))
-    return engine, told
+        engine, _ = load_engine(EngineSpec(settings), LoadHooks(note=notes.append))
+    return engine, notes
 
 
 def needs(model: Path, resident: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes on the device with so many layers there."""
+    """Bytes on the device if ``resident`` layers stay there."""
     settings = settings_of(model)
     with monkeypatch.context() as patch:
         patch.setattr(planning, "available_memory", lambda *_: Sizes(HUGE, HUGE))
@@ -100,7 +100,7 @@ def test_the_cap_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 10**9)
     )
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: fractions.append(given))
-    for name, number in (("cuda", 1), ("cuda:0", 0)):  # torch takes no device without a number
+    for name, number in (("cuda", 1), ("cuda:0", 0)):  # torch needs a device index
         cap_memory(torch.device(name), 24 * 10**9)
         fraction, device = fractions.pop()
         assert fraction == pytest.approx(0.3)
@@ -116,16 +116,16 @@ def test_layers_without_room_on_the_device_go_to_the_host(
     plain, nothing = loaded(settings_of(model), monkeypatch, Sizes(HUGE, HUGE))
     assert isinstance(plain.full.storage, KVBuffer)
     sizes = Sizes(needs(model, resident, monkeypatch), HUGE)
-    engine, told = loaded(settings_of(model), monkeypatch, sizes)
+    engine, notes = loaded(settings_of(model), monkeypatch, sizes)
     store = engine.full.storage
     assert isinstance(store, OffloadedKV)
     assert (store.resident, engine.context) == (resident, CONTEXT)
-    [line] = [line for line in told if line not in nothing]
+    [line] = [line for line in notes if line not in nothing]
     assert line.startswith(f"keys and values of {LAYERS - resident} of {LAYERS} layers in host memory")
     assert answers(engine) == answers(plain)
 
 
-def test_the_flag_sends_all_of_them_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flag_offloads_all_layers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
     assert isinstance(engine.full.storage, OffloadedKV)
     assert engine.full.storage.resident == 0
@@ -139,34 +139,34 @@ def test_the_planner_may_draft_more_where_verifications_stream(
     settings = settings_of(model, stack="auto")
     engine, _ = loaded(settings, monkeypatch, sizes)
     assert engine.top.planner.most == gamma
-    engine.restack(stack_options(settings, CONTEXT))  # as a setting that changes in a chat does
+    engine.restack(stack_options(settings, CONTEXT))  # as a changed setting in a chat does
     assert engine.top.planner.most == gamma
 
 
 def test_a_cpu_has_one_memory(model: Path) -> None:
-    told: list[str] = []
-    engine, _ = load_engine(EngineSpec(settings_of(model, offload=True)), LoadHooks(note=told.append))
+    notes: list[str] = []
+    engine, _ = load_engine(EngineSpec(settings_of(model, offload=True)), LoadHooks(note=notes.append))
     assert isinstance(engine.full.storage, KVBuffer)
-    assert not any("host memory" in line for line in told)
-    assert [line for line in told if "has no effect" in line]
+    assert not any("host memory" in line for line in notes)
+    assert [line for line in notes if "has no effect" in line]
 
 
 def test_no_room_anywhere_shortens_the_context(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = Sizes(needs(model, 0, monkeypatch), 100_000)
-    engine, told = loaded(settings_of(model), monkeypatch, sizes)
+    engine, notes = loaded(settings_of(model), monkeypatch, sizes)
     assert 1024 <= engine.context < CONTEXT
     assert isinstance(engine.full.storage, KVBuffer)
-    assert any(f"context of {engine.context:,} tokens" in line for line in told)
+    assert any(f"context of {engine.context:,} tokens" in line for line in notes)
 
 
-def test_what_is_not_pinned_is_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpinned_layers_are_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OffloadedKV, "_pin", lambda _: 2)
-    _, told = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
-    assert any(line.startswith("2 of these layers are slower: the system declined to pin") for line in told)
+    _, notes = loaded(settings_of(model, offload=True), monkeypatch, Sizes(HUGE, HUGE))
+    assert any(line.startswith("2 of these layers are slower: the system declined to pin") for line in notes)
 
 
-def test_dearer_verifications_make_longer_drafts() -> None:
-    """The planner weighs a verification that streams against drafting that does not."""
+def test_expensive_verifications_make_longer_drafts() -> None:
+    """The planner weighs the cost of streamed verifications against that of drafting."""
     from triforce_chat.engine.speculation.cost_model import Average
     from triforce_chat.engine.speculation.planner import Arm, Planner
 

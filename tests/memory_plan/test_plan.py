@@ -184,8 +184,8 @@ def test_the_default_model_takes_what_was_planned() -> None:
     from triforce_chat.models.describe import describe
 
     engine, loaded = load_engine(EngineSpec(Settings(device="cpu", context=4096)))
-    told = describe("default")
-    plan = workload_of(told, None, 4096, StackOptions(), CPU, torch.float32)
+    described = describe("default")
+    plan = workload_of(described, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)
     assert plan.layer_kv * 30 == kv_bytes(engine.full)
 
@@ -253,7 +253,7 @@ def test_a_chunk_of_the_prefill_takes_about_what_is_planned(
     assert 0.9 * meter.most < plan.activations < 1.5 * meter.most
 
 
-# Whether it fits
+# Verdicts
 
 
 def enough(plan: MemoryPlan) -> Memory:
@@ -271,7 +271,7 @@ def test_the_last_byte_decides(offload: Any, verdict: str) -> None:
     assert place_kv(all_of_it.workload, less, offload).verdict == verdict
 
 
-def test_as_many_layers_stay_as_there_is_room_for() -> None:
+def test_as_many_layers_as_fit_stay_on_the_device() -> None:
     seven = workload(published.LLAMA_2_7B)
     for gigabytes in (22, 24, 40, 80, 90, 120):
         memory = Memory(gigabytes * GB, 128 * GB)
@@ -324,7 +324,7 @@ def test_the_largest_context_is_the_largest(
     assert found < CONTEXT_STEP or found % CONTEXT_STEP == 0
 
 
-def test_what_every_gpu_holds() -> None:
+def test_the_share_of_every_gpu() -> None:
     alone = workload(published.LLAMA_2_7B, stack="autoregressive")
     both = workload(published.LLAMA_2_7B, gpus=2, stack="autoregressive")
     assert both.layer_kv * 2 == alone.layer_kv
@@ -342,18 +342,18 @@ def test_what_every_gpu_holds() -> None:
         (published.LLAMA_2_13B, 5, "13,824 neurons .* which 5 GPUs cannot share; --tp takes 1, 2, 4, 8$"),
     ],
 )
-def test_what_does_not_divide_is_not_planned(fields: Mapping[str, Any], gpus: int, said: str) -> None:
+def test_a_model_that_cannot_be_split_is_refused(fields: Mapping[str, Any], gpus: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         workload(fields, gpus=gpus)
 
 
 @pytest.mark.parametrize("gigabytes", range(28, 60, 2))
-def test_as_many_gpus_are_advised_as_can_share_the_model(gigabytes: int) -> None:
+def test_the_advised_number_of_gpus_can_split_the_model(gigabytes: int) -> None:
     plan = place_kv(workload(published.LLAMA_2_13B), Memory(gigabytes * GB, GB))
     assert find_remedies(plan).tp in (2, 4, 8)  # never 5, which divides its heads but not its neurons
 
 
-# What would help
+# Remedies
 
 
 @pytest.mark.parametrize(
@@ -389,13 +389,13 @@ def test_every_remedy_helps(fields: Mapping[str, Any], gigabytes: int, host: int
         assert (flags in advice(plan, plan, found)) == ("None" not in flags)
 
 
-def test_where_nothing_helps() -> None:
+def test_no_remedy() -> None:
     plan = place_kv(workload(published.LLAMA_2_13B), Memory(4 * GB, 4 * GB, is_host=True))
     assert {*dataclasses.asdict(find_remedies(plan)).values()} == {None}
     assert advice(plan, plan, find_remedies(plan)) == "no single change makes it fit: use a smaller model"
 
 
-def test_what_fits_needs_no_remedy() -> None:
+def test_a_plan_that_fits_needs_no_remedy() -> None:
     plan = place_kv(workload(published.SMOLLM2_135M), Memory(24 * GB, 24 * GB))
     assert {*dataclasses.asdict(find_remedies(plan)).values()} == {None}
     assert advice(plan, plan, find_remedies(plan)) == ""

@@ -1,4 +1,4 @@
-"""Which model drafts, what is said when none does, and drafts whose logits have another width."""
+"""The choice of a draft model, the note if there is none, and drafts whose logits have another width."""
 
 from __future__ import annotations
 
@@ -131,11 +131,13 @@ def test_a_known_model_that_is_hardly_smaller_is_no_draft(hub: Path, target: Pat
     assert opened(target)[1].draft is None
 
 
-@pytest.mark.parametrize(("detail", "told"), [("live", "a choice\n"), ("plain", "a choice\n"), ("bare", "")])
-def test_choices_are_said_on_stderr_unless_only_the_answer_is_wanted(detail: Any, told: str) -> None:
+@pytest.mark.parametrize(
+    ("detail", "expected"), [("live", "a choice\n"), ("plain", "a choice\n"), ("bare", "")]
+)
+def test_choices_are_noted_on_stderr_unless_only_the_answer_is_wanted(detail: Any, expected: str) -> None:
     out, err = io.StringIO(), io.StringIO()
     show_notes(["a choice"], Screen(Console(file=out), Console(file=err), detail))
-    assert (out.getvalue(), err.getvalue()) == ("", told)
+    assert (out.getvalue(), err.getvalue()) == ("", expected)
 
 
 def spoken(engine: Engine, prompt: list[int], plain: bool) -> list[int]:
@@ -145,7 +147,7 @@ def spoken(engine: Engine, prompt: list[int], plain: bool) -> list[int]:
 
 @pytest.mark.parametrize(("own", "draft"), [(24, 8), (8, 24), (0, 24), (24, 0)])
 def test_padded_widths_agree(tmp_path: Path, own: int, draft: int) -> None:
-    """A target may even say padding, which a narrower draft has no embedding for."""
+    """A target may even generate a padding token, for which a narrower draft has no embedding."""
     torch.manual_seed(own)
     for name, more, layers in (("target", own, 2), ("draft", draft, 1)):
         save_weights(
@@ -176,7 +178,7 @@ def test_a_draft_with_too_few_tokens_is_refused(target: Path, tmp_path: Path) ->
 
 
 def roomy(context: int, model: Path) -> int:
-    """Free bytes in which just so many tokens of the model's context fit, with everything else."""
+    """Free bytes in which exactly ``context`` tokens fit, with everything else."""
     target = describe_source(resolve(str(model)))
     budget = Budget(tokens=min(4096, max(512, target.context // 8)))
     work = workload_of(target, None, context, StackOptions(budget=budget), torch.device("cpu"), torch.float32)
@@ -202,18 +204,18 @@ def test_the_context_is_what_memory_holds(
     if context == 8192:
         assert notes == []
     else:
-        plan, told = notes
+        plan, shortened = notes
         assert re.fullmatch(r"8,192 tokens take [0-9]+ MB: weights [0-9]+ KB, KV .*; [0-9]+ MB free", plan)
-        assert told == f"context of {context:,} tokens, because memory does not hold the 8,192 of {long}"
+        assert shortened == f"context of {context:,} tokens, because memory does not hold the 8,192 of {long}"
 
 
 def test_the_plan_is_told_before_anything_is_loaded(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, roomy(4000, long))
-    told: list[str] = []
-    monkeypatch.setattr(loading, "load_model", lambda *_arguments, **_more: pytest.fail(told[0]))
+    notes: list[str] = []
+    monkeypatch.setattr(loading, "load_model", lambda *_arguments, **_more: pytest.fail(notes[0]))
     with pytest.raises(pytest.fail.Exception, match="8,192 tokens take"):
         load_engine(
-            EngineSpec(Settings(model=str(long), draft="none", device="cpu")), LoadHooks(note=told.append)
+            EngineSpec(Settings(model=str(long), draft="none", device="cpu")), LoadHooks(note=notes.append)
         )
 
 

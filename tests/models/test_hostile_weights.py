@@ -1,4 +1,4 @@
-"""Models made to hurt: nothing is unpickled, nothing outside of the folder is read, and the reason is one line."""
+"""Malicious models: nothing is unpickled, nothing outside the folder is read, and the error is one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model whose weights lie in a pickle; to unpickle anything fails the test."""
+    """A model whose weights are in a pickle; unpickling anything fails the test."""
 
     def refuse(*_given: object, **_options: object) -> None:
         raise AssertionError("unpickled")

@@ -57,9 +57,9 @@ def test_the_dtype_is_the_callers(tmp_path: Path) -> None:
     assert load_model(str(tmp_path), dtype=torch.float16, attention="sdpa").model.dtype == torch.float16
 
 
-def test_ends_are_gathered_from_everywhere(tmp_path: Path) -> None:
+def test_end_tokens_from_all_sources(tmp_path: Path) -> None:
     save_model(tmp_path, eos_token_id=[7])
-    assert load_tiny(tmp_path).eos_ids == {0, 2, 7}  # both markers of the tokenizer, and the config's
+    assert load_tiny(tmp_path).eos_ids == {0, 2, 7}  # two special tokens of the tokenizer, and the config's
 
 
 def test_a_marker_that_is_plain_text_ends_nothing(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_marker_that_is_plain_text_ends_nothing(tmp_path: Path) -> None:
     assert load_tiny(tmp_path).eos_ids == {0, 2}
 
 
-def test_a_tokenizer_of_gguf_obeys_the_config(tmp_path: Path) -> None:
+def test_a_gguf_tokenizer_takes_special_tokens_from_the_config(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(save_model(tmp_path))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, eos_token="<|im_start|>")
     repair_gguf_tokenizer(tokenizer, config)
@@ -165,7 +165,9 @@ def test_a_draft_of_another_table_is_refused(tmp_path: Path) -> None:
         check_draft(target, load_tiny(tmp_path / "draft"))
 
 
-def test_quiet_mutes_and_restores(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs_are_silenced_and_restored(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(logging.root.manager, "disable", logging.DEBUG)
     before = (sys.stderr, logging.root.manager.disable, transformers_logging.is_progress_bar_enabled())
     with silence_logs():
@@ -185,7 +187,7 @@ def test_quiet_mutes_and_restores(monkeypatch: pytest.MonkeyPatch, capfd: pytest
 
 @pytest.mark.model
 def test_the_default_model_answers() -> None:
-    load_model("default", attention="sdpa")  # makes it, the first time
+    load_model("default", attention="sdpa")  # converts it the first time
     start = time.perf_counter()
     loaded = load_model("default", attention="sdpa")
     assert time.perf_counter() - start < 3

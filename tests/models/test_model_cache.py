@@ -59,7 +59,7 @@ def test_builds_once_and_leaves_nothing_else(folder: Path, build: Builder) -> No
 
 
 @pytest.mark.parametrize("name", ["config.json", "weights", MANIFEST])
-def test_a_missing_file_is_made_again(folder: Path, build: Builder, name: str) -> None:
+def test_a_missing_file_is_built_again(folder: Path, build: Builder, name: str) -> None:
     (folder / name).unlink()
     ensure(folder, SOURCE, build, ignore_progress)
     assert build.calls == 2
@@ -67,7 +67,7 @@ def test_a_missing_file_is_made_again(folder: Path, build: Builder, name: str) -
 
 
 @pytest.mark.parametrize("name", ["config.json", "weights", MANIFEST])
-def test_a_cut_file_is_made_again(folder: Path, build: Builder, name: str) -> None:
+def test_a_truncated_file_is_built_again(folder: Path, build: Builder, name: str) -> None:
     path = folder / name
     os.truncate(path, path.stat().st_size - 1)
     ensure(folder, SOURCE, build, ignore_progress)
@@ -112,12 +112,12 @@ def test_a_touched_but_equal_file_is_hashed_once(folder: Path, monkeypatch: pyte
         json.dumps({"format": model_cache.FORMAT + 1, "source": SOURCE, "files": {"weights": {}}}),
     ],
 )
-def test_a_senseless_manifest_is_damage(folder: Path, manifest: str) -> None:
+def test_an_invalid_manifest_is_damage(folder: Path, manifest: str) -> None:
     (folder / MANIFEST).write_text(manifest)
     assert not is_intact(folder, SOURCE)
 
 
-def test_another_source_is_made_anew(folder: Path, build: Builder) -> None:
+def test_another_source_is_built_again(folder: Path, build: Builder) -> None:
     ensure(folder, "another", build, ignore_progress)
     assert build.calls == 2
 
@@ -140,7 +140,7 @@ def test_leftovers_of_a_killed_process_are_swept(tmp_path: Path, build: Builder)
     assert not stale.exists()
 
 
-def test_a_disk_that_refuses_is_one_line(tmp_path: Path, build: Builder) -> None:
+def test_a_disk_error_is_one_line(tmp_path: Path, build: Builder) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ModelError, match=r"^cannot write the cache .*TRIFORCE_CHAT_CACHE") as caught:
         ensure(tmp_path / "file" / "m", SOURCE, build, ignore_progress)

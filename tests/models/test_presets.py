@@ -354,11 +354,11 @@ def test_lwm_is_asked_as_its_authors_ask(hub: Path, legacy: bool) -> None:
 def test_a_system_text_takes_the_place_of_lwms_own() -> None:
     tokenizer: Any = load("lwm-128k").tokenizer
     format = ChatFormat(tokenizer)
-    told = format.render(
+    rendered = format.render(
         [Message("system", format.encode("Be brief.")), Message("user", format.encode("Why?"))]
     )
     whole = tokenizer("Be brief. USER: Why? ASSISTANT:", add_special_tokens=False)["input_ids"]
-    assert told == [tokenizer.bos_token_id, *whole]
+    assert rendered == [tokenizer.bos_token_id, *whole]
 
 
 def test_a_base_model_is_asked_plainly() -> None:

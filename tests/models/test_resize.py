@@ -1,4 +1,4 @@
-"""A small model in big dimensions says the same."""
+"""A small model in big dimensions computes the same function."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def big_model(small: Any, shape: BigShape, seed: int = 0, dtype: torch.dtype = t
 
 @torch.no_grad()
 def off(model: Any, other: Any, ids: Tensor) -> float:
-    """Largest difference of the logits in parts of their spread."""
+    """The largest difference of the logits relative to their standard deviation."""
     theirs, own = model(ids).logits.double(), other(ids).logits.double()
     return float((theirs - own).abs().max() / theirs.std())
 
@@ -209,7 +209,7 @@ def test_added_neurons_and_heads_are_busy() -> None:
         assert (values.abs().amax((0, 1)) > 1e-3).all()
 
 
-def test_homes_share_keys_as_their_group_did() -> None:
+def test_heads_that_share_keys_stay_together() -> None:
     config = small_model().config
     first, second = [(0, slot, 0) for slot in range(3)], [(1, slot, 1) for slot in range(3)]
     assert head_slots(config, WIDE) == first + second
@@ -217,7 +217,7 @@ def test_homes_share_keys_as_their_group_did() -> None:
     assert head_slots(config, PAIRS) == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (2, 0, 1), (2, 1, 1), (3, 0, 1)]
 
 
-def test_half_of_a_heads_pairs_turn_as_fast_as_all_of_a_small_ones() -> None:
+def test_rope_frequencies_of_the_small_head_are_kept() -> None:
     dims = rotated_dims(64, find_shape("llama-2-7b"))
     assert dims[:3].tolist() == [0, 2, 4]
     assert (dims[32:] - dims[:32]).unique().tolist() == [64]
@@ -247,7 +247,7 @@ def test_published_dimensions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"hidden": 40}, "has 40 channels; the model needs 48"),
         ({"layers": 1}, "has 1 layers; the model needs 2"),
@@ -258,8 +258,8 @@ def test_published_dimensions() -> None:
         ({"heads": 2, "kv_heads": 1}, "KV heads"),
     ],
 )
-def test_a_shape_that_is_too_small_is_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_a_shape_that_is_too_small_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         big_model(small_model(), replace(OWN_KEYS, **change))
 
 
@@ -297,7 +297,7 @@ def spoken(model: Any, prompt: Tensor, stack: str) -> Tally:
 
 @pytest.mark.parametrize("shape", [OWN_KEYS, PAIRS, WIDE], ids=lambda shape: shape.name)
 @pytest.mark.parametrize("stack", ["triforce", "autoregressive"])
-def test_the_hierarchy_speaks_as_the_small_model(shape: BigShape, stack: str) -> None:
+def test_the_hierarchy_generates_the_tokens_of_the_small_model(shape: BigShape, stack: str) -> None:
     small, prompt = speaker(), text(2 * ORIGINAL)
     plain = small.generate(
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=48, min_new_tokens=48
@@ -341,17 +341,17 @@ def bench(*more: str) -> dict[str, Any]:
     flags = "--model tiny --device cpu --contexts 300 --tokens 6 --repeats 1 --stacks autoregressive,lookup"
     done = CliRunner().invoke(app, ["bench", "a.txt", *flags.split(), "--json", *more])
     assert done.exit_code == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    record: dict[str, Any] = json.loads(done.stdout)
+    return record
 
 
 @pytest.mark.usefixtures("folder")
 def test_the_record_names_the_shape() -> None:
-    told = bench("--inflate", "own keys")
-    assert told["inflated"] == asdict(OWN_KEYS)
-    assert all(row["same_tokens"] for row in told["rows"])
+    record = bench("--inflate", "own keys")
+    assert record["inflated"] == asdict(OWN_KEYS)
+    assert all(row["same_tokens"] for row in record["rows"])
     assert bench()["inflated"] is None
-    assert (told["settings"]["model"], told["settings"]["device"]) == ("tiny", "cpu")
+    assert (record["settings"]["model"], record["settings"]["device"]) == ("tiny", "cpu")
 
 
 @pytest.mark.usefixtures("folder")
@@ -364,8 +364,8 @@ def test_both_contenders_are_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (stock, load_engine):
         monkeypatch.setattr(module, "resize_loaded", noting)
-    told = bench("--inflate", "own keys", "--stock")
-    assert len(told["rows"]) == 3
+    record = bench("--inflate", "own keys", "--stock")
+    assert len(record["rows"]) == 3
     assert built == [OWN_KEYS, OWN_KEYS]
 
 

@@ -110,8 +110,8 @@ def test_what_was_read_at_one_factor_is_not_taken_at_another(
 
 def test_only_yarn_is_stretched(folder: Path, tmp_path: Path) -> None:
     plain = save_model(tmp_path / "plain")
-    told = f"{plain} was made for 128 tokens; --context 129 is more$"
-    with pytest.raises(DoesNotFit, match=told):
+    message = f"{plain} was made for 128 tokens; --context 129 is more$"
+    with pytest.raises(DoesNotFit, match=message):
         describe(str(plain)).reach(129)
     with pytest.raises(
         DoesNotFit, match=f"--context {MAX_CONTEXT + 1:,} is more, and .* to 1,048,576 at most"

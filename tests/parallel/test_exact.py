@@ -21,7 +21,7 @@ NINE |= {"intermediate_size": 48, "vocab_size": 102, "tie_word_embeddings": True
 
 
 def adapter_for(base: Path) -> None:
-    """One that changes matrices of both kinds: spread over ranks by rows, and by columns."""
+    """Save an adapter for matrices of both kinds: split over ranks by rows and by columns."""
     folder = save_adapter(base.parent / "adapter", base)
     weights = load_file(folder / "adapter_model.safetensors")
     by_rows = {name: weight for name, weight in weights.items() if "q_proj" in name}
@@ -59,7 +59,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.fixture(params=[*TWO, "nine"])
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What one process said of a model, and what several did."""
+    """The results of one process and of several for a model."""
     ranks: Found = request.getfixturevalue("three" if request.param == "nine" else "two")
     model: dict[str, Any] = ranks.models[request.param]
     return model
@@ -67,12 +67,12 @@ def found(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_greedy_tokens_are_those_of_one_process(found: dict[str, Any]) -> None:
     plain = found["alone"]["plain"]
-    assert len(set(plain)) > 3  # it says something
+    assert len(set(plain)) > 3  # it does not repeat one token
     assert found["shared"]["plain"] == plain
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_stack_says_what_one_process_says(family: str, two: Found) -> None:
+def test_every_stack_generates_the_tokens_of_one_process(family: str, two: Found) -> None:
     found = two.models[family]
     assert found["stacks"] == dict.fromkeys(STACKS, found["alone"]["plain"])
 
@@ -104,10 +104,10 @@ def test_every_rank_has_its_part_of_the_heads(two: Found, three: Found) -> None:
     assert three.models["nine"]["heads"] == [3, 1]
 
 
-def test_every_rank_holds_as_many_numbers_as_are_planned(two: Found, three: Found) -> None:
+def test_every_rank_holds_the_planned_number_of_parameters(two: Found, three: Found) -> None:
     for name, found in [*two.models.items(), *three.models.items()]:
         held, planned = found["numbers"]
-        if not name.endswith(".gguf"):  # split after it was read: what was tied is two matrices now
+        if not name.endswith(".gguf"):  # split after loading, which separates tied matrices
             assert held == planned, name
 
 
@@ -115,11 +115,11 @@ def test_every_rank_holds_as_many_numbers_as_are_planned(two: Found, three: Foun
 def test_all_ranks_hold_the_same_after_every_call(
     ranks: str, calls: int, request: pytest.FixtureRequest
 ) -> None:
-    """Also after answers without a seed, and after those that were interrupted."""
+    """Also after answers without a seed, and after interrupted ones."""
     first, *others = request.getfixturevalue(ranks).states
     assert len(first) == calls
     assert all(other == first for other in others)
 
 
 def test_the_ranks_print_nothing(two: Found, three: Found) -> None:
-    assert (two.said, three.said) == ("", "")
+    assert (two.printed, three.printed) == ("", "")

@@ -1,4 +1,4 @@
-"""The program on two ranks, as a user meets it: no end of any kind leaves a process behind."""
+"""The program on two ranks: however it ends, no process remains."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from support.places import SUPPORT
 from support.pseudo_terminal import CTRL_C, ENTER, Terminal
 from support.tiny_models import mute_special_tokens, save_model
 
-PATIENCE = 180  # seconds for what should succeed; other work may hold the machine
-SOON = 5.0  # seconds in which a lost rank ends all
+PATIENCE = 180  # seconds until something that should succeed has failed; the machine may be busy
+SOON = 5.0  # seconds in which a lost rank must end all
 LOST = 8  # exit code
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("shelf")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ranks")
     torch.manual_seed(2)
     save_model(made / "tiny", max_position_embeddings=65_536, initializer_range=0.3)
     mute_special_tokens(made / "tiny")
@@ -44,8 +44,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(shelf: Path, environ: dict[str, str]) -> Iterator[Start]:
-    """``triforce-chat ARGUMENTS --tp 2`` beside the tiny model; whatever is left of it is killed."""
+def start(folder: Path, environ: dict[str, str]) -> Iterator[Start]:
+    """``triforce-chat ARGUMENTS --tp 2`` in the tiny model's folder; a remaining process is killed."""
     running: list[subprocess.Popen[str]] = []
 
     def started(name: str, *arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
@@ -53,7 +53,7 @@ def start(shelf: Path, environ: dict[str, str]) -> Iterator[Start]:
         command = [sys.executable, "-m", *launcher, "triforce_chat", *map(str, (name, *flags, *arguments))]
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            command, cwd=shelf, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+            command, cwd=folder, env=environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True
         )
         running.append(process)
         return process
@@ -69,7 +69,7 @@ def children(pid: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Not merely waiting to be reaped."""
+    """True if the process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -109,9 +109,9 @@ def test_a_killed_rank_ends_the_program_with_one_line(start: Start) -> None:
     (worker,) = until_it_speaks(process)
     os.kill(worker, signal.SIGKILL)
     killed = time.monotonic()
-    _, told = process.communicate(timeout=PATIENCE)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert time.monotonic() - killed < SOON
-    assert told == "error: rank 1 of --tp ended without an error message; all ranks have ended\n"
+    assert stderr == "error: rank 1 of --tp ended without an error message; all ranks have ended\n"
     assert process.returncode == LOST
 
 
@@ -128,16 +128,16 @@ def test_ctrl_c_ends_one_answer_and_all_ranks(start: Start) -> None:
     for pid in (process.pid, *workers):  # as a terminal does
         os.kill(pid, signal.SIGINT)
     pressed = time.monotonic()
-    _, told = process.communicate(timeout=PATIENCE)
+    _, stderr = process.communicate(timeout=PATIENCE)
     assert time.monotonic() - pressed < SOON
-    assert (process.returncode, told) == (130, "")
+    assert (process.returncode, stderr) == (130, "")
     assert gone(*workers)
 
 
-def test_a_chat_on_two_ranks(shelf: Path, environ: dict[str, str]) -> None:
+def test_a_chat_on_two_ranks(folder: Path, environ: dict[str, str]) -> None:
     """An interrupt, another question, and then a rank dies while the user thinks."""
     flags = ("--model", "tiny", "--draft", "none", "--device", "cpu", "--tp", 2, "--max-tokens", 60_000)
-    person = Terminal("-m", "triforce_chat", "chat", *flags, cwd=shelf, environ=environ)
+    person = Terminal("-m", "triforce_chat", "chat", *flags, cwd=folder, environ=environ)
     try:
         person.until("Ctrl-D leaves", ">", seconds=PATIENCE)
         person.send(f"Why?{ENTER}")
@@ -157,33 +157,33 @@ def test_a_chat_on_two_ranks(shelf: Path, environ: dict[str, str]) -> None:
 
 
 def test_ranks_of_torchrun_end_with_the_input(start: Start) -> None:
-    """The others print nothing, read nothing and leave with exit code 0."""
+    """The other ranks print nothing, read nothing and exit with code 0."""
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     process = start("chat", "--max-tokens", 6, "--quiet", launcher=torchrun)
-    out, told = process.communicate("Why?\nWhat?\n", timeout=PATIENCE)
-    assert process.returncode == 0, told
+    out, stderr = process.communicate("Why?\nWhat?\n", timeout=PATIENCE)
+    assert process.returncode == 0, stderr
     assert len(out.splitlines()) == 2
 
 
-# What rank 1 alone is told, what it says of that, and the exit code; in the second case rank 0 is deaf to signals.
+# The call that only rank 1 receives, its error, and the exit code; in the second case rank 0 blocks signals.
 MISHAPS = {"settle": ("TypeError", LOST), "restack": ("out of memory", 6)}
 
 
 @pytest.mark.parametrize("mishap", MISHAPS)
-def test_an_error_on_another_rank_ends_all(mishap: str, shelf: Path, environ: dict[str, str]) -> None:
+def test_an_error_on_another_rank_ends_all(mishap: str, folder: Path, environ: dict[str, str]) -> None:
     words, code = MISHAPS[mishap]
-    command = [sys.executable, str(SUPPORT / "rank_mishap.py"), str(shelf / "tiny"), mishap]
+    command = [sys.executable, str(SUPPORT / "rank_mishap.py"), str(folder / "tiny"), mishap]
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         worker = int(event_of(process))
         began = time.monotonic()
-        _, told = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert time.monotonic() - began < SOON
-    assert told.startswith("error: rank 1: ")
-    assert words in told
+    assert stderr.startswith("error: rank 1: ")
+    assert words in stderr
     assert process.returncode == code
     assert gone(worker)

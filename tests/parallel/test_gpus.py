@@ -20,8 +20,8 @@ from support.tiny_models import mute_special_tokens, save_model
 from triforce_chat.settings.settings import STACKS
 
 PROBE = SUPPORT / "rank_probe.py"
-PATIENCE = 300  # seconds for what should succeed
-SOON = 5.0  # seconds in which a lost rank ends all
+PATIENCE = 300  # seconds until something that should succeed has failed
+SOON = 5.0  # seconds in which a lost rank must end all
 LOST = 8  # exit code
 SIZES: dict[str, Any] = {"max_position_embeddings": 65_536, "vocab_size": 100, "initializer_range": 0.3}
 SIZES |= {"head_dim": 16}  # the smallest that is fused
@@ -32,7 +32,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("gpus")
     torch.manual_seed(3)
     save_model(made / "llama", **SIZES)
@@ -40,10 +40,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def probed(shelf: Path, folder: Path, **more: str) -> dict[str, Any]:
-    """What one process and two ranks say, each rank on a GPU of its own."""
+def probed(models: Path, folder: Path, **more: str) -> dict[str, Any]:
+    """The results of one process and of two ranks, each on a GPU of its own."""
     folder.mkdir()
-    command = [sys.executable, str(PROBE), "2", str(folder), str(shelf / "llama"), str(shelf / "llama.big")]
+    command = [sys.executable, str(PROBE), "2", str(folder), str(models / "llama"), str(models / "llama.big")]
     environ = {**os.environ, "PROBE_DEVICE": "cuda", **more}
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environ)
     assert done.returncode == 0, done.stderr
@@ -55,16 +55,16 @@ def probed(shelf: Path, folder: Path, **more: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=["device", "host"])
 def found(
-    request: pytest.FixtureRequest, shelf: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     more = {"PROBE_OFFLOAD": "1"} if request.param == "host" else {}
-    return probed(shelf, tmp_path_factory.mktemp("probed") / request.param, **more)
+    return probed(models, tmp_path_factory.mktemp("probed") / request.param, **more)
 
 
 @pytest.mark.parametrize("model", ["llama", "llama.big"])
 def test_greedy_tokens_are_those_of_one_gpu(found: dict[str, Any], model: str) -> None:
     plain = found[model]["alone"]["plain"]
-    assert len(set(plain)) > 3  # it says something
+    assert len(set(plain)) > 3  # it does not repeat one token
     assert found[model]["shared"]["plain"] == plain
 
 
@@ -77,18 +77,18 @@ def test_scores_are_those_of_one_gpu(found: dict[str, Any]) -> None:
     assert (shared - alone).abs().max() <= 1e-4 * alone.abs().max()
 
 
-def test_forwards_over_what_is_on_the_chip_are_captured(
+def test_forwards_over_resident_caches_are_captured(
     found: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     pytest.importorskip("triton")
-    near = request.node.callspec.params["found"] == "device"
-    assert bool(found["llama"]["captured"]) == near
-    assert bool(found["llama.big"]["captured"]) == near
+    resident = request.node.callspec.params["found"] == "device"
+    assert bool(found["llama"]["captured"]) == resident
+    assert bool(found["llama.big"]["captured"]) == resident
 
 
 @pytest.mark.parametrize("model", ["llama", "llama.big"])
 def test_logits_are_those_of_one_gpu(found: dict[str, Any], model: str) -> None:
-    """Of fused blocks; in 8 bits, where the ranks scale for themselves, they are as nearly right."""
+    """Fused blocks match; in 8 bits each rank has its own scales, and the errors are about as large."""
     pytest.importorskip("triton")
     alone, shared = (
         {name: torch.tensor(rows) for name, rows in each.items()} for each in found[model]["logits"]
@@ -116,35 +116,35 @@ def test_each_gpu_has_its_part_of_the_heads(found: dict[str, Any]) -> None:
     assert found["llama"]["heads"] == [2, 1]
 
 
-def asked(shelf: Path, home: Path, tokens: int) -> subprocess.Popen[str]:
-    """An answer on two GPUs of so many tokens, or up to the model's own end."""
+def asked(models: Path, home: Path, tokens: int) -> subprocess.Popen[str]:
+    """Start an answer on two GPUs of at most ``tokens`` tokens."""
     flags = ("--model", "llama", "--draft", "none", "--device", "cuda", "--tp", "2", "--jsonl", "--no-cache")
     command = [sys.executable, "-m", "triforce_chat", "ask", "Why?", *flags, "--max-tokens", str(tokens)]
     environ = {**os.environ, "XDG_STATE_HOME": str(home)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=shelf, env=environ, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, cwd=models, env=environ, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_graphs_with_sums_of_the_ranks_do_not_keep_a_process(shelf: Path, tmp_path: Path) -> None:
-    """NCCL waits for the last graph that holds a call of it."""
-    process = asked(shelf, tmp_path, 20)
+def test_graphs_with_collectives_do_not_keep_a_process_alive(models: Path, tmp_path: Path) -> None:
+    """NCCL does not shut down while a graph holds one of its calls."""
+    process = asked(models, tmp_path, 20)
     try:
         assert process.stdout is not None
         while '"finished"' not in process.stdout.readline():
             assert process.poll() is None, process.communicate()
         finished = time.monotonic()
-        _, told = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=PATIENCE)
         assert time.monotonic() - finished < SOON
-        assert process.returncode == 0, told
+        assert process.returncode == 0, stderr
     finally:
         process.kill()
 
 
 @pytest.fixture
-def endless(shelf: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """An answer on two GPUs that goes on for long; whatever is left of it is killed."""
-    mute_special_tokens(shelf / "llama")
-    process = asked(shelf, tmp_path, 60_000)
+def endless(models: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A long answer on two GPUs; a remaining process is killed."""
+    mute_special_tokens(models / "llama")
+    process = asked(models, tmp_path, 60_000)
     yield process
     process.kill()
     process.communicate()
@@ -160,7 +160,7 @@ def until_it_speaks(process: subprocess.Popen[str]) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Not merely waiting to be reaped."""
+    """True if the process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -168,12 +168,12 @@ def alive(pid: int) -> bool:
 
 
 def test_a_lost_gpu_ends_all(endless: subprocess.Popen[str]) -> None:
-    """Though the other one waits for it inside a collective."""
+    """Even though the other GPU waits for it in a collective."""
     os.kill(until_it_speaks(endless), signal.SIGKILL)
     killed = time.monotonic()
-    _, told = endless.communicate(timeout=PATIENCE)
+    _, stderr = endless.communicate(timeout=PATIENCE)
     assert time.monotonic() - killed < SOON
-    assert "error: rank 1 of --tp ended without an error message; all ranks have ended" in told
+    assert "error: rank 1 of --tp ended without an error message; all ranks have ended" in stderr
     assert endless.returncode == LOST
 
 

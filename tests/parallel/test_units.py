@@ -65,7 +65,7 @@ class FakeWorkers:
 
 
 class Follower(SingleRank):
-    """Rank 1 of two: rank 0 always says ``token``, one at a time, and plans to draft nothing."""
+    """Rank 1 of two; rank 0 always decides for ``token``, one at a time, and plans no drafts."""
 
     def __init__(self, token: int) -> None:
         self.token = token
@@ -104,14 +104,14 @@ def follower(lab: Lab, group: SingleRank, name: str) -> Engine:
         ("autoregressive", {"broadcast"}),
     ],
 )
-def test_a_rank_says_what_rank_0_says(lab: Lab, name: str, asked: set[str]) -> None:
+def test_a_rank_generates_the_tokens_of_rank_0(lab: Lab, name: str, asked: set[str]) -> None:
     group = Follower(7)
     engine = follower(lab, group, name)
     assert tokens_of(engine, Request(PROMPT, 9)) == [7] * 9
     assert group.asked == asked
 
 
-def test_a_rank_drafts_what_rank_0_drafts(lab: Lab) -> None:
+def test_a_rank_drafts_the_tokens_of_rank_0(lab: Lab) -> None:
     engine = follower(lab, Follower(7), "naive")
     drafter = engine.top.planner.arms[0].drafter
     drafted = drafter.propose(TokenBuffer.of(PROMPT, 64, engine.target.device), 3, Sampler(Sampling()))
@@ -125,7 +125,7 @@ def test_a_call_and_its_steps_reach_all_ranks(lab: Lab) -> None:
     assert workers.commands == [Call("answer", (request, False)), *[Step.NEXT] * len(events)]
 
 
-def test_what_is_closed_here_is_closed_everywhere(lab: Lab) -> None:
+def test_a_generator_is_closed_on_all_ranks(lab: Lab) -> None:
     workers: Any = FakeWorkers()
     engine = lab.engine("lookup")
     answer: Any = RankZeroEngine(engine, workers).answer(Request(PROMPT, 40))
@@ -137,7 +137,7 @@ def test_what_is_closed_here_is_closed_everywhere(lab: Lab) -> None:
     assert not workers.closed
 
 
-def test_the_result_of_a_generator_comes_back(lab: Lab) -> None:
+def test_the_return_value_of_a_generator_is_passed_on(lab: Lab) -> None:
     workers: Any = FakeWorkers()
     rank_zero = RankZeroEngine(lab.engine("lookup"), workers)
     made = tokens_of(rank_zero, Request(PROMPT, 4))
@@ -174,7 +174,7 @@ def test_all_ranks_get_the_same_seed(lab: Lab) -> None:
 
 
 def test_other_ranks_are_called_before_they_are_needed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stack is built together: how much memory is free, for one, is agreed on."""
+    """Ranks build a stack together: among other things they agree on the free memory."""
     workers: Any = FakeWorkers()
     rank_zero, sent = RankZeroEngine(lab.engine("lookup"), workers), []
     monkeypatch.setattr(rank_zero.engine, "restack", lambda _: sent.extend(workers.commands))
@@ -235,7 +235,7 @@ def test_graphs_are_discarded_before_the_group_is_destroyed(monkeypatch: pytest.
     group.close()
 
 
-def test_a_seed_of_the_users_stays() -> None:
+def test_the_users_seed_is_kept() -> None:
     request = Request(PROMPT, 4, Sampling(temperature=1.0, seed=3))
     assert with_seed(request) is request
 
@@ -279,7 +279,7 @@ def test_only_a_broken_connection_is_a_lost_peer() -> None:
 def test_rank_from_the_environment() -> None:
     assert this_rank(2, {}) == RankInfo(0, 0, 2, 2)
     assert this_rank(4, TORCHRUN) == RankInfo(3, 1, 4, 2, by_torchrun=True)
-    alone = {**TORCHRUN, "WORLD_SIZE": "1"}  # as clusters set it for programs of one process
+    alone = {**TORCHRUN, "WORLD_SIZE": "1"}  # as clusters set it for single-process programs
     assert this_rank(2, alone) == RankInfo(0, 0, 2, 2)
     with pytest.raises(UsageError, match="--tp 2, but 4 ranks were started"):
         this_rank(2, TORCHRUN)
@@ -348,7 +348,7 @@ def test_ranks_on_one_cpu_share_its_memory(tmp_path: Path, monkeypatch: pytest.M
 def test_an_interrupt_between_the_ranks_ends_all(
     lab: Lab, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise one rank would wait for ever for what the others do not do."""
+    """Otherwise one rank would wait forever for the others."""
     workers, engine = FakeWorkers(), lab.engine("triforce")
     rank_zero = RankZeroEngine(engine, workers)  # type: ignore[arg-type]
 
@@ -363,7 +363,7 @@ def test_an_interrupt_between_the_ranks_ends_all(
     assert workers.closed
 
 
-def test_commands_of_one_process_say_so() -> None:
+def test_commands_for_one_process_refuse_tp() -> None:
     require_one_process(Settings())
     with pytest.raises(UsageError, match="runs in one process"):
         require_one_process(Settings(tp=2))

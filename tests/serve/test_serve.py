@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from support.serving import CONTEXT, Running, save_talker, serving, until
+from support.serving import CONTEXT, Running, save_chat_model, serving, until
 from typer.testing import CliRunner
 
 from triforce_chat.chat.session import ChatSession
@@ -31,7 +31,7 @@ LEAVING = "Wait until I have left."  # a question whose answer pauses until its 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = save_talker(tmp_path_factory.mktemp("talker"))
+    made = save_chat_model(tmp_path_factory.mktemp("model"))
     (made / "book.txt").write_text(BOOK)
     return made
 
@@ -69,7 +69,7 @@ def client(server: Running) -> openai.OpenAI:
 
 
 def asked(*texts: str, system: str | None = None) -> Any:
-    """Messages: question, answer, question and so on."""
+    """Messages that alternate between question and answer."""
     said = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
     return [{"role": "system", "content": system}, *said] if system else said
 
@@ -84,8 +84,8 @@ def command_line(folder: Path, question: str, *flags: object) -> dict[str, Any]:
     arguments = ("ask", folder / "book.txt", question, "--json", *place, *flags)
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    printed: dict[str, Any] = json.loads(done.stdout)
+    return printed
 
 
 # Answers
@@ -93,13 +93,13 @@ def command_line(folder: Path, question: str, *flags: object) -> dict[str, Any]:
 
 def test_an_answer_is_that_of_the_command_line(client: openai.OpenAI, folder: Path) -> None:
     done = complete(client, "Who lit it?", system="Be brief.")
-    told = command_line(folder, "Who lit it?", "--system", "Be brief.", "--max-tokens", SAYS)
+    printed = command_line(folder, "Who lit it?", "--system", "Be brief.", "--max-tokens", SAYS)
     choice = done.choices[0]
     assert (done.object, done.model, choice.index) == ("chat.completion", "tiny", 0)
     assert choice.message.role == "assistant"
-    assert choice.message.content == told["text"]
-    assert choice.finish_reason == told["finish_reason"] == "length"
-    assert done.usage.prompt_tokens == told["usage"]["prompt_tokens"]
+    assert choice.message.content == printed["text"]
+    assert choice.finish_reason == printed["finish_reason"] == "length"
+    assert done.usage.prompt_tokens == printed["usage"]["prompt_tokens"]
     assert done.usage.completion_tokens == SAYS
     assert done.usage.total_tokens == done.usage.prompt_tokens + SAYS
 
@@ -107,12 +107,12 @@ def test_an_answer_is_that_of_the_command_line(client: openai.OpenAI, folder: Pa
 def test_a_sampled_answer_is_that_of_the_command_line(client: openai.OpenAI, folder: Path) -> None:
     done = complete(client, "Who?", temperature=1.5, top_p=0.9, seed=7, extra_body={"top_k": 40})
     flags = ("--temperature", 1.5, "--top-p", 0.9, "--seed", 7, "--top-k", 40)
-    told = command_line(folder, "Who?", *flags, "--max-tokens", SAYS)
-    assert done.choices[0].message.content == told["text"]
-    assert told["text"] != complete(client, "Who?").choices[0].message.content
+    printed = command_line(folder, "Who?", *flags, "--max-tokens", SAYS)
+    assert done.choices[0].message.content == printed["text"]
+    assert printed["text"] != complete(client, "Who?").choices[0].message.content
 
 
-def test_a_seed_calls_for_a_stack_that_does_not_look_at_the_clock(session: ChatSession) -> None:
+def test_a_seed_selects_a_stack_that_ignores_the_clock(session: ChatSession) -> None:
     engine, automatic = session.engine, replace(session.settings, stack="auto")
     adapter = SessionAdapter(ChatSession(engine, session.loaded, automatic))
     stacks = []
@@ -137,7 +137,7 @@ def test_a_conversation_has_the_tokens_of_a_chat(client: openai.OpenAI, session:
     assert second.usage.prompt_tokens_details.cached_tokens >= last.prompt_tokens - 40
 
 
-def test_an_answer_that_the_server_did_not_give_is_read_as_text(client: openai.OpenAI) -> None:
+def test_an_answer_of_another_origin_is_encoded_as_text(client: openai.OpenAI) -> None:
     mine, other = (complete(client, "Who?", said, "And where?") for said in ("The keeper.", "Nobody."))
     assert mine.usage.prompt_tokens - other.usage.prompt_tokens == len("The keeper.") - len("Nobody.")
 
@@ -201,9 +201,9 @@ def test_a_stream_with_usage(client: openai.OpenAI) -> None:
 
 def test_progress_of_reading_is_a_comment(server: Running) -> None:
     wanted = {"model": "default", "messages": asked("Who?", system="A new one."), "stream": True}
-    told = server.http.post("chat/completions", json=wanted)
-    assert told.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in told.text.split("\n\n") if line]
+    response = server.http.post("chat/completions", json=wanted)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
     assert any(line.startswith(": read 512 of ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     assert all(line.startswith((": read ", "data: ")) for line in lines)
@@ -247,12 +247,12 @@ def test_without_max_tokens_an_answer_takes_what_is_left(client: openai.OpenAI) 
 
 
 def test_invalid_settings(client: openai.OpenAI) -> None:
-    for wrong, told in (
+    for wrong, message in (
         ({"top_p": 0}, "top-p"),
         ({"temperature": -1}, "temperature"),
         ({"seed": -1}, "seed"),
     ):
-        with pytest.raises(openai.BadRequestError, match=told):
+        with pytest.raises(openai.BadRequestError, match=message):
             complete(client, "Who?", **wrong)
     assert complete(client, "Who?").usage.completion_tokens == SAYS
 

@@ -1,7 +1,7 @@
-"""A program of several ranks that decodes and writes down what every rank holds after every call.
+"""A program of several ranks that decodes and records the state of every rank after every call.
 
 ``python probe.py SIZE FOLDER MODEL...``: each model in one process, then the same on SIZE ranks of which
-this process starts the others. What was found goes to FOLDER/found.json, what rank n held to FOLDER/n.jsonl.
+this process starts the others. The results go to FOLDER/found.json, the states of rank n to FOLDER/n.jsonl.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from triforce_chat.loading.spec import EngineSpec
 
 FOLDER = "PROBE_FOLDER"
-DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # variables; without them on the CPU
-FUSED = "PROBE_FUSED"  # the same; with it in fused blocks and captured forwards, as on a GPU
+DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # environment variables; by default on the CPU
+FUSED = "PROBE_FUSED"  # environment variable: with fused blocks and captured forwards, as on a GPU
 BIG = ".big"
-BRIEF = (BIG, "adapter", ".gguf", "nine")  # models whose stacks are like those of another
+BRIEF = (BIG, "adapter", ".gguf", "nine")  # models for which not every stack is tried
 ROOM, TOKENS, PROMPT = 400, 8, 110
 INTERRUPTS = (("triforce", 9), ("auto", 4), ("naive", 5))  # a stack, and the event at which it is closed
 
 
 def held(engine: Any) -> dict[str, Any]:
-    """What must be the same on all ranks."""
+    """The state that must be equal on all ranks."""
     levels: list[int] = []
     level = engine.top
     while hasattr(level, "cache"):
@@ -46,13 +46,13 @@ def held(engine: Any) -> dict[str, Any]:
 
 
 def captured(engine: Any) -> list[int]:
-    """Tokens of the forwards that are captured over the full cache."""
+    """The numbers of tokens of the forwards that are captured over the full cache."""
     runner = engine.target
     return list(runner.graphs.made.get(engine.full.storage, ())) if runner.decoder else []
 
 
 def fuse() -> None:
-    """Fused blocks by plain arithmetic, and captured forwards whose replays overwrite what they made."""
+    """Emulate fused blocks by plain arithmetic, and captured forwards whose replays overwrite their outputs."""
     import pytest
 
     from support import plain_kernels
@@ -66,7 +66,7 @@ def fuse() -> None:
 
 
 def logits(engine: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
-    """What the model says of ``ids``, few at a time and many; what its 8-bit copies and transformers' blocks do."""
+    """Logits for ``ids``, in small and large parts, of fused blocks, of 8-bit copies and of transformers' blocks."""
     from copy import copy
 
     import torch
@@ -109,7 +109,7 @@ def run_started(descriptor: int, rank: int, size: int) -> None:
 
 
 class Trial:
-    """Asks an engine, of one process or of several; ``each`` is called after every call of it."""
+    """Questions for an engine of one process or of several; ``each`` is called after every call of the engine."""
 
     def __init__(self, answering: Any, each: Callable[[], None]) -> None:
         import torch
@@ -141,7 +141,7 @@ class Trial:
         return Request(self.prompt[cut:], TOKENS, Sampling(**sampling))
 
     def basics(self) -> dict[str, Any]:
-        """What plain decoding says, and how sure it is; a sampled answer; what it read."""
+        """Plain tokens and their scores, a sampled answer, and attention weights."""
         plain = self.tokens(plain=True)
         blocks = self.answering.rescore(self.request(), plain)
         scores = [row.tolist() for rows, _ in blocks for row in rows]
@@ -160,12 +160,12 @@ class Trial:
         return found
 
     def int8(self) -> list[int]:
-        """With a middle level in 8 bits."""
+        """Tokens with a middle level in 8 bits."""
         self.restack("triforce", middle="int8")
         return self.tokens()
 
     def interrupts(self) -> list[list[int]]:
-        """What was said up to the interrupt, and the answer to a question that shares the prompt's middle only."""
+        """The tokens up to each interrupt, and of an answer to a question that shares only the prompt's middle."""
         found = []
         for name, events in INTERRUPTS:
             self.restack(name)
@@ -176,7 +176,7 @@ class Trial:
 
 
 def interrupted(answering: Any, request: Any, events: int) -> list[int]:
-    """The tokens of an answer that is closed at an event."""
+    """The tokens of an answer that is closed after ``events`` events."""
     answer = answering.answer(request)
     said: list[int] = []
     for _ in range(events):
@@ -194,7 +194,7 @@ def value_of(events: Any) -> Any:
 
 
 def spec_of(model: str, size: int) -> EngineSpec:
-    """How a model is loaded; one with the ending .big is resized."""
+    """The spec for a model; the suffix .big asks for a resized one."""
     from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.models.shapes import BigShape
     from triforce_chat.settings.settings import Settings
@@ -214,7 +214,7 @@ def spec_of(model: str, size: int) -> EngineSpec:
 
 
 def numbers(model: Any, ranks: int) -> tuple[int, int]:
-    """How many numbers this rank's weights are, and how many were planned."""
+    """(parameters of this rank, planned parameters)."""
     from torch.distributed.tensor import DTensor
 
     from triforce_chat.memory_plan.dimensions import Dimensions
@@ -224,7 +224,7 @@ def numbers(model: Any, ranks: int) -> tuple[int, int]:
 
 
 def together_logits(together: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
-    """``logits`` on all ranks at the same time."""
+    """``logits``, called on all ranks together."""
     from triforce_chat.parallel.commands import Call
 
     together.workers.send(Call("logits", (ids,)))
@@ -234,7 +234,7 @@ def together_logits(together: Any, ids: Sequence[int]) -> dict[str, list[list[fl
 
 
 def nothing() -> None:
-    """In one process nobody compares."""
+    """With one process there is no state to compare."""
 
 
 def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:

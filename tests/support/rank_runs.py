@@ -16,8 +16,8 @@ from filelock import FileLock
 from support.places import SUPPORT
 
 PROBE = SUPPORT / "rank_probe.py"
-SAID = "said.txt"  # what the ranks printed; written last, so it marks a finished run
-PATIENCE = 300  # seconds; other work may hold the machine
+PRINTED = "printed.txt"  # output of the ranks; written last, so it marks a finished run
+PATIENCE = 300  # seconds; the machine may be busy
 SIZES: dict[str, Any] = {"max_position_embeddings": 1024, "vocab_size": 100, "initializer_range": 0.3}
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
@@ -26,7 +26,7 @@ class Found:
     """The results that one run of ``rank_probe`` left in its folder."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        self.said = (folder / SAID).read_text()
+        self.printed = (folder / PRINTED).read_text()
         self.models: dict[str, Any] = json.loads((folder / "found.json").read_text())
         self.states = [(folder / f"{rank}.jsonl").read_text().splitlines() for rank in range(size)]
 
@@ -42,7 +42,7 @@ def once(
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     with FileLock(f"{folder}.lock"):
-        if not (folder / SAID).is_file():
+        if not (folder / PRINTED).is_file():
             folder.mkdir()
             models = [str(folder / model) for model in make(folder)]
             command = [sys.executable, str(PROBE), str(size), str(folder), *models]
@@ -55,5 +55,5 @@ def once(
                 env={**os.environ, **environ},
             )
             assert done.returncode == 0, done.stderr
-            (folder / SAID).write_text(done.stdout + done.stderr)
+            (folder / PRINTED).write_text(done.stdout + done.stderr)
     return Found(folder, size)

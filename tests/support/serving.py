@@ -1,4 +1,4 @@
-"""A server in a thread of the test, clients for it, and a model small enough for both."""
+"""A server in a thread of the test, its clients, and a small model."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CONTEXT = 4096
 PATIENCE = 20.0  # seconds until a test fails
 
 
-def save_talker(folder: Path, context: int = CONTEXT) -> Path:
-    """A random model with a chat template, whose answers only their length ends."""
+def save_chat_model(folder: Path, context: int = CONTEXT) -> Path:
+    """Save a random model with a chat template, whose answers end only by their length."""
     from safetensors.torch import load_file, save_file
     from tokenizers import Tokenizer, decoders
 

@@ -12,7 +12,7 @@ Status = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What was checked, what was found, and what the user can do about it."""
+    """The name of a check, its status, a message, and advice for the user."""
 
     name: str
     status: Status

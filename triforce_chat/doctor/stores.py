@@ -56,7 +56,7 @@ def default_model() -> Iterator[CheckResult]:
 
 
 def chosen_model() -> Iterator[CheckResult]:
-    """Whether the model in the settings is on this machine, if it is not the default one."""
+    """The model in the settings, if it is not the default one: is it on this machine?"""
     from triforce_chat.models.inventory import folder_of
     from triforce_chat.models.presets import find_preset
     from triforce_chat.settings.layers import effective

@@ -1,4 +1,4 @@
-"""Which device and dtype to compute with, and how much of a GPU's memory the process may use."""
+"""Chooses device and dtype, and limits the GPU memory of the process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
 
 
 def require_gpu(settings: Settings) -> None:
-    """Raise UsageError where there is no GPU whose memory could be capped."""
+    """Raises UsageError if there is no GPU whose memory could be capped."""
     if device_and_dtype(settings)[0] == "cpu":
         raise UsageError(
             "--device-memory caps the memory used on a GPU; this runs on the CPU, so leave it out"

@@ -26,7 +26,7 @@ from triforce_chat.models.describe import Description
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_options
 from triforce_chat.settings.settings import Settings
 
-# Budgets to try, the richest first, where KV streams from host memory. A verification is so expensive there that a
+# Budgets to try, the largest first, if KV streams from host memory. A verification is so expensive there that a
 # slower middle level pays if more of its drafts are accepted.
 STREAMED_BUDGETS = (16_384, 8192)
 
@@ -68,8 +68,8 @@ def plan_for(
 
     usual = with_budget(LARGEST_BUDGET)
     # With a seed the answer must not depend on how much memory happens to be free.
-    richer = map(with_budget, STREAMED_BUDGETS if usual.offloaded and settings.seed is None else ())
-    return next((plan for plan in richer if plan.fits and plan.resident == usual.resident), usual)
+    larger = map(with_budget, STREAMED_BUDGETS if usual.offloaded and settings.seed is None else ())
+    return next((plan for plan in larger if plan.fits and plan.resident == usual.resident), usual)
 
 
 def offload_of(settings: Settings) -> Offload:
@@ -102,11 +102,11 @@ def kv_storage(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Sh
         return KVBuffer
 
     def offloaded(shape: Shape, capacity: int) -> OffloadedKV:
-        store = OffloadedKV(shape, capacity, plan.resident)
+        storage = OffloadedKV(shape, capacity, plan.resident)
         note(offload_line(plan))
-        if store.pageable:
-            note(f"{store.pageable} of these layers are slower: the system declined to pin their memory")
-        return store
+        if storage.pageable:
+            note(f"{storage.pageable} of these layers are slower: the system declined to pin their memory")
+        return storage
 
     return offloaded
 

@@ -1,4 +1,4 @@
-"""The two arguments of every way to load an engine: what to load, and whom to tell about it."""
+"""The arguments of every function that loads an engine: what to load, and callbacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_prefix_store(loaded: LoadedModel) -> PrefixStore | None:  # noqa: ARG001
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Which models to load and how much memory to give them; plain values that every rank can unpickle."""
+    """The models to load and their memory; plain values that can be pickled for other ranks."""
 
     settings: Settings
     capacity: int | None = None  # tokens of KV to allocate, even beyond what the model was trained for
@@ -45,6 +45,6 @@ class LoadHooks:
     """
 
     progress: Report = ignore_progress
-    note: Note = ignore_note  # a choice that was made for the user
-    warn: Note = ignore_note  # a reason to doubt the answers
+    note: Note = ignore_note  # receives choices that were made for the user
+    warn: Note = ignore_note  # receives reasons to doubt the answers
     prefix_store: Callable[[LoadedModel], PrefixStore | None] = no_prefix_store

@@ -61,7 +61,7 @@ def workload_of(
 def engine_layout(
     target: Dimensions, device: torch.device, dtype: torch.dtype, gpus: int = 1
 ) -> EngineLayout:
-    """How the engine lays out this model on a device."""
+    """The engine's memory layout for this model on a device."""
     packed, on_cpu = onednn.available(device, dtype), device.type == "cpu"
     # torch's CPU kernel takes a mask with a row for every query of a group.
     masked = PREFILL_CHUNK * target.query_heads // target.kv_heads

@@ -26,7 +26,7 @@ def plan_line(plan: MemoryPlan) -> str:
 
 
 def offload_line(plan: MemoryPlan) -> str:
-    """How much KV is in host memory, and what that costs."""
+    """The amount of KV in host memory, and its effect on speed."""
     layers = plan.workload.target.layers
     return (
         f"keys and values of {layers - plan.resident} of {layers} layers in host memory "
@@ -35,7 +35,7 @@ def offload_line(plan: MemoryPlan) -> str:
 
 
 def shortage(plan: MemoryPlan, fitting: int) -> str:
-    """How much memory is missing, and the longest context that fits (0 for none)."""
+    """The needed and the free memory, and the longest context that fits; ``fitting`` is 0 if none does."""
     free = readable(plan.memory.device or 0)
     needed = f"{readable(plan.device)} in all, of {free} free"
     if fitting:
@@ -71,7 +71,7 @@ def rows(plan: MemoryPlan, draft: str | None) -> Iterator[tuple[str, str, str]]:
 
 
 def verdict(plan: MemoryPlan) -> str:
-    """Whether it fits, in one sentence."""
+    """The verdict in one sentence."""
     where = _location(plan)
     if plan.verdict == "fits":
         return f"fits {where}"

@@ -38,7 +38,7 @@ class MemoryPlan:
     resident: int
 
     def with_context(self, context: int) -> MemoryPlan:
-        """The same placement for another context, in tokens."""
+        """This placement with a context of ``context`` tokens."""
         return dataclasses.replace(self, workload=dataclasses.replace(self.workload, context=context))
 
     @property

@@ -14,7 +14,7 @@ LOGIT_ROWS = 64  # the most tokens of one forward whose logits are used
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
-    """How the engine lays out its memory; sizes in tokens."""
+    """The engine's memory layout; sizes in tokens."""
 
     grain: int  # the number of slots is a multiple of this
     slack: int  # slots of the full cache beyond the context

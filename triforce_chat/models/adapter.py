@@ -111,8 +111,8 @@ def _base(folder: Path, named: Any) -> str:
     """The base model's name for ``resolve``; a relative path may start at the adapter's folder."""
     if not isinstance(named, str) or not named:
         raise ModelError(f"{folder}: the adapter does not name its base model")
-    beside = folder / named
-    return str(beside) if beside.is_dir() else named
+    local = folder / named
+    return str(local) if local.is_dir() else named
 
 
 def _pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:

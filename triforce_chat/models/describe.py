@@ -34,11 +34,11 @@ class Description:
         """
         if context is None or context <= self.context:
             return context or self.context
-        told = f"{self.name} was made for {self.context:,} tokens; --context {context:,} is more"
+        message = f"{self.name} was made for {self.context:,} tokens; --context {context:,} is more"
         if not is_yarn(self.rope):
-            raise DoesNotFit(told)
+            raise DoesNotFit(message)
         if context > MAX_CONTEXT:
-            raise DoesNotFit(f"{told}, and its positions are stretched to {MAX_CONTEXT:,} at most")
+            raise DoesNotFit(f"{message}, and its positions are stretched to {MAX_CONTEXT:,} at most")
         return context
 
     def warning(self, context: int) -> str | None:

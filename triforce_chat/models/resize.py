@@ -33,7 +33,7 @@ from triforce_chat.models.shapes import BigShape
 
 
 class HeadSlot(NamedTuple):
-    """The place of one query head of the small model, and the KV head that it reads."""
+    """The slot of one query head of the small model, and the KV head that it reads."""
 
     kv: int  # KV head of the big model
     slot: int  # among the query heads that share this KV head
@@ -86,8 +86,8 @@ def head_slots(config: Any, shape: BigShape) -> list[HeadSlot]:
     copies = -(-group // big_group)
     found = []
     for head in range(config.num_attention_heads):
-        source, place = divmod(head, group)
-        turn, slot = divmod(place, big_group)
+        source, member = divmod(head, group)
+        turn, slot = divmod(member, big_group)
         found.append(HeadSlot(source * copies + turn, slot, source))
     return found
 

@@ -26,7 +26,7 @@ class Call:
 
 
 class Step(Enum):
-    """What to do with the running generator."""
+    """The next step of the running generator."""
 
     NEXT = "advance it to the next event"
     CLOSE = "close it"

@@ -194,7 +194,7 @@ def test_a_program_that_waits_at_its_exit_says_why(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_cache_module, "SILENT", 0.05)
-    go_on, told = threading.Event(), []
+    go_on, notes = threading.Event(), []
     save = entry.save
 
     def slow(*arguments: Any) -> None:
@@ -207,13 +207,13 @@ def test_a_program_that_waits_at_its_exit_says_why(
         pass
 
     def notify(line: str) -> None:
-        told.append(line)
+        notes.append(line)
         go_on.set()
 
     caching.disk_cache.writer.finish(20, notify)
-    assert told == [disk_cache_module.WAITING]
+    assert notes == [disk_cache_module.WAITING]
     caching.disk_cache.writer.finish(20, notify)  # nothing is left to write
-    assert len(told) == 1
+    assert len(notes) == 1
     assert CachingEngine(lab, tmp_path).read(lab.text(100)) == 96
 
 
