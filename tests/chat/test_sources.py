@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 import pytest
-from support.chat_sessions import ScriptedDecoder, Talk, book, folded
+from support.chat_sessions import ScriptedDecoder, TinySession, book
+from support.fakes import tally_of
 
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Finished, Retraced, Source, Sourced, Text
@@ -16,10 +17,10 @@ ONE = ("It was night.\n", "", "The é mill\nstood still. A needle lay there! No.
 TWO = ("Morning came. Who saw it?\n", "The needle again.\n")
 
 
-class Pointing(Talk):
+class PointingSession(TinySession):
     """A session whose answers attended to given texts in the prompt, the first one most."""
 
-    def points_at(self, *texts: str) -> None:
+    def point_at(self, *texts: str) -> None:
         def attribute(request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:  # noqa: ARG001
             yield Retraced(1, 1)
             weights = [0.0] * len(request.prompt)
@@ -32,21 +33,21 @@ class Pointing(Talk):
         self.engine.attribute = attribute  # type: ignore[method-assign]
 
     def sources(self, question: str = "Where?") -> tuple[Source, ...]:
-        tally = self.says(question)
+        tally = self.answer(question)
         assert tally.sourced is not None
         assert self.turns[-1].tally.sourced == tally.sourced
         return tally.sourced.sources
 
 
 def test_pages_of_several_documents_and_turns(loaded: Made) -> None:
-    talk = Pointing(loaded)
-    talk.add(book("One", *ONE))
-    talk.add(book("Two", *TWO, unit="section"))
-    talk.points_at("needle lay")
-    assert talk.sources() == (Source("One", "page", 3, 1.0, "A needle lay there!"),)
-    talk.add(book("Three", "A third text. Its needle is elsewhere."))
-    talk.points_at("needle again", "needle is", "night")
-    first, second, third = talk.sources("And now?")
+    session = PointingSession(loaded)
+    session.add(book("One", *ONE))
+    session.add(book("Two", *TWO, unit="section"))
+    session.point_at("needle lay")
+    assert session.sources() == (Source("One", "page", 3, 1.0, "A needle lay there!"),)
+    session.add(book("Three", "A third text. Its needle is elsewhere."))
+    session.point_at("needle again", "needle is", "night")
+    first, second, third = session.sources("And now?")
     assert (first.document, first.unit, first.page, first.sentence) == (
         "Two",
         "section",
@@ -62,33 +63,33 @@ def test_pages_of_several_documents_and_turns(loaded: Made) -> None:
 def test_pages_that_were_chosen_keep_their_numbers(loaded: Made) -> None:
     from triforce_chat.documents import parse_pages
 
-    talk = Pointing(loaded)
-    talk.add(book("One", *ONE).select(parse_pages("3")))
-    talk.points_at("mill")
-    assert talk.sources() == (Source("One", "page", 3, 1.0, "The é mill stood still."),)
+    session = PointingSession(loaded)
+    session.add(book("One", *ONE).select(parse_pages("3")))
+    session.point_at("mill")
+    assert session.sources() == (Source("One", "page", 3, 1.0, "The é mill stood still."),)
 
 
 def test_the_question_and_headings_are_no_sources(loaded: Made) -> None:
-    talk = Pointing(loaded)
-    talk.add(book("Some title", "text\n"))
-    talk.points_at("Some title", "brief", "Why")
-    assert talk.sources("Why is that?") == ()
+    session = PointingSession(loaded)
+    session.add(book("Some title", "text\n"))
+    session.point_at("Some title", "brief", "Why")
+    assert session.sources("Why is that?") == ()
 
 
 def test_a_document_without_text_on_its_best_page_has_a_source(loaded: Made) -> None:
-    talk = Pointing(loaded)
-    talk.add(book("One", "a\n", "\n \n"))
-    talk.points_at("\n \n")
-    assert talk.sources() == (Source("One", "page", 2, 1.0, ""),)
+    session = PointingSession(loaded)
+    session.add(book("One", "a\n", "\n \n"))
+    session.point_at("\n \n")
+    assert session.sources() == (Source("One", "page", 2, 1.0, ""),)
 
 
 def test_sources_follow_the_end_and_change_no_token(loaded: Made) -> None:
-    talk, other = Talk(loaded), Talk(loaded)
-    for each in (talk, other):
+    session, other = TinySession(loaded), TinySession(loaded)
+    for each in (session, other):
         each.add(book("One", *ONE))
     request = other.request("Why?")
-    expected = folded(other.engine.answer(request, plain=True)).token_ids
-    events = list(talk.ask("Why?"))
+    expected = tally_of(other.engine.answer(request, plain=True)).token_ids
+    events = list(session.ask("Why?"))
     assert isinstance(events[-1], Sourced)
     assert isinstance(events[-2], Retraced)
     assert isinstance(events[-3], Finished)
@@ -96,37 +97,37 @@ def test_sources_follow_the_end_and_change_no_token(loaded: Made) -> None:
     sources = events[-1].sources
     assert [source.page for source in sources] in ([1, 3], [3, 1])  # page 2 is empty
     assert sum(source.share for source in sources) == pytest.approx(1)
-    talk.answers_like_a_fresh_one("And?")
+    session.assert_like_fresh_engine("And?")
 
 
 @pytest.mark.parametrize("last", [Finished, Retraced])
 def test_stopped_while_sources_are_looked_for(loaded: Made, last: type[Event]) -> None:
-    talk = Talk(loaded)
-    talk.add(book("One", *ONE))
-    events = talk.ask("Why?")
+    session = TinySession(loaded)
+    session.add(book("One", *ONE))
+    events = session.ask("Why?")
     for event in events:
         if isinstance(event, last):
             break
     events.close()
-    assert talk.turns[-1].tally.finished is not None
-    assert talk.turns[-1].tally.finished.reason != "interrupted"
-    assert talk.turns[-1].tally.sourced is None
-    talk.answers_like_a_fresh_one("And?")
+    assert session.turns[-1].tally.finished is not None
+    assert session.turns[-1].tally.finished.reason != "interrupted"
+    assert session.turns[-1].tally.sourced is None
+    session.assert_like_fresh_engine("And?")
 
 
 def test_without_documents_there_are_none(loaded: Made) -> None:
-    talk = Talk(loaded)
-    assert not any(isinstance(event, Sourced) for event in talk.ask("Why?"))
+    session = TinySession(loaded)
+    assert not any(isinstance(event, Sourced) for event in session.ask("Why?"))
 
 
 def test_pages_that_the_answer_names_are_checked(loaded: Made) -> None:
-    talk = Pointing(loaded, max_tokens=40)
-    talk.add(book("One", *ONE))
-    talk.points_at("mill")
+    session = PointingSession(loaded, max_tokens=40)
+    session.add(book("One", *ONE))
+    session.point_at("mill")
     answer = 'It was "night" (p. 3), p. 9.'
-    talk.settings = talk.settings.with_text("max_tokens", str(len(talk.encode(answer))))
-    talk.engine.top = ScriptedDecoder(talk.engine, talk.encode(answer))  # type: ignore[assignment]
-    tally = talk.says("When?")
+    session.settings = session.settings.with_text("max_tokens", str(len(session.encode(answer))))
+    session.engine.top = ScriptedDecoder(session.engine, session.encode(answer))  # type: ignore[assignment]
+    tally = session.answer("When?")
     assert tally.text == answer
     assert tally.sourced is not None
     night, missing = tally.sourced.citations

@@ -53,7 +53,7 @@ def tokenizer_of(folder: Path, template: str | None) -> Any:
     return loaded
 
 
-def spelled(tokenizer: Any, ids: list[int]) -> str:
+def decoded(tokenizer: Any, ids: list[int]) -> str:
     text: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     return text
 
@@ -66,7 +66,7 @@ def conversation(form: ChatFormat, *texts: str) -> list[Message]:
 def test_ids_spell_what_the_template_renders(tokenizer: Any) -> None:
     form = ChatFormat(tokenizer)
     ids = form.render(conversation(form, "Be brief.", "Why?", "Because.", "And then?"))
-    assert spelled(tokenizer, ids) == (
+    assert decoded(tokenizer, ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n"
         "<|im_start|>assistant\nBecause.<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -85,14 +85,14 @@ def test_foreign_text_is_never_special(tokenizer: Any, text: str, place: int) ->
     assert form.encode(text) == form.encode(
         text
     )  # the template's own text did not change how the next is read
-    assert spelled(tokenizer, ids).count(text) >= 1
+    assert decoded(tokenizer, ids).count(text) >= 1
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_no_text_is_lost(tokenizer: Any, text: str) -> None:
     ids = ChatFormat(tokenizer).encode(text)
     assert not set(ids) & {0, START, END}
-    assert spelled(tokenizer, ids) == text
+    assert decoded(tokenizer, ids) == text
 
 
 def test_text_after_special_tokens_of_the_template_is_still_foreign(tokenizer: Any) -> None:
@@ -116,7 +116,7 @@ def test_a_longer_conversation_begins_with_the_shorter_one(folder: Path, templat
 def test_without_a_template_roles_are_written_out(folder: Path) -> None:
     tokenizer = tokenizer_of(folder, None)
     form = ChatFormat(tokenizer)
-    text = spelled(tokenizer, form.render(conversation(form, "Be brief.", "Why?")))
+    text = decoded(tokenizer, form.render(conversation(form, "Be brief.", "Why?")))
     assert "system: Be brief." in text
     assert "user: Why?" in text
     assert text.endswith("assistant:")
@@ -131,20 +131,20 @@ def test_a_template_without_a_system_role_gets_it_before_the_first_question(fold
     tokenizer = tokenizer_of(folder, NO_SYSTEM)
     form = ChatFormat(tokenizer)
     ids = form.render(conversation(form, "Be brief.", "Why?", "Because.", "And then?"))
-    assert spelled(tokenizer, ids) == "[user]Be brief.\n\nWhy?[assistant]Because.[user]And then?[assistant]"
+    assert decoded(tokenizer, ids) == "[user]Be brief.\n\nWhy?[assistant]Because.[user]And then?[assistant]"
 
 
 def test_a_template_that_ignores_the_system_role_loses_nothing(folder: Path) -> None:
     tokenizer = tokenizer_of(folder, DROPS_SYSTEM)
     form = ChatFormat(tokenizer)
-    text = spelled(tokenizer, form.render(conversation(form, "Be brief.", "Why?")))
+    text = decoded(tokenizer, form.render(conversation(form, "Be brief.", "Why?")))
     assert "Be brief." in text
 
 
 def test_more_messages_than_one_digit_counts(tokenizer: Any) -> None:
     form = ChatFormat(tokenizer)
     texts = [f"<{number}>" for number in range(25)]
-    text = spelled(tokenizer, form.render(conversation(form, *texts)))
+    text = decoded(tokenizer, form.render(conversation(form, *texts)))
     assert [text.count(part) for part in texts] == [1] * 25
     assert [text.index(part) for part in texts] == sorted(text.index(part) for part in texts)
 
@@ -152,4 +152,4 @@ def test_more_messages_than_one_digit_counts(tokenizer: Any) -> None:
 def test_an_empty_message_is_a_message(tokenizer: Any) -> None:
     form = ChatFormat(tokenizer)
     assert form.encode("") == []
-    assert spelled(tokenizer, form.render(conversation(form, "", ""))).count("<|im_end|>") == 2
+    assert decoded(tokenizer, form.render(conversation(form, "", ""))).count("<|im_end|>") == 2

@@ -43,7 +43,7 @@ def titles(transcript: Transcript) -> list[list[str]]:
     return [[each.document.title for each in group] for group in groups]
 
 
-def spelled(transcript: Transcript, ids: list[int]) -> str:
+def decoded(transcript: Transcript, ids: list[int]) -> str:
     text: str = transcript.format.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     return text
 
@@ -54,7 +54,7 @@ def test_a_document_belongs_to_the_next_turn(transcript: Transcript) -> None:
     transcript.add(book("Two", "b\n"))
     assert titles(transcript) == [["One"], ["Two"]]
     made = transcript.prompt(transcript.format.encode("How?"))
-    assert spelled(transcript, made.ids) == (
+    assert decoded(transcript, made.ids) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n# One\n\na\n\n\nWhy?<|im_end|>\n"
         "<|im_start|>assistant\nSo.<|im_end|>\n<|im_start|>user\n# Two\n\nb\n\n\nHow?<|im_end|>\n"
         "<|im_start|>assistant\n"

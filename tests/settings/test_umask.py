@@ -41,12 +41,12 @@ def test_everything_written_is_private_but_what_the_user_names(tmp_path: Path) -
     (home / "book.txt").write_text("a ship and a quay " * 9)
     before = set(home.rglob("*"))
     flags = ["--model", str(model), "--device", "cpu", "--max-tokens", "2"]
-    run(home, "chat", "book.txt", *flags, lines="what?\n/save talk.md\n")
+    run(home, "chat", "book.txt", *flags, lines="what?\n/save conversation.md\n")
     made = {path for path in home.rglob("*") if path not in before}
-    talk = home / "talk.md"
-    assert mode(talk) == 0o666
+    conversation = home / "conversation.md"
+    assert mode(conversation) == 0o666
     assert any(path.suffix == ".safetensors" for path in made)
-    open_to_others = {path: oct(mode(path)) for path in made - {talk} if mode(path) & 0o077}
+    open_to_others = {path: oct(mode(path)) for path in made - {conversation} if mode(path) & 0o077}
     assert not open_to_others
 
 
@@ -54,7 +54,7 @@ def test_saving_again_keeps_the_permissions(tmp_path: Path, monkeypatch: pytest.
     from triforce_chat.settings import umask
 
     monkeypatch.setattr(umask, "_users_umask", [0o022])
-    file = tmp_path / "talk.md"
+    file = tmp_path / "conversation.md"
     umask.write_named(file, "one")
     assert mode(file) == 0o644
     file.chmod(0o600)

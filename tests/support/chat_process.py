@@ -1,4 +1,4 @@
-"""A stored chat with a scripted model; as a program it forks chats that may be killed at any moment."""
+"""A persistent conversation with scripted answers; as a program it forks chats that may be killed at any moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from support.fakes import Scripted
+from support.fakes import ScriptedConversation
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text
 from triforce_chat.storage.sessions.catalog import Catalog
@@ -31,9 +31,9 @@ def book(title: str, *texts: str) -> Document:
 
 def chat(
     store: SessionStore, *answers: str | Exception, name: str | None = None
-) -> tuple[PersistentConversation, Scripted]:
-    """A chat that continues the session of that name, or begins it."""
-    inner = Scripted(*answers)
+) -> tuple[PersistentConversation, ScriptedConversation]:
+    """A conversation that continues the session of this name, or begins it."""
+    inner = ScriptedConversation(*answers)
     opened = None
     if name and store.has_name(name):
         summary = Catalog(store).find(name)
@@ -41,7 +41,7 @@ def chat(
     return PersistentConversation(inner, store, lambda: MODEL_INFO, encode, name, opened), inner
 
 
-class Endless(Scripted):
+class Endless(ScriptedConversation):
     """Answers every question with random tokens, one at a time, and says when each is shown."""
 
     def _say(self, question: str, events: Sequence[Event]) -> Generator[Event, None, None]:  # noqa: ARG002
@@ -54,12 +54,12 @@ def write(folder: Path, number: int) -> None:
     """Chat until killed; what a user would have seen goes to a file, unbuffered."""
     random.seed(number)
     shown = os.open(folder / f"shown-{number}", os.O_WRONLY | os.O_CREAT)
-    talk, _ = chat(SessionStore(folder / "sessions.db"), name="work")
-    talk._inner = Endless()
-    talk.add(book(f"book {number}", "page one", "page two"))
+    conversation, _ = chat(SessionStore(folder / "sessions.db"), name="work")
+    conversation._inner = Endless()
+    conversation.add(book(f"book {number}", "page one", "page two"))
     for turn in range(10_000):
         question = f"question {number} {turn}"
-        for event in talk.ask(question):
+        for event in conversation.ask(question):
             if isinstance(event, Text):
                 os.write(shown, f"{question}:{event.token_ids[0]}\n".encode())
         os.write(shown, f"{question}:done\n".encode())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from support.fakes import Scripted
+from support.fakes import ScriptedConversation
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import DocumentError
 from triforce_chat.ui.repl import Labels, Repl
@@ -20,11 +20,13 @@ class Chat:
     """A chat over lines; ``ask`` returns what stdout and stderr received."""
 
     def __init__(self, *answers: str | Exception, detail: Detail = "bare") -> None:
-        self.talk = Scripted(*answers)
+        self.conversation = ScriptedConversation(*answers)
         self.read: list[tuple[str, str | None]] = []
         self.out, self.err = (Console(file=io.StringIO(), width=100) for _ in range(2))
         labels = Labels("model", "stack")
-        self.repl = Repl(self.talk, self._document, Screen(self.out, self.err, detail), lambda: labels)
+        self.repl = Repl(
+            self.conversation, self._document, Screen(self.out, self.err, detail), lambda: labels
+        )
 
     def _document(self, path: str, pages: str | None) -> Document:
         self.read.append((path, pages))

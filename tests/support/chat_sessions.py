@@ -1,24 +1,25 @@
-"""Sessions on a shared model, and the documents and answers that their tests use."""
+"""Sessions on a shared tiny model, with the documents and answers that their tests use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from support.fakes import tally_of
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine
-from triforce_chat.engine.events import Event, Finished, Tally
+from triforce_chat.engine.events import Finished, Tally
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.settings import Settings
 
 CONTEXT = 4096
-SAYS = 24  # tokens of an answer
+ANSWER_TOKENS = 24  # tokens of an answer
 
 
-class Talk(ChatSession):
+class TinySession(ChatSession):
     """A session on the shared model with an empty cache of its own."""
 
     engine: Engine
@@ -28,33 +29,26 @@ class Talk(ChatSession):
     ) -> None:
         first, model = loaded
         engine = Engine(first.target, context, TextCodec(first.decode, model.eos_ids))
-        super().__init__(engine, model, Settings(**{"max_tokens": SAYS, **settings}), "Be brief.")  # type: ignore[arg-type]
+        super().__init__(engine, model, Settings(**{"max_tokens": ANSWER_TOKENS, **settings}), "Be brief.")  # type: ignore[arg-type]
         self.set_option("stack", str(settings.get("stack", "triforce")))
 
-    def spelled(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
         text: str = self.loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return text
 
     @property
     def prompt(self) -> str:
-        """What the model reads before the next question, without its prefix."""
-        return self.spelled(self.transcript.prompt([]).ids)
+        """The text that the model reads before the next question."""
+        return self.decode(self.transcript.prompt([]).ids)
 
-    def says(self, question: str) -> Tally:
-        return folded(self.ask(question))
+    def answer(self, question: str) -> Tally:
+        return tally_of(self.ask(question))
 
-    def answers_like_a_fresh_one(self, question: str) -> None:
-        """Exactness of every cache that was reused: plain decoding from nothing gives the same tokens."""
+    def assert_like_fresh_engine(self, question: str) -> None:
+        """Assert that reused caches are exact: plain decoding in a fresh engine gives the same tokens."""
         request = self.request(question)
         fresh = Engine(self.engine.target, CONTEXT, TextCodec(self.engine.decode, self.engine.eos_ids))
-        assert self.says(question).token_ids == folded(fresh.answer(request, plain=True)).token_ids
-
-
-def folded(events: Iterator[Event]) -> Tally:
-    tally = Tally()
-    for event in events:
-        tally.add(event)
-    return tally
+        assert self.answer(question).token_ids == tally_of(fresh.answer(request, plain=True)).token_ids
 
 
 def finished(tally: Tally) -> Finished:
@@ -73,7 +67,7 @@ def pages(count: int, size: int = 100) -> list[str]:
 
 
 class ScriptedDecoder:
-    """A top level that says what it is told."""
+    """A top level that emits given tokens."""
 
     def __init__(self, engine: Engine, ids: list[int]) -> None:
         self.engine, self.ids = engine, iter(ids)

@@ -1,9 +1,9 @@
-"""A scripted conversation: it says what a test enqueued and keeps what was said when closed."""
+"""A scripted conversation: it answers with enqueued texts, and keeps a partial answer when it is closed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from triforce_chat.chat.conversation import Turn
 from triforce_chat.documents import Document
@@ -44,15 +44,15 @@ def answer_events(text: str, *, prompt: int = 41_000, cached: int = 1_000, level
     return [*events, Finished("stop", prompt, cached, said, 5.0, 5.02, pace * said)]
 
 
-def tally_of(events: Sequence[Event]) -> Tally:
+def tally_of(events: Iterable[Event]) -> Tally:
     tally = Tally()
     for event in events:
         tally.add(event)
     return tally
 
 
-class Scripted:
-    """A ``Conversation`` whose answers are enqueued; ``pause`` seconds pass before each event."""
+class ScriptedConversation:
+    """A ``Conversation`` with enqueued answers; ``pause`` seconds pass before each event."""
 
     def __init__(self, *answers: str | Exception, pause: float = 0.0) -> None:
         self.answers = list(answers)

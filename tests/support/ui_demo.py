@@ -1,4 +1,4 @@
-"""A chat with the scripted conversation on the real terminal, for tests and for the eye."""
+"""A chat with a scripted conversation on a real terminal, for tests and for looking at it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from support.fakes import Scripted
+from support.fakes import ScriptedConversation
 from triforce_chat.documents import Document, Page
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Screen
@@ -42,7 +42,7 @@ def main() -> int:
     pause = float(sys.argv[1]) if len(sys.argv) > 1 else 0.02
     history = Path(sys.argv[2]) if len(sys.argv) > 2 else None
     screen = Screen.of(Console(), Console(stderr=True))
-    conversation = Scripted(*[ANSWER] * 9, pause=pause)
+    conversation = ScriptedConversation(*[ANSWER] * 9, pause=pause)
     labels = Labels("llama-7b", "retrieval 4,096 + 68m")
     return Repl(conversation, read_document, screen, lambda: labels, history).run()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from support.fakes import LIMIT, Scripted, answer_events, tally_of
+from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
 from triforce_chat.engine.events import Event, Finished, Prefilled, Rebuilt, Text, Verified
@@ -295,6 +295,8 @@ class PressingFile(io.StringIO):
 
 
 def test_a_stopped_answer_is_a_turn_of_the_conversation() -> None:
-    talk = Scripted("one two three four five six seven eight nine ten")
-    show_answer(talk.ask("q"), Screen(Console(file=PressingFile()), Console(file=io.StringIO()), "bare"))
-    assert [turn.answer for turn in talk.turns] == ["one two three four five six seven ei"]
+    conversation = ScriptedConversation("one two three four five six seven eight nine ten")
+    show_answer(
+        conversation.ask("q"), Screen(Console(file=PressingFile()), Console(file=io.StringIO()), "bare")
+    )
+    assert [turn.answer for turn in conversation.turns] == ["one two three four five six seven ei"]

@@ -21,10 +21,10 @@ def test_a_whole_chat() -> None:
     chat = Chat("Night.", "Day.")
     out, err = chat.ask("/doc book.pdf 1-3\n", "When?\n", "\n", "//slash\n", "/exit\n", "never asked\n")
     assert out == "Night.\nDay.\n"
-    assert chat.talk.questions == ["When?", "/slash"]
+    assert chat.conversation.questions == ["When?", "/slash"]
     assert chat.read == [("book.pdf", "1-3")]
     assert "added book.pdf: 5 pages (2, 4 without text), " in err
-    assert (chat.code, chat.talk.prefills) == (0, 1)
+    assert (chat.code, chat.conversation.prefills) == (0, 1)
 
 
 def test_an_error_is_one_line_and_the_chat_goes_on() -> None:
@@ -73,20 +73,20 @@ def test_stats_retry_tokens_clear() -> None:
     assert "ask something first" in chat.ask("/stats")[1]
     assert "nothing to retry" in chat.ask("/retry")[1]
     assert chat.ask("q", "/retry")[0] == "one\ntwo\n"
-    assert chat.talk.questions == ["q", "q"]
+    assert chat.conversation.questions == ["q", "q"]
     stats = chat.ask("/stats")[1]
     assert "4.0/round" in stats
     assert "cache built for first: 1, the last at token 41,000" in stats
     assert "context 0 / 131,072 tokens (0 %), 131,072 left" in chat.ask("/tokens")[1]
     chat.ask("/clear")
-    assert chat.talk.turns == []
+    assert chat.conversation.turns == []
 
 
 def test_continue() -> None:
     chat = Chat("One", " and two")
     assert "there is no answer to continue" in chat.ask("/continue")[1]
     assert chat.ask("q", "/continue")[0] == "One\n and two\n"
-    assert [turn.answer for turn in chat.talk.turns] == ["One and two"]
+    assert [turn.answer for turn in chat.conversation.turns] == ["One and two"]
 
 
 def test_stats_draw_the_course_of_the_answer() -> None:

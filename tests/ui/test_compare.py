@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
-from support.fakes import LIMIT, Scripted, answer_events, tally_of
+from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
 from triforce_chat.engine.events import Comparison
@@ -34,7 +34,7 @@ def comparison() -> Comparison:
 
 def test_bare_prints_headings_answers_and_figures() -> None:
     bare = screen("bare")
-    result = show_comparison(Scripted(ANSWER).compare("q"), bare)
+    result = show_comparison(ScriptedConversation(ANSWER).compare("q"), bare)
     answer = "A first line.\n\nA second one, longer.\n"
     text = written(bare.out)
     assert text.startswith(
@@ -48,7 +48,7 @@ def test_bare_prints_headings_answers_and_figures() -> None:
 
 def test_live_leaves_both_answers_and_the_figures_once() -> None:
     live = screen("live")
-    show_comparison(Scripted(ANSWER).compare("q"), live, limit=LIMIT)
+    show_comparison(ScriptedConversation(ANSWER).compare("q"), live, limit=LIMIT)
     lines = screen_of(written(live.out))
     assert sum(line.count("A first line.") for line in lines) == 2
     assert sum("hierarchical  50.0 tokens/s" in line for line in lines) == 1
@@ -91,7 +91,7 @@ def borders(line: list[Segment]) -> list[int]:
 
 def test_stopped() -> None:
     bare = screen("bare")
-    items = (item for item in list(Scripted(ANSWER).compare("q"))[:9])
+    items = (item for item in list(ScriptedConversation(ANSWER).compare("q"))[:9])
     assert show_comparison(items, bare) is None
     assert written(bare.err) == "comparison stopped\n"
 

@@ -12,7 +12,7 @@ from prompt_toolkit.document import Document as Line
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
-from support.fakes import Scripted
+from support.fakes import ScriptedConversation
 from support.places import ROOT, SUPPORT
 from support.pseudo_terminal import CTRL_C, CTRL_D, Terminal
 
@@ -29,12 +29,12 @@ class Chat:
     """The REPL on a pipe of keys."""
 
     def __init__(self, *answers: str | Exception, history: Path | None = None) -> None:
-        self.talk = Scripted(*answers)
+        self.conversation = ScriptedConversation(*answers)
         self.out, self.err = Console(file=io.StringIO()), Console(file=io.StringIO(), width=100)
         self.read: list[str] = []
         labels = Labels("model", "stack")
         screen = Screen(self.out, self.err, "bare")
-        self.repl = Repl(self.talk, self._document, screen, lambda: labels, history)
+        self.repl = Repl(self.conversation, self._document, screen, lambda: labels, history)
 
     def _document(self, path: str, _pages: str | None) -> Document:
         self.read.append(path)
@@ -68,7 +68,7 @@ class Chat:
 def test_keys(keys: str, questions: list[str]) -> None:
     chat = Chat()
     assert chat.type(keys + CTRL_D) == 0
-    assert chat.talk.questions == questions
+    assert chat.conversation.questions == questions
 
 
 def test_idle_ctrl_c_gives_a_hint() -> None:
@@ -81,7 +81,7 @@ def test_idle_ctrl_c_gives_a_hint() -> None:
 def test_exit() -> None:
     chat = Chat()
     assert chat.type("/exit\rnever\r") == 0
-    assert chat.talk.questions == []
+    assert chat.conversation.questions == []
 
 
 def test_completion(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_history_is_kept_for_its_owner_alone(tmp_path: Path) -> None:
     assert history.stat().st_mode & 0o077 == 0
     chat = Chat(history=history)
     chat.type(f"\x1b[A\r{CTRL_D}")
-    assert chat.talk.questions == ["remember me"]
+    assert chat.conversation.questions == ["remember me"]
 
 
 def test_a_history_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:

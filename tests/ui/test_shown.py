@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.fakes import Scripted, answer_events
+from support.fakes import ScriptedConversation, answer_events
 
 from triforce_chat.cli import cache, failures, models, reading
 from triforce_chat.documents import Document, Page
@@ -127,21 +127,21 @@ def test_answers(detail: Detail, text: str, size: int) -> None:
 @given(HOSTILE)
 def test_comparisons(detail: Detail, text: str) -> None:
     on = screen(detail)
-    show_comparison(Scripted(text).compare("?"), on)
+    show_comparison(ScriptedConversation(text).compare("?"), on)
     harmless(written(on))
 
 
 def chat(text: str, on: Screen) -> Repl:
-    talk = Scripted(text)
-    talk.settings |= {text.split()[0] if text.split() else "x": text}
-    talk.set_system(text)
+    conversation = ScriptedConversation(text)
+    conversation.settings |= {text.split()[0] if text.split() else "x": text}
+    conversation.set_system(text)
 
     def read(path: str, _pages: str | None) -> Document:
         if path.startswith("missing"):
             raise UsageError(f"{text}: no such file")
         return Document(text, path, (Page(1, text), Page(2, "")), notices=(text,))
 
-    return Repl(talk, read, on, lambda: Labels(text, text))
+    return Repl(conversation, read, on, lambda: Labels(text, text))
 
 
 @pytest.mark.parametrize("detail", ["live", "bare"])
@@ -174,11 +174,11 @@ def test_the_chat(detail: Detail, text: str) -> None:
 @example(WORST)
 @given(HOSTILE)
 def test_saved_conversations(text: str) -> None:
-    talk = Scripted(text)
-    talk.set_system(text)
-    talk.add(Document(text, text, (Page(1, text),)))
-    list(talk.ask(text))
-    harmless(as_markdown(talk))
+    conversation = ScriptedConversation(text)
+    conversation.set_system(text)
+    conversation.add(Document(text, text, (Page(1, text),)))
+    list(conversation.ask(text))
+    harmless(as_markdown(conversation))
 
 
 @few

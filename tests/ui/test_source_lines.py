@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support.chat_screen import Chat
-from support.fakes import Scripted, answer_events, tally_of
+from support.fakes import ScriptedConversation, answer_events, tally_of
 
 from triforce_chat.chat.records import RunInfo, answer_object, event_object
 from triforce_chat.documents import Document, Page
@@ -96,7 +96,7 @@ def test_sources_command() -> None:
     assert "no sources yet" in chat.ask("/sources")[1]
     chat.ask("Why?")
     assert "no sources yet" in chat.ask("/sources")[1]
-    chat.talk.sourced = FOUND
+    chat.conversation.sourced = FOUND
     chat.ask("Why?")
     assert chat.ask("/sources")[1] == (
         "island, p. 12 · 61 %\n  The map was here.\nisland, p. 31 · 20 %\n  No.\n"
@@ -120,7 +120,9 @@ def test_find_command() -> None:
 def test_find_shows_twenty_sentences_and_counts_all() -> None:
     chat = Chat()
     texts = ["A lamp and a lamp. " * 3 for _ in range(8)]
-    chat.talk.add(Document("book", "", tuple(Page(number, text) for number, text in enumerate(texts, 1))))
+    chat.conversation.add(
+        Document("book", "", tuple(Page(number, text) for number, text in enumerate(texts, 1)))
+    )
     lines = chat.ask("/find lamp")[1].splitlines()
     assert len(lines) == 21
     assert lines[-1] == "48 hits, the first 20 sentences shown"
@@ -128,7 +130,7 @@ def test_find_shows_twenty_sentences_and_counts_all() -> None:
 
 def test_find_cuts_a_long_sentence_around_the_words() -> None:
     chat = Chat()
-    chat.talk.add(Document("book", "", (Page(1, f"{'before ' * 100}needle {'after ' * 100}"),)))
+    chat.conversation.add(Document("book", "", (Page(1, f"{'before ' * 100}needle {'after ' * 100}"),)))
     line = " ".join(chat.ask("/find needle")[1].split("\n")[:-2])
     assert line.startswith("book p. 1: …")
     assert line.endswith("…")
@@ -137,10 +139,10 @@ def test_find_cuts_a_long_sentence_around_the_words() -> None:
 
 
 def test_find_emphasizes_the_words() -> None:
-    talk = Scripted()
-    talk.add(Document("book", "", (Page(1, "A well-\nknown lamp."),)))
+    conversation = ScriptedConversation()
+    conversation.add(Document("book", "", (Page(1, "A well-\nknown lamp."),)))
     chat = Chat()
-    chat.talk._documents = talk._documents
+    chat.conversation._documents = conversation._documents
     chat.err._color_system = None
     chat.err = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="standard")
     chat.repl._commands._screen = Screen(chat.out, chat.err, "bare")
@@ -174,7 +176,7 @@ def test_for_programs() -> None:
 def test_a_saved_conversation_names_the_pages() -> None:
     chat = Chat("Yes.", "No.")
     chat.ask("Why?")
-    assert "sources" not in as_markdown(chat.talk)
-    chat.talk.sourced = FOUND
+    assert "sources" not in as_markdown(chat.conversation)
+    chat.conversation.sourced = FOUND
     chat.ask("And?")
-    assert as_markdown(chat.talk).endswith("*\n\n*sources: island p. 12, p. 31, notes section 4*\n")
+    assert as_markdown(chat.conversation).endswith("*\n\n*sources: island p. 12, p. 31, notes section 4*\n")

@@ -1,4 +1,4 @@
-"""Whatever was shown is kept: chats are killed at random moments, again and again, in one database."""
+"""Everything that was shown is stored: chats are killed at random moments, repeatedly, in one database."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def expect(record: SessionRecord, shown: Path) -> None:
     for line in shown.read_text().splitlines():
         question, _, token = line.rpartition(":")
         said.setdefault(question, []).append(token)
-    past = {each.turn.question: each for each in record.stored_turns}
+    stored = {each.turn.question: each for each in record.stored_turns}
     for question, tokens in said.items():
-        kept = past[question]
+        kept = stored[question]
         ids = [token for token in tokens if token != "done"]
         assert [*map(str, kept.turn.tally.token_ids)][: len(ids)] == ids
         assert len(kept.turn.tally.token_ids) <= len(ids) + (tokens[-1] != "done")
@@ -62,7 +62,7 @@ def expect(record: SessionRecord, shown: Path) -> None:
         assert kept.ended in (("stop",) if tokens[-1] == "done" else ("stop", "interrupted"))
 
 
-def is_sound(store: SessionStore) -> bool:
+def is_consistent(store: SessionStore) -> bool:
     rows = store.database.query
     rows(
         "INSERT INTO words (words, rank) VALUES ('integrity-check', 1)"
@@ -79,20 +79,20 @@ def test_kill_at_any_moment(starter: subprocess.Popen[str], tmp_path: Path) -> N
         killed(starter, shown, number, after=chance.choice([0, 1, chance.randrange(MOST)]))
         starter_has_seen_it_die(tmp_path)
         store = SessionStore(tmp_path / "sessions.db")
-        assert is_sound(store)
+        assert is_consistent(store)
         if store.has_name("work"):
             record = Catalog(store).load(Catalog(store).find("work"))
             expect(record, shown)
             assert len({each.turn.question for each in record.stored_turns}) == len(record.stored_turns)
         store.close()
     store = SessionStore(tmp_path / "sessions.db")
-    talk, _ = chat(store, "It goes on.", name="work")
-    list(talk.ask("And then?"))
+    conversation, _ = chat(store, "It goes on.", name="work")
+    list(conversation.ask("And then?"))
     record = Catalog(store).load(Catalog(store).last())
     assert record.turns[-1].answer == "It goes on."
     assert len(record.turns) > KILLS
     assert not store.database.query("SELECT 1 FROM pieces")
-    talk.close()
+    conversation.close()
     store.close()
 
 

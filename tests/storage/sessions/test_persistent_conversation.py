@@ -1,4 +1,4 @@
-"""What of a chat is written down, and when."""
+"""Persistent conversations: what is stored, and when."""
 
 from __future__ import annotations
 
@@ -26,91 +26,91 @@ def store(tmp_path: Path) -> Iterator[SessionStore]:
     made.close()
 
 
-def kept(store: SessionStore, name: str = "one") -> SessionRecord:
+def load_session(store: SessionStore, name: str = "one") -> SessionRecord:
     catalog = Catalog(store)
     return catalog.load(catalog.find(name))
 
 
-def said(record: SessionRecord) -> list[tuple[str, str]]:
+def turns_of(record: SessionRecord) -> list[tuple[str, str]]:
     return [(turn.question, turn.answer) for turn in record.turns]
 
 
-def stopped(talk: PersistentConversation, question: str) -> None:
+def ask_and_stop(conversation: PersistentConversation, question: str) -> None:
     """Ctrl-C behind the first piece of the answer."""
-    events = talk.ask(question)
+    events = conversation.ask(question)
     while not isinstance(next(events), Text):
         pass
     events.close()
 
 
 def test_a_turn_comes_back_as_it_was(store: SessionStore) -> None:
-    talk, inner = chat(store, LONG, "short", name="one")
-    talk.add(book("A", "page one", ""))
-    list(talk.ask("Why?"))
-    talk.add(book("B", "page"))
-    list(talk.ask("And?"))
-    talk.add(book("C", "page"))
-    record = kept(store)
+    conversation, inner = chat(store, LONG, "short", name="one")
+    conversation.add(book("A", "page one", ""))
+    list(conversation.ask("Why?"))
+    conversation.add(book("B", "page"))
+    list(conversation.ask("And?"))
+    conversation.add(book("C", "page"))
+    record = load_session(store)
     assert record.turns == inner.turns
-    assert [[each.title for each in past.documents] for past in record.stored_turns] == [["A"], ["B"]]
+    assert [[each.title for each in stored.documents] for stored in record.stored_turns] == [["A"], ["B"]]
     assert [each.title for each in record.pending] == ["C"]
     assert record.documents == inner.documents
     assert record.system == inner.system
-    assert [past.ended for past in record.stored_turns] == ["stop", "stop"]
+    assert [stored.ended for stored in record.stored_turns] == ["stop", "stop"]
     assert record.stored_turns[0].question_ids == tuple(b"Why?")
     assert (record.stored_turns[0].vocabulary, record.settings) == ("abc", {"temperature": 0.5})
 
 
 def test_sources_come_back(store: SessionStore) -> None:
-    talk, inner = chat(store, LONG, name="one")
+    conversation, inner = chat(store, LONG, name="one")
     inner.sourced = Sourced(
         (Source("A", "page", 3, 0.5, "She paid."),),
         (Citation("page", 9, 9, "she paid", False, (Place("A", "page", 3),)),),
         0.1,
     )
-    list(talk.ask("Why?"))
-    assert kept(store).turns == inner.turns
+    list(conversation.ask("Why?"))
+    assert load_session(store).turns == inner.turns
     assert inner.turns[0].tally.sourced == inner.sourced
 
 
 def test_every_piece_is_kept_before_it_is_shown(store: SessionStore) -> None:
-    talk, _ = chat(store, LONG, name="one")
+    conversation, _ = chat(store, LONG, name="one")
     shown = ""
-    for event in talk.ask("Why?"):
+    for event in conversation.ask("Why?"):
         shown += event.text if isinstance(event, Text) else ""
-        assert said(kept(store)) == [("Why?", shown)]
+        assert turns_of(load_session(store)) == [("Why?", shown)]
     assert shown == LONG
 
 
 def test_an_answer_that_goes_on_is_one_answer(store: SessionStore) -> None:
-    talk, inner = chat(store, LONG, " and goes on", name="one")
-    stopped(talk, "Why?")
+    conversation, inner = chat(store, LONG, " and goes on", name="one")
+    ask_and_stop(conversation, "Why?")
     begun = inner.turns[0].answer
     shown = ""
-    for event in talk.resume():
+    for event in conversation.resume():
         shown += event.text if isinstance(event, Text) else ""
-        assert not shown or said(kept(store)) == [("Why?", begun + shown)]
+        assert not shown or turns_of(load_session(store)) == [("Why?", begun + shown)]
     assert shown
-    assert kept(store).turns == inner.turns
+    assert load_session(store).turns == inner.turns
 
 
 def test_an_interrupted_answer_is_kept(store: SessionStore) -> None:
-    talk, inner = chat(store, LONG, name="one")
-    stopped(talk, "Why?")
-    assert said(kept(store)) == [("Why?", LONG[:12])] == [("Why?", inner.turns[0].answer)]
-    assert kept(store).stored_turns[0].ended == "interrupted"
+    conversation, inner = chat(store, LONG, name="one")
+    ask_and_stop(conversation, "Why?")
+    assert turns_of(load_session(store)) == [("Why?", LONG[:12])] == [("Why?", inner.turns[0].answer)]
+    assert load_session(store).stored_turns[0].ended == "interrupted"
     assert not store.database.query("SELECT 1 FROM pieces")
 
 
 def test_a_question_whose_reading_is_interrupted_stays_without_an_answer(store: SessionStore) -> None:
-    talk, inner = chat(store, LONG, LONG, name="one")
+    conversation, inner = chat(store, LONG, LONG, name="one")
     inner._say = silent  # type: ignore[method-assign]
-    talk.add(book("A", "page"))
-    events = talk.ask("Why?")
+    conversation.add(book("A", "page"))
+    events = conversation.ask("Why?")
     next(events)
     events.close()
-    record = kept(store)
-    assert said(record) == [("Why?", "")]
+    record = load_session(store)
+    assert turns_of(record) == [("Why?", "")]
     assert record.answered == []
     assert [each.title for each in record.pending] == ["A"]
 
@@ -121,144 +121,147 @@ def silent(question: str, events: Sequence[Event]) -> Generator[Event, None, Non
 
 
 def test_a_refused_question_leaves_nothing(store: SessionStore) -> None:
-    talk, _ = chat(store, DoesNotFit("too long"), name="one")
+    conversation, _ = chat(store, DoesNotFit("too long"), name="one")
     with pytest.raises(DoesNotFit):
-        list(talk.ask("Why?"))
+        list(conversation.ask("Why?"))
     with pytest.raises(UsageError):
-        list(talk.retry())
+        list(conversation.retry())
     assert Catalog(store).summaries() == []
 
 
 def test_who_asks_nothing_leaves_nothing(store: SessionStore) -> None:
-    talk, _ = chat(store, name="one")
-    talk.add(book("A", "page"))
-    list(talk.prefill())
-    talk.set_option("temperature", "1")
-    talk.set_system("Be brief.")
-    talk.clear()
+    conversation, _ = chat(store, name="one")
+    conversation.add(book("A", "page"))
+    list(conversation.prefill())
+    conversation.set_option("temperature", "1")
+    conversation.set_system("Be brief.")
+    conversation.clear()
     assert Catalog(store).summaries() == []
 
 
 def test_another_answer_takes_the_place_of_the_last(store: SessionStore) -> None:
-    talk, _ = chat(store, "first", "second", "third", name="one")
-    talk.add(book("A", "page"))
-    list(talk.ask("Who?"))
-    list(talk.ask("Why?"))
-    events = talk.retry()
+    conversation, _ = chat(store, "first", "second", "third", name="one")
+    conversation.add(book("A", "page"))
+    list(conversation.ask("Who?"))
+    list(conversation.ask("Why?"))
+    events = conversation.retry()
     next(events)
-    assert said(kept(store)) == [("Who?", "first"), ("Why?", "second"), ("Why?", "")]
+    assert turns_of(load_session(store)) == [("Who?", "first"), ("Why?", "second"), ("Why?", "")]
     list(events)
-    record = kept(store)
-    assert said(record) == [("Who?", "first"), ("Why?", "third")]
-    assert [len(past.documents) for past in record.stored_turns] == [1, 0]
+    record = load_session(store)
+    assert turns_of(record) == [("Who?", "first"), ("Why?", "third")]
+    assert [len(stored.documents) for stored in record.stored_turns] == [1, 0]
 
 
 def test_another_answer_keeps_the_documents(store: SessionStore) -> None:
-    talk, _ = chat(store, "first", "second", name="one")
-    talk.add(book("A", "page"))
-    list(talk.ask("Who?"))
-    talk.add(book("B", "page"))
-    list(talk.retry())
-    record = kept(store)
-    assert said(record) == [("Who?", "second")]
+    conversation, _ = chat(store, "first", "second", name="one")
+    conversation.add(book("A", "page"))
+    list(conversation.ask("Who?"))
+    conversation.add(book("B", "page"))
+    list(conversation.retry())
+    record = load_session(store)
+    assert turns_of(record) == [("Who?", "second")]
     assert [each.title for each in record.stored_turns[0].documents] == ["A"]
     assert [each.title for each in record.pending] == ["B"]
 
 
 def test_of_a_comparison_the_hierarchical_answer_is_kept(store: SessionStore) -> None:
-    talk, _ = chat(store, LONG, name="one")
-    items = talk.compare("Why?")
+    conversation, _ = chat(store, LONG, name="one")
+    items = conversation.compare("Why?")
     while not isinstance(next(items), Comparison):
-        said_so_far = said(kept(store))
+        said_so_far = turns_of(load_session(store))
     assert said_so_far == [("Why?", LONG)]
 
 
 def test_settings_and_system_text_are_kept_as_they_change(store: SessionStore) -> None:
-    talk, _ = chat(store, name="one")
-    list(talk.ask("Why?"))
-    talk.set_system("Be brief.")
-    assert kept(store).system == "Be brief."
+    conversation, _ = chat(store, name="one")
+    list(conversation.ask("Why?"))
+    conversation.set_system("Be brief.")
+    assert load_session(store).system == "Be brief."
 
 
 def test_clear_begins_another_session(store: SessionStore) -> None:
-    talk, _ = chat(store, name="one")
-    talk.add(book("A", "page"))
-    list(talk.ask("Why?"))
-    first = talk.session
-    talk.clear()
-    assert talk.session is None
+    conversation, _ = chat(store, name="one")
+    conversation.add(book("A", "page"))
+    list(conversation.ask("Why?"))
+    first = conversation.session
+    conversation.clear()
+    assert conversation.session is None
     chat(store, name="one")[0].close()  # the old one is free
-    list(talk.ask("And?"))
-    assert talk.session != first
-    assert said(kept(store)) == [("Why?", "You said: Why?")]
-    assert said(kept(store, "one-2")) == [("And?", "You said: And?")]
-    assert [each.title for each in kept(store, "one-2").documents] == ["A"]
+    list(conversation.ask("And?"))
+    assert conversation.session != first
+    assert turns_of(load_session(store)) == [("Why?", "You said: Why?")]
+    assert turns_of(load_session(store, "one-2")) == [("And?", "You said: And?")]
+    assert [each.title for each in load_session(store, "one-2").documents] == ["A"]
 
 
 def test_a_chat_without_a_name_is_called_after_its_document(store: SessionStore) -> None:
-    talk, _ = chat(store)
-    talk.add(book("Treasure Island", "page"))
-    list(talk.ask("Why?"))
+    conversation, _ = chat(store)
+    conversation.add(book("Treasure Island", "page"))
+    list(conversation.ask("Why?"))
     assert Catalog(store).last().name.startswith("treasure-island-2")
 
 
 def test_an_answer_that_cannot_be_written_is_shown_and_complained_about(store: SessionStore) -> None:
-    talk, inner = chat(store, LONG, LONG, LONG, name="one")
-    list(talk.ask("Who?"))
+    conversation, inner = chat(store, LONG, LONG, LONG, name="one")
+    list(conversation.ask("Who?"))
     store.database.query("PRAGMA query_only = ON")
     shown: list[Event] = []
     with pytest.raises(StateError, match=r"this answer is not kept: .*readonly"):
-        shown += talk.ask("Why?")
+        shown += conversation.ask("Why?")
     assert inner.turns[-1].answer == LONG
     store.database.query("PRAGMA query_only = OFF")
-    list(talk.ask("And?"))
-    assert [question for question, _ in said(kept(store))] == ["Who?", "And?"]
+    list(conversation.ask("And?"))
+    assert [question for question, _ in turns_of(load_session(store))] == ["Who?", "And?"]
 
 
 def test_an_answer_that_could_not_be_written_takes_no_other_with_it(store: SessionStore) -> None:
-    talk, _ = chat(store, "one", "two", "three", name="one")
-    talk.add(book("A", "page"))
-    list(talk.ask("Who?"))
+    conversation, _ = chat(store, "one", "two", "three", name="one")
+    conversation.add(book("A", "page"))
+    list(conversation.ask("Who?"))
     store.database.query("PRAGMA query_only = ON")
     with pytest.raises(StateError):
-        list(talk.ask("Why?"))
+        list(conversation.ask("Why?"))
     store.database.query("PRAGMA query_only = OFF")
-    list(talk.retry())
-    assert said(kept(store)) == [("Who?", "one"), ("Why?", "three")]
-    assert [[each.title for each in past.documents] for past in kept(store).stored_turns] == [["A"], []]
+    list(conversation.retry())
+    assert turns_of(load_session(store)) == [("Who?", "one"), ("Why?", "three")]
+    assert [[each.title for each in stored.documents] for stored in load_session(store).stored_turns] == [
+        ["A"],
+        [],
+    ]
 
 
 def test_what_replaces_an_answer_is_there_when_that_is_gone(
     store: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talk, _ = chat(store, "one", "two", name="one")
-    talk.add(book("A", "page"))
-    list(talk.ask("Who?"))
+    conversation, _ = chat(store, "one", "two", name="one")
+    conversation.add(book("A", "page"))
+    list(conversation.ask("Who?"))
 
     def full(*_: object) -> None:
         raise StateError("the disk is full")
 
     monkeypatch.setattr(SessionStore, "add_piece", full)
     with pytest.raises(StateError, match="full"):
-        list(talk.retry())
-    record = kept(store)
+        list(conversation.retry())
+    record = load_session(store)
     assert record.answered[0].turn.answer == "one"
     assert [each.title for each in record.answered[0].documents] == ["A"]
 
 
 @pytest.mark.parametrize("work", ["retry", "resume"])
 def test_another_answer_that_says_nothing_leaves_nothing(store: SessionStore, work: str) -> None:
-    talk, _ = chat(store, LONG, LONG, name="one")
-    list(talk.ask("Who?"))
-    events = getattr(talk, work)()
+    conversation, _ = chat(store, LONG, LONG, name="one")
+    list(conversation.ask("Who?"))
+    events = getattr(conversation, work)()
     assert not isinstance(next(events), Text)
     events.close()
-    assert said(kept(store)) == [("Who?", LONG)]
+    assert turns_of(load_session(store)) == [("Who?", LONG)]
 
 
 def test_a_stopped_answer_that_cannot_be_written_is_complained_about(store: SessionStore) -> None:
-    talk, _ = chat(store, LONG, LONG, name="one")
-    list(talk.ask("Who?"))
+    conversation, _ = chat(store, LONG, LONG, name="one")
+    list(conversation.ask("Who?"))
     store.database.query("PRAGMA query_only = ON")
     with pytest.raises(StateError, match="not kept"):
-        stopped(talk, "Why?")
+        ask_and_stop(conversation, "Why?")

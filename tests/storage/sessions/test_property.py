@@ -58,21 +58,21 @@ class Sessions(RuleBasedStateMachine):
 
     @rule(name=names, question=texts, answer=answers, title=titles | st.none())
     def ask(self, name: str, question: str, answer: str, title: str | None) -> None:
-        talk, _ = chat(self.store, answer, name=name)
+        conversation, _ = chat(self.store, answer, name=name)
         if title:
-            talk.add(book(title, title))
+            conversation.add(book(title, title))
             self.titles[name].append(title)
-        list(talk.ask(question))
-        talk.close()
+        list(conversation.ask(question))
+        conversation.close()
         self.turns[name].append((question, answer))
 
     @rule(name=names, question=texts, answer=answers)
     def die_while_answering(self, name: str, question: str, answer: str) -> None:
-        talk, _ = chat(self.store, answer, name=name)
-        events = talk.ask(question)
+        conversation, _ = chat(self.store, answer, name=name)
+        events = conversation.ask(question)
         while not isinstance(said := next(events), Text):
             pass
-        talk.close()  # as the system does with the locks of the dead
+        conversation.close()  # as the system does with the locks of the dead
         self.store.close()
         with suppress(StateError):  # what it would still have written goes nowhere
             events.close()

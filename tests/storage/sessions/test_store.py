@@ -40,14 +40,16 @@ def catalog(store: SessionStore) -> Catalog:
     return Catalog(store)
 
 
-def told(store: SessionStore, name: str, *turns: tuple[str, str], titles: tuple[str, ...] = ()) -> None:
+def write_session(
+    store: SessionStore, name: str, *turns: tuple[str, str], titles: tuple[str, ...] = ()
+) -> None:
     """A session with these questions and answers, over documents whose text is their title."""
-    talk, _ = chat(store, *(answer for _, answer in turns), name=name)
+    conversation, _ = chat(store, *(answer for _, answer in turns), name=name)
     for title in titles:
-        talk.add(book(title, title))
+        conversation.add(book(title, title))
     for question, _ in turns:
-        list(talk.ask(question))
-    talk.close()
+        list(conversation.ask(question))
+    conversation.close()
 
 
 def texts(store: SessionStore) -> int:
@@ -65,7 +67,7 @@ def test_only_its_owner_reads_it(path: Path) -> None:
     path.parent.mkdir(mode=0o755)
     path.touch(mode=0o644)
     store = SessionStore(path)
-    told(store, "one", ("Why?", "So."))
+    write_session(store, "one", ("Why?", "So."))
     files = [each for each in path.parent.rglob("*") if each.is_file()]
     assert {each.name for each in files} == {"sessions.db", "sessions.db-wal", "sessions.db-shm", "1"}
     assert {mode(each) for each in files} == {0o600}
@@ -74,8 +76,8 @@ def test_only_its_owner_reads_it(path: Path) -> None:
 
 
 def test_a_commit_is_in_the_log_at_once_and_survives(path: Path, store: SessionStore) -> None:
-    talk, _ = chat(store, "abc", name="one")
-    events = talk.ask("Why?")
+    conversation, _ = chat(store, "abc", name="one")
+    events = conversation.ask("Why?")
     while not isinstance(next(events), Text):
         pass
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as other:
@@ -97,7 +99,7 @@ def test_a_damaged_file_is_named_and_left_alone(path: Path) -> None:
 def test_a_file_that_is_damaged_inside_is_named(path: Path) -> None:
     store = SessionStore(path)
     for number in range(30):
-        told(store, f"s{number}", ("Why?", "So. " * 50))
+        write_session(store, f"s{number}", ("Why?", "So. " * 50))
     store.close()
     data = bytearray(path.read_bytes())
     data[8192 : len(data) - 4096] = b"\xff" * (len(data) - 12288)
@@ -149,7 +151,7 @@ def test_a_database_of_version_1(path: Path) -> None:
     assert record.settings == {"temperature": 0.5}
     assert [hit.turn for hit in catalog.search("mate")] == [1]
     assert schema.version_of(catalog.store.database._connection) == len(schema.MIGRATIONS)
-    told(catalog.store, "an old one", ("And?", "It goes on."))
+    write_session(catalog.store, "an old one", ("And?", "It goes on."))
     assert len(catalog.load(catalog.find("an old one")).turns) == 3
 
 
@@ -180,21 +182,21 @@ def test_a_migration_that_fails_leaves_everything(path: Path, monkeypatch: pytes
 
 
 def test_a_session_has_one_writer(path: Path, store: SessionStore) -> None:
-    talk, _ = chat(store, name="one")
-    list(talk.ask("Why?"))
+    conversation, _ = chat(store, name="one")
+    list(conversation.ask("Why?"))
     other = SessionStore(path)
     with pytest.raises(InUse, match=r'one.* is open in another process.*sessions fork "one"'):
         chat(other, name="one")
     with pytest.raises(InUse):
         Catalog(other).remove(Catalog(other).summaries())
     assert Catalog(other).fork("one") == "one-2"
-    talk.close()
+    conversation.close()
     chat(other, name="one")[0].close()
 
 
 def test_an_answer_of_a_living_process_is_not_ended_by_others(path: Path, store: SessionStore) -> None:
-    talk, _ = chat(store, "a long answer, in several pieces", name="one")
-    events = talk.ask("Why?")
+    conversation, _ = chat(store, "a long answer, in several pieces", name="one")
+    events = conversation.ask("Why?")
     while not isinstance(next(events), Text):
         pass
     other = Catalog(SessionStore(path))
@@ -251,8 +253,8 @@ def test_a_free_name() -> None:
 
 
 def test_rename(store: SessionStore, catalog: Catalog) -> None:
-    told(store, "one", ("Why?", "So."))
-    told(store, "two", ("Why?", "So."))
+    write_session(store, "one", ("Why?", "So."))
+    write_session(store, "two", ("Why?", "So."))
     with pytest.raises(UsageError, match="there is a session 'two' already"):
         catalog.rename("one", "two")
     with pytest.raises(UsageError, match="there is no session 'three'"):
@@ -267,8 +269,8 @@ def test_rename(store: SessionStore, catalog: Catalog) -> None:
 def test_the_same_text_is_kept_once_and_goes_with_its_last_session(
     store: SessionStore, catalog: Catalog
 ) -> None:
-    told(store, "one", ("Why?", "So."), titles=("A", "B"))
-    told(store, "two", ("Why?", "So."), titles=("B",))
+    write_session(store, "one", ("Why?", "So."), titles=("A", "B"))
+    write_session(store, "two", ("Why?", "So."), titles=("B",))
     assert texts(store) == 2
     catalog.fork("one")
     catalog.remove([catalog.find("one")])
@@ -282,11 +284,11 @@ def test_the_same_text_is_kept_once_and_goes_with_its_last_session(
 
 
 def test_a_fork_is_a_session_of_its_own(store: SessionStore, catalog: Catalog) -> None:
-    told(store, "one", ("Why?", "So."), titles=("A",))
+    write_session(store, "one", ("Why?", "So."), titles=("A",))
     assert catalog.fork("one", "two") == "two"
     with pytest.raises(UsageError, match="there is a session 'two' already"):
         catalog.fork("one", "two")
-    told(store, "two", ("And?", "Also."))
+    write_session(store, "two", ("And?", "Also."))
     one, two = (catalog.load(catalog.find(name)) for name in ("one", "two"))
     assert one.turns == two.turns[:1]
     assert one.documents == two.documents == [book("A", "A")]
@@ -298,8 +300,8 @@ def test_a_fork_is_a_session_of_its_own(store: SessionStore, catalog: Catalog) -
 def test_nothing_of_a_deleted_session_stays_in_the_file(
     path: Path, store: SessionStore, catalog: Catalog
 ) -> None:
-    told(store, "one", ("a peculiar question", "a marvellous answer"))
-    told(store, "two", ("Why?", "So."))
+    write_session(store, "one", ("a peculiar question", "a marvellous answer"))
+    write_session(store, "two", ("Why?", "So."))
     catalog.remove([catalog.find("one")])
     everything = b"".join(file.read_bytes() for file in path.parent.iterdir() if file.is_file())
     assert b"peculiar" not in everything
@@ -311,8 +313,8 @@ def test_nothing_of_a_deleted_session_stays_in_the_file(
 
 
 def test_search(store: SessionStore, catalog: Catalog) -> None:
-    told(store, "one", ("Who paid?", "The harbour master."), ("When?", "In 1871, in Värra."))
-    told(store, "two", ("Who paid for it?", "Nobody."))
+    write_session(store, "one", ("Who paid?", "The harbour master."), ("When?", "In 1871, in Värra."))
+    write_session(store, "two", ("Who paid for it?", "Nobody."))
     assert {(hit.session, hit.turn) for hit in catalog.search("paid")} == {("one", 1), ("two", 1)}
     assert [(hit.session, hit.turn) for hit in catalog.search("varra")] == [("one", 2)]
     assert [hit.excerpt for hit in catalog.search("HARBOUR paid")] == ["The harbour master."]
@@ -333,14 +335,14 @@ def test_a_search_for_nothing(catalog: Catalog, text: str) -> None:
     "text", ['a"', "NEAR(a b)", "a OR", "question:a", "a*b", '"a', "a AND NOT", "x'", "a\0b"]
 )
 def test_no_operator_breaks_a_search(store: SessionStore, catalog: Catalog, text: str) -> None:
-    told(store, "one", ("a question", "an answer"))
+    write_session(store, "one", ("a question", "an answer"))
     assert len(catalog.search(text)) <= 1
 
 
 def test_odd_characters_are_kept(store: SessionStore, catalog: Catalog) -> None:
     store.create("x", "system \udce9", MODEL_INFO, [book("T\udce9", "lone \ud800 and \0")])[1].release()
     assert catalog.load(catalog.find("x")).system == "system ?"
-    told(store, "x", ("caf\udce9 \0?", "nul \0 in it"))
+    write_session(store, "x", ("caf\udce9 \0?", "nul \0 in it"))
     record = catalog.load(catalog.find("x"))
     assert record.documents[0].pages[0].text == "lone \ud800 and \0"
     assert record.documents[0].title == "T?"
