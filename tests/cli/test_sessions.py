@@ -143,7 +143,7 @@ def test_the_chat_lists_the_sessions(chat: Chat) -> None:
 def test_another_model_of_the_same_tokens(chat: Chat) -> None:
     chat("a.txt", "--session", "one")
     done = chat("--session", "one", "--model", "twin", lines="How?\n")
-    assert "tiny; its tokens mean the same and were taken over" in done.err
+    assert "tiny; the vocabulary is the same, so its tokens are valid" in done.err
     assert done.err.count("\n") == 1
     tokens = [turn["token_ids"] for turn in exported("one")["turns"]]
     assert chat("--session", "one", "--model", "twin", lines="And?\n").code == 0
@@ -155,7 +155,7 @@ def test_another_model_of_other_tokens(chat: Chat) -> None:
     chat("a.txt", "--session", "one")
     first = exported("one")["turns"][0]
     done = chat("--session", "one", "--model", "foreign", lines="How?\n/save out.md\n")
-    assert "its texts were tokenized anew" in done.err
+    assert "its texts were tokenized again" in done.err
     record = exported("one")
     assert record["turns"][0] == first  # what was kept stays as it was
     assert prompt_tokens(record)[1] > prompt_tokens(record)[0] + 8
@@ -194,8 +194,8 @@ def test_where_nothing_can_be_kept(chat: Chat, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
     done = chat(lines="Why?\n/sessions\n")
     assert done.out
-    assert done.err.startswith("this chat is not kept: /dev/null/state/triforce-chat/sessions.db: Not a dir")
-    assert "error: this chat is not kept" in done.err
+    assert done.err.startswith("this chat is not saved: /dev/null/state/triforce-chat/sessions.db: Not a dir")
+    assert "error: this chat is not saved" in done.err
     assert chat("--quiet").err == ""
     chat("-c").is_refusal(1, "Not a directory")
     run("sessions", "ls").is_refusal(1, "Not a directory")

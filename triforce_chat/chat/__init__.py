@@ -1,0 +1,1 @@
+"""A conversation over documents: transcript, chat template, sources, citations and JSON records."""

@@ -1,4 +1,4 @@
-"""The values and protocols of a conversation: turns, what was said before, and a conversation that goes on."""
+"""Turns and stored turns of a conversation, and the protocols of its history and of a live conversation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ChatHistory(Protocol):
 class Conversation(ChatHistory, Protocol):
     """A live conversation.
 
-    Every generator below may be closed at any event; what was said up to then is kept.
+    Every generator below may be closed at any event; the answer up to then stays in the conversation.
     """
 
     @property

@@ -108,17 +108,17 @@ class ChatSession:
         self.transcript.clear()
 
     def restore(self, turns: Sequence[StoredTurn], pending: Sequence[Document]) -> int:
-        """Continue from stored turns; returns how many had to be tokenized anew. Raises DoesNotFit.
+        """Continue from stored turns; returns how many had to be tokenized again. Raises DoesNotFit.
 
         ``pending``: documents that belong to the next question.
         """
-        tokenized_anew = self.transcript.restore(turns, pending, self.vocabulary)
+        retokenized = self.transcript.restore(turns, pending, self.vocabulary)
         if self.context_used > self.context_limit:
             raise DoesNotFit(
                 f"the session has {self.context_used:,} tokens, but the context holds {self.context_limit:,}; "
                 "choose a longer --context or a model that has one"
             )
-        return tokenized_anew
+        return retokenized
 
     def prefill(self) -> Generator[Event, None, None]:
         prefix = self.transcript.prefix()

@@ -22,7 +22,7 @@ QUESTION_START = -1  # marks where the question will begin
 
 @dataclass(frozen=True, slots=True)
 class TokenizedDocument:
-    """A document as the model reads it; the tokens of each page are kept apart."""
+    """A document as the model reads it; the tokens of each page are separate."""
 
     document: Document
     heading: list[int]
@@ -103,8 +103,8 @@ class Transcript:
     def system(self) -> str:
         """The text that was set, else a default.
 
-        The default speaks of documents only if there are any: without one, a model told of documents would deny
-        what it knows.
+        The default mentions documents only if there are any; otherwise the model would refuse to answer from its
+        own knowledge.
         """
         if self._system is not None:
             return self._system
@@ -137,7 +137,7 @@ class Transcript:
         return made
 
     def restore(self, turns: Sequence[StoredTurn], pending: Sequence[Document], vocabulary: str) -> int:
-        """Replace the contents by stored turns and documents; returns how many turns were tokenized anew.
+        """Replace the contents by stored turns and documents; returns how many turns were tokenized again.
 
         The stored ids are valid only if they were made with the same ``vocabulary``.
         """

@@ -82,13 +82,17 @@ def begin(
 
 
 def show_restored(restored: Restored, options: Options, screen: Screen) -> None:
-    """Tell which session goes on, and what is different from when it was made."""
+    """Show which session is continued, and what has changed since."""
     from triforce_chat.ui import formatting
 
     if restored.other_models:
         others = ", ".join(restored.other_models)
-        anew = restored.tokenized_anew
-        how = "its texts were tokenized anew" if anew else "its tokens mean the same and were taken over"
+        again = restored.retokenized
+        how = (
+            "its texts were tokenized again"
+            if again
+            else "the vocabulary is the same, so its tokens are valid"
+        )
         show_warning(options, screen, f"{restored.name} was made with {others}; {how}")
     used = formatting.local_time(restored.used)
     notes = [f"session {restored.name}: {formatting.count(restored.turns, 'turn')}, last used {used}"]

@@ -1,0 +1,1 @@
+"""Files that outlive the program: sessions, and keys and values of documents."""

@@ -30,7 +30,7 @@ class EnginePanel:
         self.tally = Tally()
         self.stopping = False
         self._title, self._limit, self._clock = clean(title), limit, clock
-        self._began = self._read_until = self._said_until = clock()
+        self._began = self._prefill_end = self._last_text = clock()
         self._first: float | None = None
 
     def add(self, event: Event) -> None:
@@ -38,9 +38,9 @@ class EnginePanel:
         self.tally.add(event)
         now = self._clock()
         if isinstance(event, Prefilled):
-            self._read_until = self._said_until = now
+            self._prefill_end = self._last_text = now
         elif isinstance(event, TextEvent):
-            self._said_until = now
+            self._last_text = now
             self._first = now if self._first is None else self._first
 
     def interrupted(self) -> None:
@@ -50,15 +50,15 @@ class EnginePanel:
 
     def _stopped(self) -> Finished:
         read = self.tally.prefill or Prefilled(0, 0, 0, 0.0)
-        first = (self._said_until if self._first is None else self._first) - self._began
-        said = len(self.tally.token_ids)
+        first = (self._last_text if self._first is None else self._first) - self._began
+        generated = len(self.tally.token_ids)
         spent = self._decode_seconds
-        return Finished("interrupted", read.total, read.cached, said, read.seconds, first, spent)
+        return Finished("interrupted", read.total, read.cached, generated, read.seconds, first, spent)
 
     @property
     def _decode_seconds(self) -> float:
         done = self.tally.finished
-        return done.decode_s if done else self._said_until - self._read_until
+        return done.decode_s if done else self._last_text - self._prefill_end
 
     @property
     def reading(self) -> bool:
@@ -69,10 +69,10 @@ class EnginePanel:
     @property
     def speed(self) -> list[str]:
         """Present tokens per second and milliseconds per token; empty before the first token."""
-        said, spent = len(self.tally.token_ids), self._decode_seconds
-        if not said or spent <= 0:
+        generated, spent = len(self.tally.token_ids), self._decode_seconds
+        if not generated or spent <= 0:
             return []
-        return [formatting.token_rate(said, spent), f"{1000 * spent / said:.1f} ms/token"]
+        return [formatting.token_rate(generated, spent), f"{1000 * spent / generated:.1f} ms/token"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width

@@ -207,7 +207,7 @@ def test_an_answer_that_cannot_be_written_is_shown_and_complained_about(store: S
     list(conversation.ask("Who?"))
     store.database.query("PRAGMA query_only = ON")
     shown: list[Event] = []
-    with pytest.raises(StateError, match=r"this answer is not kept: .*readonly"):
+    with pytest.raises(StateError, match=r"this answer is not saved: .*readonly"):
         shown += conversation.ask("Why?")
     assert inner.turns[-1].answer == LONG
     store.database.query("PRAGMA query_only = OFF")
@@ -263,5 +263,5 @@ def test_a_stopped_answer_that_cannot_be_written_is_complained_about(store: Sess
     conversation, _ = chat(store, LONG, LONG, name="one")
     list(conversation.ask("Who?"))
     store.database.query("PRAGMA query_only = ON")
-    with pytest.raises(StateError, match="not kept"):
+    with pytest.raises(StateError, match="not saved"):
         ask_and_stop(conversation, "Why?")

@@ -50,7 +50,7 @@ def pack_pages(document: Document) -> bytes:
 
 
 def pack_remarks(document: Document) -> str:
-    """What could not be read of a document, as JSON."""
+    """Notices about parts of a document that could not be read, as JSON."""
     return json.dumps({"broken": document.broken, "notices": document.notices})
 
 

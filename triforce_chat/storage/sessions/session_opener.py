@@ -31,13 +31,15 @@ SAVED_SETTINGS = (*CHANGEABLE, "context", "dtype")  # another dtype would read t
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came back with a continued session."""
+    """A continued session, as it was restored."""
 
     name: str
     turns: int
-    used: float  # when it was used last, seconds since the epoch
-    other_models: tuple[str, ...]  # that made its answers, if another one goes on or the tokens differ
-    tokenized_anew: bool  # the stored token ids are of another vocabulary
+    used: float  # seconds since the epoch
+    other_models: tuple[
+        str, ...
+    ]  # the models of its answers, if the present model or vocabulary is another one
+    retokenized: bool  # the stored token ids are of another vocabulary
     unanswered: str | None  # the last question, if it has no answer
 
 
@@ -47,7 +49,7 @@ class SessionOpener:
     def __init__(self, name: str | None, last: bool, warn: Callable[[str], None]) -> None:
         """``name``: the session to continue, or to begin if there is none; ``last``: continue the last one.
 
-        A new chat goes on even if nothing can be written, and ``warn`` says so. Raises UsageError, InUse if
+        A new chat continues even if nothing can be written, and ``warn`` says so. Raises UsageError, InUse if
         another process has the session open, and StateError.
         """
         self.record: SessionRecord | None = None
@@ -61,7 +63,7 @@ class SessionOpener:
             if name or last:
                 raise
             self.store = None
-            warn(f"this chat is not kept: {error}")
+            warn(f"this chat is not saved: {error}")
         else:
             self._open.callback(self.store.close)
             self._load(Catalog(self.store), last)
@@ -113,15 +115,15 @@ class SessionOpener:
         if record is None:
             return None
         answered = record.answered
-        tokenized_anew = bool(session.restore(answered, record.pending))
+        retokenized = bool(session.restore(answered, record.pending))
         models = {each.model for each in answered}
-        differs = tokenized_anew or models - {model_info_of(session)().model}
+        differs = retokenized or models - {model_info_of(session)().model}
         return Restored(
             name=record.summary.name,
             turns=len(answered),
             used=record.summary.used,
             other_models=tuple(sorted(models)) if differs else (),
-            tokenized_anew=tokenized_anew,
+            retokenized=retokenized,
             unanswered=record.unanswered,
         )
 
@@ -131,9 +133,9 @@ class SessionOpener:
         return any(document.pages == each.pages for each in stored)
 
     def saved_sessions(self) -> list[SavedSession]:
-        """All sessions, the last used first. Raises UsageError if this chat is not kept."""
+        """All sessions, the last used first. Raises UsageError if this chat is not saved."""
         if self.store is None:
-            raise UsageError("this chat is not kept, so the other sessions cannot be read either")
+            raise UsageError("this chat is not saved, so the other sessions cannot be read either")
         current = self._conversation.session if self._conversation else None
         return [
             SavedSession(summary.name, summary.turns, summary.titles, summary.used, summary.id == current)

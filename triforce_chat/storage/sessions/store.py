@@ -117,13 +117,13 @@ class SessionStore:
             *(turn, number, storable(piece.text), pack_ids(piece.token_ids)),
         )
 
-    def end_turn(self, turn: int, kept: Turn) -> None:
+    def end_turn(self, row: int, turn: Turn) -> None:
         """Replace the pieces of an answer by the whole of it."""
-        done = kept.tally.finished
+        done = turn.tally.finished
         reason = done.reason if done else INTERRUPTED
         with self.database.transaction():
-            ids = pack_ids(kept.tally.token_ids)
-            self._end(turn, kept.answer, ids, reason, dump_statistics(kept.tally))
+            ids = pack_ids(turn.tally.token_ids)
+            self._end(row, turn.answer, ids, reason, dump_statistics(turn.tally))
 
     def end_unanswered(self, turn: int) -> None:
         """End a turn without an answer; its question stays."""

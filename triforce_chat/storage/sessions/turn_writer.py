@@ -26,18 +26,18 @@ class TurnWriter:
         """
         self._store, self._begin = store, begin
         self._replaces, self._beginning = replaces, beginning
-        self._turn: int | None = None  # row; None until the turn has begun
+        self._row: int | None = None  # row; None until the turn has begun
         self._pieces = 0
         self._failure: StateError | None = None
 
     @property
     def row(self) -> int | None:
         """The turn's row if all of it could be written."""
-        return None if self._failure else self._turn
+        return None if self._failure else self._row
 
     def begin(self) -> None:
         """Store the question, once."""
-        if self._turn is None:
+        if self._row is None:
             self._attempt(self._begin_turn)
 
     def add(self, event: object) -> None:
@@ -45,14 +45,14 @@ class TurnWriter:
         if isinstance(event, Text):
             self._attempt(lambda: self._add_piece(event))
 
-    def end(self, kept: Turn | None) -> None:
-        """Complete the turn as the conversation keeps it; None if it keeps nothing."""
-        self._attempt(lambda: self._end_turn(kept))
+    def end(self, turn: Turn | None) -> None:
+        """Complete the turn as it stands in the conversation; None if it is not there."""
+        self._attempt(lambda: self._end_turn(turn))
 
     def raise_failure(self) -> None:
         """Raise StateError if something could not be written."""
         if self._failure:
-            raise StateError(f"this answer is not kept: {self._failure}") from self._failure
+            raise StateError(f"this answer is not saved: {self._failure}") from self._failure
 
     def _attempt(self, write: Callable[[], None]) -> None:
         if self._failure is None:
@@ -62,25 +62,25 @@ class TurnWriter:
                 self._failure = error
 
     def _begin_turn(self) -> None:
-        self._turn = self._begin()
+        self._row = self._begin()
 
     def _add_piece(self, event: Text) -> None:
-        if self._turn is None:
+        if self._row is None:
             return
         if self._pieces:
-            self._store.add_piece(self._turn, self._pieces, event)
+            self._store.add_piece(self._row, self._pieces, event)
             self._pieces += 1
         else:
             first = [piece for piece in (self._beginning, event) if piece]
-            self._store.begin_answer(self._turn, first, self._replaces)
+            self._store.begin_answer(self._row, first, self._replaces)
             self._pieces = len(first)
 
-    def _end_turn(self, kept: Turn | None) -> None:
-        if self._turn is None:
+    def _end_turn(self, turn: Turn | None) -> None:
+        if self._row is None:
             return
-        if kept is not None:
-            self._store.end_turn(self._turn, kept)
+        if turn is not None:
+            self._store.end_turn(self._row, turn)
         elif self._replaces is not None:
-            self._store.delete_turn(self._turn)
+            self._store.delete_turn(self._row)
         else:
-            self._store.end_unanswered(self._turn)
+            self._store.end_unanswered(self._row)
