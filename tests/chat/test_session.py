@@ -7,13 +7,14 @@ import dataclasses
 import io
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 from support.byte_tokenizer import END, START
 from support.chat_sessions import ANSWER_TOKENS, CONTEXT, ScriptedDecoder, TinySession, book, finished, pages
+from support.consoles import written
 from support.fakes import tally_of
 from support.oom_models import starving
 
@@ -132,7 +133,9 @@ def test_prefill_reads_the_documents_before_the_question(loaded: tuple[Engine, L
     events = [event for event in session.prefill() if isinstance(event, Prefilled)]
     assert [event.done for event in events] == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK, events[-1].total]
     assert events[-1].total >= tokens
-    assert [*session.prefill()][-1].cached == events[-1].total  # type: ignore[union-attr]
+    [*_, again] = session.prefill()
+    assert isinstance(again, Prefilled)
+    assert again.cached == events[-1].total
     assert finished(session.answer("Why?")).cached_tokens == events[-1].total
 
 
@@ -590,11 +593,11 @@ def course(session: TinySession, chance: random.Random, step: int) -> None:
             stopped(session.ask(f"Why {step}?"), chance)
 
 
-def stopped(events: Iterator[object], chance: random.Random) -> None:
+def stopped(events: Generator[object, None, None], chance: random.Random) -> None:
     for _ in range(chance.choice([1, 3, 9, 1000])):
         if next(events, None) is None:
             break
-    events.close()  # type: ignore[attr-defined]
+    events.close()
 
 
 # Memory that runs out
@@ -671,6 +674,6 @@ def test_the_chat_goes_on(loaded: tuple[Engine, LoadedModel]) -> None:
     repl = Repl(session, lambda *_: book("One"), Screen(out, err, "bare"), lambda: Labels("model", "stack"))
     with starving(session.engine.target.model, 0):
         assert repl.run_lines(["Why?\n", "Who?\n"]) == OutOfMemory.exit_code
-    assert err.file.getvalue().startswith("error: out of memory; choose a smaller --context")  # type: ignore[attr-defined]
-    assert err.file.getvalue().count("\n") == 1  # type: ignore[attr-defined]
+    assert written(err).startswith("error: out of memory; choose a smaller --context")
+    assert written(err).count("\n") == 1
     assert [turn.question for turn in session.turns] == ["Who?"]

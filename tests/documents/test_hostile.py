@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import hostile_documents
@@ -176,9 +177,9 @@ def test_a_password_is_no_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seen: list[object] = []
     run = subprocess.run
 
-    def watched(command: list[str], **options: object) -> object:
+    def watched(command: list[str], **options: Any) -> object:
         seen.extend(command)
-        return run(command, **options)  # type: ignore[call-overload]
+        return run(command, **options)
 
     monkeypatch.setattr(subprocess, "run", watched)
     path = tmp_path / "a.pdf"

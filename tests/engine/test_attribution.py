@@ -14,6 +14,7 @@ from torch import Tensor
 from triforce_chat.engine import attribution
 from triforce_chat.engine.attribution import AttributionCache, attribute
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Retraced, Text
 from triforce_chat.settings.settings import STACKS
@@ -93,7 +94,7 @@ def test_a_witness_is_fed_what_the_cache_holds(lab: Lab) -> None:
     fed: list[Tensor] = []
 
     class Comparing(AttributionCache):
-        def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> object:  # type: ignore[override]
+        def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
             fed.append(k[0])
             return super().update(layer, q, k, v)
 

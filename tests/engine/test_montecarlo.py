@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -228,8 +229,8 @@ def test_every_uniform_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.rand
     drawn: list[Tensor] = []
 
-    def rand(*arguments: object, **options: object) -> Tensor:
-        drawn.append(real(*arguments, **options))  # type: ignore[call-overload]
+    def rand(*arguments: Any, **options: Any) -> Tensor:
+        drawn.append(real(*arguments, **options))
         return drawn[-1]
 
     monkeypatch.setattr(torch, "rand", rand)
@@ -259,10 +260,12 @@ def test_single_draws_and_acceptances_have_their_chances() -> None:
 
 
 def test_the_walk_through_all_outcomes_is_a_distribution() -> None:
-    walk, scripts, found = Walk(), [[]], Counter[int]()  # type: ignore[var-annotated]
+    walk = Walk()
+    scripts: list[list[int]] = [[]]
+    found: defaultdict[int, float] = defaultdict(float)
     p, q = torch.tensor([[0.4, 0.1, 0.3]]), torch.tensor([[0.8, 0.1, 0.9]])
     while scripts:
         walk.begin(scripts.pop())
-        found[int(walk.accepts(p, q))] += walk.chance  # type: ignore[assignment]
+        found[int(walk.accepts(p, q))] += walk.chance
         scripts += [[*prefix, other] for prefix, other in walk.open]
     assert [round(found[k], 6) for k in range(4)] == [0.5, 0, 0.333333, 0.166667]

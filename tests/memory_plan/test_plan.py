@@ -266,8 +266,9 @@ def test_the_last_byte_decides(offload: Any, verdict: str) -> None:
     all_of_it = place_kv(workload(published.QWEN3_8B), Memory(None, None))
     assert all_of_it.verdict == "fits"
     there = enough(all_of_it)
+    assert there.device is not None
     assert place_kv(all_of_it.workload, there, offload).verdict == "fits"
-    less = Memory(there.device - 3, there.host)  # type: ignore[operator]
+    less = Memory(there.device - 3, there.host)
     assert place_kv(all_of_it.workload, less, offload).verdict == verdict
 
 

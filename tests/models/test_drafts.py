@@ -62,9 +62,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def opened(model: Path | str, draft: str = "auto", **more: object) -> tuple[Engine, LoadedModel, list[str]]:
+def opened(model: Path | str, draft: str = "auto", **more: Any) -> tuple[Engine, LoadedModel, list[str]]:
     notes: list[str] = []
-    settings = Settings(model=str(model), draft=draft, device="cpu", **more)  # type: ignore[arg-type]
+    settings = Settings(model=str(model), draft=draft, device="cpu", **more)
     engine, loaded = load_engine(EngineSpec(settings), LoadHooks(note=notes.append))
     return engine, loaded, notes
 

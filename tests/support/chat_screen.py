@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from support.consoles import written
 from support.fakes import ScriptedConversation
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import DocumentError
@@ -39,6 +40,6 @@ class Chat:
         return self._drain(self.out), self._drain(self.err)
 
     def _drain(self, console: Console) -> str:
-        text = console.file.getvalue()  # type: ignore[attr-defined]
+        text = written(console)
         console.file = io.StringIO()
-        return str(text)
+        return text

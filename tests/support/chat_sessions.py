@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from support.fakes import tally_of
 from triforce_chat.chat.session import ChatSession
@@ -24,12 +25,10 @@ class TinySession(ChatSession):
 
     engine: Engine
 
-    def __init__(
-        self, loaded: tuple[Engine, LoadedModel], context: int = CONTEXT, **settings: object
-    ) -> None:
+    def __init__(self, loaded: tuple[Engine, LoadedModel], context: int = CONTEXT, **settings: Any) -> None:
         first, model = loaded
         engine = Engine(first.target, context, TextCodec(first.decode, model.eos_ids))
-        super().__init__(engine, model, Settings(**{"max_tokens": ANSWER_TOKENS, **settings}), "Be brief.")  # type: ignore[arg-type]
+        super().__init__(engine, model, Settings(**{"max_tokens": ANSWER_TOKENS, **settings}), "Be brief.")
         self.set_option("stack", str(settings.get("stack", "triforce")))
 
     def decode(self, ids: list[int]) -> str:

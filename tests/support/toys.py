@@ -204,7 +204,8 @@ class Walk:
         self.begin([])
 
     def begin(self, script: list[int]) -> None:
-        self.script, self.taken, self.open = script, 0, []  # type: ignore[var-annotated]
+        self.script, self.taken = script, 0
+        self.open: list[tuple[list[int], int]] = []  # (choices made until then, one that was not taken)
         self.chance = 1.0
         self.at = 0  # history length in front of the next drawn token
         self.count: int | None = None  # drafted tokens that count; None: all

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from support.consoles import written
 from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
@@ -30,11 +31,6 @@ def screen(detail: Detail, width: int = 100) -> Screen:
         file=io.StringIO(), width=width, height=24, force_terminal=detail == "live", color_system=None
     )
     return Screen(out, Console(file=io.StringIO(), width=100), detail)
-
-
-def written(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def press() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from support.chat_screen import Chat
+from support.consoles import written
 
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import UsageError
@@ -121,7 +122,7 @@ def test_copy() -> None:
 def test_what_a_copy_writes() -> None:
     screen = Screen(Console(file=TerminalFile()), Console(file=io.StringIO()), "bare")
     copy_to_clipboard("Zwölf", screen)
-    assert screen.out.file.getvalue() == "\x1b]52;c;WnfDtmxm\x07"  # type: ignore[attr-defined]
+    assert written(screen.out) == "\x1b]52;c;WnfDtmxm\x07"
     with pytest.raises(UsageError, match="has 80,000 bytes"):
         copy_to_clipboard("ö" * 40_000, screen)
     with pytest.raises(UsageError, match="no terminal that has one"):

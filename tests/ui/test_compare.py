@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
+from support.consoles import written
 from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
@@ -20,11 +22,6 @@ ANSWER = "A first line.\n\nA second one, \x1b[1mlonger\x1b[0m."
 def screen(detail: Detail) -> Screen:
     out = Console(file=io.StringIO(), width=80, height=14, force_terminal=detail == "live", color_system=None)
     return Screen(out, Console(file=io.StringIO(), width=80), detail)
-
-
-def written(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def comparison() -> Comparison:
@@ -104,8 +101,8 @@ def test_stopped() -> None:
         ({"ties": None}, "tokens: sampled, so the two sequences are not comparable token by token"),
     ],
 )
-def test_equality(changes: dict[str, bool | None], said: str) -> None:
-    result = replace(comparison(), **changes)  # type: ignore[arg-type]
+def test_equality(changes: dict[str, Any], said: str) -> None:
+    result = replace(comparison(), **changes)
     if not result.identical:
         result.autoregressive.token_ids[1] = -1
     assert conclusions(result)[-1] == said

@@ -12,6 +12,7 @@ from prompt_toolkit.document import Document as Line
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
+from support.consoles import written
 from support.fakes import ScriptedConversation
 from support.places import ROOT, SUPPORT
 from support.pseudo_terminal import CTRL_C, CTRL_D, Terminal
@@ -47,11 +48,11 @@ class Chat:
 
     @property
     def said(self) -> str:
-        return str(self.out.file.getvalue())  # type: ignore[attr-defined]
+        return written(self.out)
 
     @property
     def remarks(self) -> str:
-        return str(self.err.file.getvalue())  # type: ignore[attr-defined]
+        return written(self.err)
 
 
 @pytest.mark.parametrize(

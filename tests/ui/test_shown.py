@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.consoles import written
 from support.fakes import ScriptedConversation, answer_events
 
 from triforce_chat.cli import cache, failures, models, reading
@@ -95,8 +96,8 @@ def screen(detail: Detail) -> Screen:
     return Screen(console(), console(), detail)
 
 
-def written(on: Screen) -> str:
-    return "".join(console.file.getvalue() for console in (on.out, on.err))  # type: ignore[attr-defined]
+def both_written(on: Screen) -> str:
+    return written(on.out) + written(on.err)
 
 
 def harmless(text: str) -> None:
@@ -118,7 +119,7 @@ def said(text: str, size: int) -> list[Event]:
 def test_answers(detail: Detail, text: str, size: int) -> None:
     on = screen(detail)
     show_answer(iter(said(text, size)), on, title=text)
-    harmless(written(on))
+    harmless(both_written(on))
 
 
 @pytest.mark.parametrize("detail", ["live", "plain"])
@@ -128,7 +129,7 @@ def test_answers(detail: Detail, text: str, size: int) -> None:
 def test_comparisons(detail: Detail, text: str) -> None:
     on = screen(detail)
     show_comparison(ScriptedConversation(text).compare("?"), on)
-    harmless(written(on))
+    harmless(both_written(on))
 
 
 def chat(text: str, on: Screen) -> Repl:
@@ -166,7 +167,7 @@ def test_the_chat(detail: Detail, text: str) -> None:
         [*lines, f"/nothing{text}", f"/set {text}", f"/pages {text}", f"/save {text}/no/such/folder"]
     )
     repl._welcome()
-    harmless(written(on))
+    harmless(both_written(on))
     harmless(clean(repl._toolbar()))
 
 
@@ -206,7 +207,7 @@ def test_warnings_of_documents(text: str) -> None:
         reading.read_all(["x"], Options(), on)
     finally:
         reading.read_one = before
-    harmless(written(on))
+    harmless(both_written(on))
 
 
 @few
@@ -228,7 +229,7 @@ def test_progress_and_tables(text: str) -> None:
         "bytes": 9,
     }
     on.out.print(models.details_of({"name": text, "folder": text, **record}))
-    harmless(written(on))
+    harmless(both_written(on))
 
 
 @few

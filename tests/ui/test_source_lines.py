@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support.chat_screen import Chat
+from support.consoles import written
 from support.fakes import ScriptedConversation, answer_events, tally_of
 
 from triforce_chat.chat.records import RunInfo, answer_object, event_object
@@ -32,7 +33,7 @@ LINES = "sources: island p. 12, p. 31, notes section 4\np. 12 does not contain â
 def shown(detail: Detail) -> tuple[str, str]:
     out, err = (Console(file=io.StringIO(), width=100) for _ in range(2))
     show_answer(iter([*answer_events("Yes."), FOUND]), Screen(out, err, detail))
-    return out.file.getvalue(), err.file.getvalue()  # type: ignore[attr-defined]
+    return written(out), written(err)
 
 
 def test_below_an_answer_in_a_terminal() -> None:
@@ -53,14 +54,14 @@ def test_nothing_beside_a_bare_answer() -> None:
 def test_no_line_without_sources() -> None:
     out, err = (Console(file=io.StringIO(), width=100) for _ in range(2))
     show_answer(iter([*answer_events("Yes."), Sourced((), (), 0.0)]), Screen(out, err, "plain"))
-    assert "sources" not in err.file.getvalue()  # type: ignore[attr-defined]
+    assert "sources" not in written(err)
 
 
 def test_pages_of_a_long_list_are_cut_to_the_first_three() -> None:
     many = tuple(Source("a", "page", number, 0.1, "") for number in range(1, 6))
     out, err = (Console(file=io.StringIO(), width=100) for _ in range(2))
     show_answer(iter([*answer_events("Yes."), Sourced(many, (), 0.0)]), Screen(out, err, "plain"))
-    assert err.file.getvalue().endswith("sources: a p. 1, p. 2, p. 3\n")  # type: ignore[attr-defined]
+    assert written(err).endswith("sources: a p. 1, p. 2, p. 3\n")
 
 
 @pytest.mark.parametrize(

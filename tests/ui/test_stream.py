@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
+from support.consoles import written
 from support.terminal_emulator import screen_of
 
 from triforce_chat.ui.markdown import BlockSplitter, RenderedMarkdown, last_lines, settled_length
@@ -28,11 +29,6 @@ TEXT = "\n\n".join(BLOCKS)
 
 def terminal(width: int = 40, height: int = 12) -> Console:
     return Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
-
-
-def written(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def plain(text: str) -> str:

@@ -20,7 +20,7 @@ from triforce_chat.engine.cache.selection import MeanKey
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Text
+from triforce_chat.engine.events import Event, Rebuilt, Text
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling
@@ -205,7 +205,8 @@ class Followed:
     """A retrieval cache that was built behind 100 tokens, and what it reports."""
 
     def __init__(self, lab: Lab) -> None:
-        self.lab, self.built = lab, []  # type: ignore[var-annotated]
+        self.lab = lab
+        self.built: list[Event] = []
         self.full = FullCache(lab.target.shape, 400)
         self.cache = RetrievalCache(self.full, SMALL_BUDGET, MeanKey(), self.built.append)
         self.feed(100)
@@ -217,7 +218,9 @@ class Followed:
         self.lab.target.prefill(torch.tensor(self.lab.text(n, seed=n)), self.full)
 
     def reasons(self) -> list[str]:
-        return [event.reason for event in self.built]
+        rebuilt = [event for event in self.built if isinstance(event, Rebuilt)]
+        assert rebuilt == self.built
+        return [event.reason for event in rebuilt]
 
 
 def test_no_build_that_nobody_asked_for(lab: Lab) -> None:

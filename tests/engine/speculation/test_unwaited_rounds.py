@@ -139,7 +139,12 @@ def test_rounds_end_where_the_cache_does(missing: int) -> None:
     """They are made where all their slots, padding included, are free."""
     asked: list[int] = []
     stack = unwaited(toy(1), toy(2), toy(3), (3, 8))
-    stack.parts[1].ready = lambda more: asked.append(more) or missing == 0  # type: ignore[func-returns-value]
+
+    def ready(more: int) -> bool:
+        asked.append(more)
+        return missing == 0
+
+    stack.parts[1].ready = ready
     made = stack.middle.propose(TokenBuffer.of(LONGER, ROOM, CPU), 8, Sampler(GREEDY))
     assert asked == [stack.middle.planner.several(8, len(LONGER)).rounds * 4 + MARGIN]
     assert (len(made) == 0) == (missing > 0)

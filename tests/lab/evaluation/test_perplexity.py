@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -94,10 +95,10 @@ def book(title: str, text: str) -> Document:
 
 def test_documents_are_joined_until_there_is_enough() -> None:
     books = [book("one", "aaaa"), book("two", "bbb"), book("three", "c")]
-    form: object = Letters()
-    corpus = joined(form, books, 8)  # type: ignore[arg-type]
+    form: Any = Letters()
+    corpus = joined(form, books, 8)
     assert bytes(corpus.ids) == b"aaaa\n\nbb"
     assert [(part.title, part.tokens, part.used) for part in corpus.parts] == [("one", 4, 4), ("two", 5, 4)]
-    everything = joined(form, books, 1000)  # type: ignore[arg-type]
+    everything = joined(form, books, 1000)
     assert bytes(everything.ids) == b"aaaa\n\nbbb\n\nc"
     assert corpus.words == "one (4 of 4) + two (4 of 5)"

@@ -340,8 +340,8 @@ def test_a_fingerprint_identifies_a_model() -> None:
 
 def test_every_number_of_a_large_tensor_counts() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Linear(300, 50)
-    model.config, model.dtype, model.device = random_model().config, torch.float32, torch.device("cpu")  # type: ignore[assignment]
+    model: Any = torch.nn.Linear(300, 50)
+    model.config, model.dtype, model.device = random_model().config, torch.float32, torch.device("cpu")
     seen = {fingerprint(model, TOKENS)}
     for flip in (0, 2047, 2048, 14_335, 14_336, 14_999):
         seen.add(fingerprint(changed(model, "weight", flip), TOKENS))
@@ -352,11 +352,11 @@ def test_views_of_a_larger_tensor_at_any_offset() -> None:
     torch.manual_seed(0)
     prints = set()
     for offset in range(9):
-        model = torch.nn.Linear(300, 50, dtype=torch.bfloat16)
+        model: Any = torch.nn.Linear(300, 50, dtype=torch.bfloat16)
         whole = torch.arange(300 * 50 + 9).bfloat16()
         model.weight.data = whole[offset : offset + 300 * 50].view(50, 300)
         model.bias.data.zero_()
-        model.config, model.dtype, model.device = random_model().config, torch.bfloat16, torch.device("cpu")  # type: ignore[assignment]
+        model.config, model.dtype, model.device = random_model().config, torch.bfloat16, torch.device("cpu")
         prints.add(fingerprint(model, TOKENS))
         model.weight.data = model.weight.data.clone()
         prints.add(fingerprint(model, TOKENS))
