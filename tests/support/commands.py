@@ -11,7 +11,7 @@ from triforce_chat.cli.app import app
 
 
 class Outcome:
-    """What one run left behind."""
+    """Output, exit code and exception of one run."""
 
     def __init__(self, result: Any) -> None:
         self.code: int = result.exit_code

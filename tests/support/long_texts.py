@@ -1,4 +1,4 @@
-"""Books of random words, a tokenizer trained on them, and what a session makes of a conversation."""
+"""Books of random words, a tokenizer trained on them, and the prompts of a session."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def messages(text: str) -> list[tuple[str, str]]:
 
 
 def sent(form: ChatFormat, spoken: list[tuple[str, str]]) -> list[int]:
-    """What a session sends for the last question of a conversation whose first question follows a document."""
+    """The prompt for the last question of a conversation whose first question follows a document."""
     system = spoken.pop(0)[1] if spoken[0][0] == "system" else ""
     transcript = Transcript(form, {form.tokenizer.eos_token_id}, form.tokenizer.decode, system)
     heading, rest = spoken[0][1].split("\n\n", 1)
