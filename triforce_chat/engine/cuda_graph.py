@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -75,15 +77,28 @@ class Graph(Generic[Made]):
             with torch.cuda.stream(aside):
                 # Kernels are compiled, libraries allocate, ranks connect for sums of this size: nothing of a graph.
                 work()
-                try:
-                    # Not by torch.cuda.graph, which gives unused memory back first: a while in midst of an answer.
-                    graph.capture_begin(self.pool(), capture_error_mode="thread_local")
-                    made = work()
-                finally:
-                    graph.capture_end()
+                with no_collection():
+                    try:
+                        # Not by torch.cuda.graph, which gives unused memory back first: a while in midst of an answer.
+                        graph.capture_begin(self.pool(), capture_error_mode="thread_local")
+                        made = work()
+                    finally:
+                        graph.capture_end()
         finally:  # an interrupt may have come: what runs there still must not meet what comes next here
             torch.cuda.current_stream().wait_stream(aside)
         return graph, made
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage is collected meanwhile: a graph that is destroyed during a capture breaks it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def pool_of(graphs: Iterable[Graph[Any]]) -> Any:

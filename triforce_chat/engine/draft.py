@@ -88,6 +88,11 @@ class TokenBuffer:
         """Tokens that a row has room for, committed ones included."""
         return self.ids.shape[1]
 
+    @property
+    def _place_known(self) -> bool:
+        """Whether the host knows where the end is, which saves launches."""
+        return not self.slack and len(self.ids) == 1
+
     def places(self, first: int, n: int) -> Tensor:
         """Indices [B, n] of n entries from ``first`` places behind the end on (negative: up to BACK in front of it)."""
         return self.length[:, None] + self.steps(first, n)
@@ -98,13 +103,19 @@ class TokenBuffer:
 
     def read(self, first: int, n: int) -> Tensor:
         """The ids [B, n] from ``first`` places behind the end on."""
+        if self._place_known:
+            return self.ids[:, self.known + first :][:, :n]
         return self.ids.gather(1, self.places(first, n))
 
     def write(self, tokens: Tensor, first: int = 0) -> None:
         """Put ids [B, n] from ``first`` places behind the end on; they do not stand yet."""
-        self.ids.scatter_(1, self.places(first, tokens.shape[1]), tokens)
+        n = tokens.shape[1]
+        if self._place_known:
+            self.ids[:, self.known + first :][:, :n] = tokens
+        else:
+            self.ids.scatter_(1, self.places(first, n), tokens)
 
-    def commit(self, tokens: Tensor, count: Tensor) -> None:
+    def commit(self, tokens: Tensor, count: Tensor | int) -> None:
         """Append the first ``count`` [B] of tokens [B, n]."""
         self.write(tokens)
         self.length = self.length + count

@@ -14,6 +14,7 @@ from support.no_sync import no_waits
 from support.toys import CPU, LONGER, ROOM, Stack, ToyModel, three_levels, toy, unwaited
 
 from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
@@ -24,7 +25,7 @@ from triforce_chat.engine.sampling import executor, sampler
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation.draft_model import KEPT, DraftGraph
+from triforce_chat.engine.speculation.draft_model import KEPT, DraftGraph, DraftModel
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup, longest_match
 from triforce_chat.engine.speculation.planner import NEVER, Plan
 from triforce_chat.engine.speculation.speculative import MARGIN, Speculative
@@ -313,3 +314,20 @@ def test_the_window_of_the_draft_begins_again(pair: tuple[Runner, Runner], plann
     assert len(starts) > 3
     rounds = [event for event in events if isinstance(event, Verified)]
     assert all(event.accepted == event.proposed for event in rounds if event.level == "target")
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 9, 15])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_draft_of_several_graphs_is_that_of_one(
+    pair: tuple[Runner, Runner], n: int, penalty: float
+) -> None:
+    drafts, model = [], pair[1]
+    for lengths in ((), (1, 2, 4)):
+        drafter = DraftModel(model, StreamingCache(model.shape), lengths)
+        seq = TokenBuffer.of(TEXT, 64, model.device)
+        sampler = Sampler(Sampling(temperature=0, repetition_penalty=penalty), len(TEXT) - 9)
+        drafts.append(drafter.propose(seq, n, sampler))
+        assert (seq.known, int(seq.length)) == (len(TEXT), len(TEXT))
+    one, several = drafts
+    assert several.tokens.tolist() == one.tokens.tolist()
+    assert torch.equal(several.probs, one.probs)

@@ -164,6 +164,7 @@ class StaticVerification:
                 PenaltyContext(answer, self.counts[1]) if room else None,
             )
             self.uniforms = Uniforms.empty(batch, rows - 1, device)
+        self.filled: int | None = 0  # the host's number of drafted tokens in ``counts``; None: the device's
         self.op, self.random = op, op.randomness(self.uniforms)
         self.graph: Graph[SamplerOutput] = Graph(device, pool)
 
@@ -180,10 +181,10 @@ class StaticVerification:
         if n:
             static.draft.tokens[:, :n] = draft.tokens
             static.draft.probs[:, :n] = draft.probs
-        if draft.count is None:
-            self.counts[0].fill_(n)
-        else:
-            self.counts[0] = draft.count
+        if draft.count is not None:
+            self.counts[0], self.filled = draft.count, None
+        elif self.filled != n:
+            self.counts[0], self.filled = n, n
         if static.penalty is not None and penalty is not None:
             static.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
             self.counts[1] = penalty.length

@@ -26,7 +26,10 @@ MARGIN = 8  # slots that a forward of fixed size may touch behind its last token
 
 
 class DraftModel:
-    """A ``Drafter``. ``lengths``: drafts of so many tokens are captured before they are needed."""
+    """A ``Drafter``. ``lengths``: what is captured as CUDA graphs before it is needed; longer drafts take several.
+
+    Without any, every draft is one graph, captured with the first of its length.
+    """
 
     def __init__(
         self, model: Forward, cache: StreamingCache, lengths: Sequence[int] = (), group: RankGroup = SINGLE
@@ -41,8 +44,7 @@ class DraftModel:
             n = min(n, seq.known - 1)  # a graph feeds the last n+1 tokens again
         if n < 1:
             return self.nothing
-        draft = self._replay(seq, n, sampler) if self.model.captures else self._step(seq, n, sampler)
-        return Draft(self.group.broadcast_tokens(draft.tokens), draft.probs)
+        return self._replay(seq, n, sampler) if self.model.captures else self._step(seq, n, sampler)
 
     def _step(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Every forward by itself, from what the cache lacks on."""
@@ -54,19 +56,48 @@ class DraftModel:
             probs, packed = sampler.run(inputs)
             return SamplerOutput(probs.clone(), packed)
 
-        return draft_tokens(n, feed, sample, sampler.penalty_context(seq, self.nothing, n), self.nothing)
+        penalty = sampler.penalty_context(seq, self.nothing, n)
+        return self._agreed(draft_tokens(n, feed, sample, penalty, self.nothing))
+
+    def _agreed(self, draft: Draft) -> Draft:
+        """All ranks take rank 0's tokens."""
+        return Draft(self.group.broadcast_tokens(draft.tokens), draft.probs)
 
     def _replay(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """One graph, which feeds the last n+1 tokens again: what the cache holds of them may have been rejected."""
-        longest = max(n, *self.lengths, 0)  # a graph that may be captured here touches twice as many slots
-        more = max(seq.slack, 2 * longest + 1) + MARGIN
+        """As few graphs as possible."""
+        parts = self._parts(n)
+        # A graph that is captured here touches twice as many slots as it makes tokens.
+        more = max(seq.slack, n + max(parts[0], *self.lengths, 0) + 1) + MARGIN
         pending = self.cache.pending(seq.tokens, more)
         if len(pending):
             self.model(pending[None], self.cache, 1)
+        if len(parts) == 1:
+            return self._part(seq, n, sampler)
+        ahead, made = seq.fork(seq.slack), []
+        for part in parts:
+            draft = self._part(ahead, part, sampler)
+            made.append(Draft(draft.tokens.clone(), draft.probs.clone()))
+            ahead.commit(draft.tokens, part)
+            ahead.known += part
+        return Draft(
+            torch.cat([each.tokens for each in made], 1), torch.cat([each.probs for each in made], 1)
+        )
+
+    def _parts(self, n: int) -> list[int]:
+        """Lengths of graphs that make n tokens together, the longest first."""
+        parts: list[int] = []
+        while self.lengths and sum(parts) < n:
+            parts.append(max(length for length in self.lengths if length <= n - sum(parts)))
+        return parts or [n]
+
+    def _part(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        """One graph, which feeds the last n+1 tokens again: what the cache holds of them may have been rejected."""
         graph = self._graph(seq, n, sampler)
         sampler.fill(graph.uniforms)
         offset = seq.length - (self.cache.length + n + 1)
-        return graph(seq.read(-n - 1, n + 1), offset, sampler.penalty_context(seq, self.nothing))
+        return self._agreed(
+            graph(seq.read(-n - 1, n + 1), offset, sampler.penalty_context(seq, self.nothing))
+        )
 
     def _graph(self, seq: TokenBuffer, n: int, sampler: Sampler) -> DraftGraph:
         context = sampler.penalty_context(seq, self.nothing)

@@ -41,7 +41,7 @@ class Round:
     draft: Draft
     logits: Tensor  # [B, n+1, V]
     match: Match | None  # what lookup found for the tokens of this round
-    marks: tuple[Any, Any]  # of the clock: before and after the draft
+    marks: tuple[Any, Any] | None  # of the clock: before and after the draft; None without a drafter
     began: float  # seconds of the host's clock
     verdict: Verdict = field(init=False)
     following: Match | None = field(init=False)  # what lookup finds for the next round
@@ -108,9 +108,9 @@ class Speculative:
 
     def round(self, seq: TokenBuffer, plan: Plan, match: Match | None, sampler: Sampler) -> Round:
         """Draft, verify and commit behind ``seq``; waits for nothing. ``match``: what lookup found there."""
-        began, mark = self.clock.now(), self.clock.mark()
+        began, before = self.clock.now(), self.clock.mark() if plan.arm or seq.slack else None
         draft = self._draft(seq, plan, match, sampler)
-        marks = mark, self.clock.mark()
+        marks = None if before is None else (before, self.clock.mark())
         made = Round(plan, draft, self._forward(seq, draft), match, marks, began)
         self._verify(seq, made, sampler)
         return made
@@ -153,7 +153,8 @@ class Speculative:
             found = [came(made.match, made.verdict), made.match.length, made.following.length]
             packed = torch.cat([packed, *(each[:, None] for each in found)], -1)
         made.outcome = HostCopy(packed)
-        made.verified = self.clock.mark()
+        if seq.slack:
+            made.verified = self.clock.mark()
 
     def _find(self, seq: TokenBuffer) -> Match | None:
         lookup, width = self.planner.lookup, self.planner.most
@@ -205,7 +206,7 @@ class Speculative:
             self._verify(seq, made, sampler)
             outcome = made.read()
         self._commit(seq, made, outcome)
-        drafting = self.clock.between(*made.marks)
+        drafting = self.clock.between(*made.marks) if made.marks else 0.0
         self.ended = self.clock.now()
         verifying = self.ended - made.began - drafting
         self.planner.learn(plan, outcome.match, outcome.drafted, outcome.accepted, drafting, verifying)
@@ -315,6 +316,7 @@ class Speculative:
         self.unread = None
         for made in rounds:
             outcome = made.read()
+            assert made.marks
             drafting = self.clock.between(*made.marks)
             verifying = self.clock.between(made.marks[1], made.verified)
             self.planner.learn_unwaited(plan, outcome.match, outcome.accepted, drafting, verifying)

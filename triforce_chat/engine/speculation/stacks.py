@@ -26,6 +26,7 @@ MOST_GAMMA = 16  # what a planner may choose from
 STREAMED_GAMMA = 32  # the same where every verification streams keys and values from host memory
 STREAMED_STRIDE = 16  # new tokens there between two builds of the retrieval cache, which cost next to nothing
 MOST_DRAFT_GAMMA = 8  # the same below the middle level
+PARTS = (1, 2, 4)  # tokens of a draft model's graphs where drafts of many lengths are planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,16 @@ class Builder:
         """The best of everything, as measured while decoding."""
         # Below this length the middle level would read nearly as much as the target itself.
         hierarchy = Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens)
-        arms = [hierarchy, *self.drafts()]
+        arms = [hierarchy, *self.drafts(self.parts)]
         return self.top(Planner(arms, NgramLookup(), most=self.most, group=self.group))
 
     def naive(self) -> Speculative:
-        return self.top(self.planner(self.drafts(), plain=False))
+        return self.top(self.planner(self.drafts(self.parts), plain=False))
+
+    @property
+    def parts(self) -> Sequence[int]:
+        """Lengths of the draft model's graphs where it drafts for the top level."""
+        return PARTS if self.options.gamma is None else ()
 
     def over(self, drafter: Speculative) -> Speculative:
         """The target over a drafter that always drafts."""
@@ -106,11 +112,11 @@ class Builder:
     def overlaps(self, planner: Planner) -> bool:
         """Whether plain decoding may run ahead of the host.
 
-        Where the device works by itself and a forward is cheap to take back; ranks would have to agree on a plan for
-        every token.
+        Where the device works by itself and a forward is cheap to take back. Ranks would have to agree on a plan for
+        every token, and lookup by fixed numbers goes by the last token, which the host does not know yet.
         """
         queue = self.target.device.type == "cuda" and self.full.storage.buffer is not None
-        return queue and (self.group.size == 1 or not planner.decides)
+        return queue and (not planner.most or (planner.decides and self.group.size == 1))
 
     @property
     def most(self) -> int:
