@@ -10,11 +10,11 @@ from rich.console import Console, RenderableType
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 from rich.text import Text
 
+from triforce_chat.chat.events import Comparison
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.cli.engines import open_session
 from triforce_chat.cli.output import screen_of
 from triforce_chat.cli.reading import read_all
-from triforce_chat.engine.events import Comparison
 from triforce_chat.settings.options import Options
 from triforce_chat.ui.compare import Columns, summary
 from triforce_chat.ui.markdown import RenderedMarkdown

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triforce_chat.chat.citations import check_citations, contains, normalized
+from triforce_chat.chat.events import Citation, Place
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Citation, Place
 
 ONE = "The keeper lit the lamp at dusk. It was a well-\nknown light-\nhouse, and nobody doubted its"
 TWO = "strength. “Come up,” said Miss Ellery; ‘the ﬁrst ﬂoor isn’t safe.’\nHer father — an engineer — had built it."

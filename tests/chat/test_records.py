@@ -11,8 +11,9 @@ import pytest
 from support.fakes import answer_events, tally_of
 from support.sample_events import EVENTS, RUN_INFO
 
+from triforce_chat.chat.events import ChatEvent, Comparison, Outcome, Tally
 from triforce_chat.chat.records import answer_object, comparison_object, event_object
-from triforce_chat.engine.events import Comparison, Event, Finished, Outcome, Tally, Text, Verified
+from triforce_chat.engine.events import Finished, Text, Verified
 
 
 def round_trip(value: dict[str, Any]) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def round_trip(value: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def tally(*events: Event) -> Tally:
+def tally(*events: ChatEvent) -> Tally:
     return tally_of(events)
 
 
@@ -59,7 +60,7 @@ def test_an_answer() -> None:
 
 
 @pytest.mark.parametrize("events", [[], EVENTS[:1], EVENTS[:2], EVENTS[:6]])
-def test_an_answer_without_an_end(events: Sequence[Event]) -> None:
+def test_an_answer_without_an_end(events: Sequence[ChatEvent]) -> None:
     told = round_trip(answer_object(tally(*events), RUN_INFO))
     assert told["finish_reason"] == "interrupted"
     assert told["usage"]["completion_tokens"] == len(told["token_ids"])
@@ -112,14 +113,14 @@ def test_a_comparison_of_nothing() -> None:
 
 def test_the_kinds_of_events_are_a_promise_to_programs() -> None:
     """A class may be renamed; the names in ``--jsonl`` stay."""
-    assert {event.kind for event in get_args(Event)} == {
+    assert {event.kind for event in get_args(ChatEvent)} == {
         *("prefilled", "verified", "rebuilt", "text", "finished", "retraced", "sourced")
     }
     assert Outcome.kind == "outcome"
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
-def test_events(event: Event) -> None:
+def test_events(event: ChatEvent) -> None:
     told = round_trip(event_object(event, "autoregressive"))
     assert told.pop("schema") == 1
     assert told.pop("event") == event.kind

@@ -16,6 +16,17 @@ from support.schemas import schema_errors, schema_validator
 from support.serving import save_chat_model
 from typer.testing import CliRunner
 
+from triforce_chat.chat.events import (
+    ChatEvent,
+    Citation,
+    Comparison,
+    Outcome,
+    Place,
+    Side,
+    Source,
+    Sourced,
+    Tally,
+)
 from triforce_chat.chat.records import (
     SCHEMA,
     answer_object,
@@ -27,22 +38,11 @@ from triforce_chat.chat.records import (
 )
 from triforce_chat.chat.schema import Kind, load_schema
 from triforce_chat.cli.app import app
-from triforce_chat.engine.events import (
-    Citation,
-    Comparison,
-    Event,
-    Outcome,
-    Place,
-    Retraced,
-    Side,
-    Source,
-    Sourced,
-    Tally,
-)
+from triforce_chat.engine.events import Retraced
 
 ENVELOPE = {"schema", "event", "side"}
 PARTS = {"side", "place", "source", "citation"}  # of events
-LATER: list[Event] = [
+LATER: list[ChatEvent] = [
     Retraced(3, 7),
     Sourced(
         (Source("A book", "page", 12, 0.4, "She paid."),),
@@ -75,7 +75,7 @@ def test_a_schema_is_one(kind: Kind) -> None:
     assert set(bare) <= {"/finish_reason", "/rebuild/reason", "/speculation/rebuilds", "/speculation/levels"}
 
 
-@pytest.mark.parametrize("event", [*get_args(Event), Outcome], ids=lambda event: event.kind)
+@pytest.mark.parametrize("event", [*get_args(ChatEvent), Outcome], ids=lambda event: event.kind)
 def test_every_event_has_a_schema(event: type[Any]) -> None:
     name = event.kind
     schema = load_schema("events")
@@ -89,13 +89,13 @@ def test_every_event_has_a_schema(event: type[Any]) -> None:
 
 
 def test_no_schema_without_an_event() -> None:
-    kinds = {event.kind for event in (*get_args(Event), Outcome)}
+    kinds = {event.kind for event in (*get_args(ChatEvent), Outcome)}
     assert set(load_schema("events")["$defs"]) == kinds | PARTS
 
 
 @pytest.mark.parametrize("side", get_args(Side))
 @pytest.mark.parametrize("event", [*EVENTS, *LATER], ids=lambda event: event.kind)
-def test_lines_are_valid(event: Event, side: Side) -> None:
+def test_lines_are_valid(event: ChatEvent, side: Side) -> None:
     assert schema_errors("events", event_object(event, side)) == []
 
 
@@ -104,7 +104,7 @@ def test_the_line_of_a_self_test_is_valid() -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS[:1] + EVENTS[2:4] + EVENTS[5:6] + EVENTS[-1:] + LATER, ids=repr)
-def test_lines_that_are_not(event: Event) -> None:
+def test_lines_that_are_not(event: ChatEvent) -> None:
     line = event_object(event)
     for name in line:
         assert schema_errors("events", {key: value for key, value in line.items() if key != name})
@@ -116,7 +116,7 @@ def test_lines_that_are_not(event: Event) -> None:
 @pytest.mark.parametrize(
     "events", [[], EVENTS[:6], EVENTS, [*EVENTS, *LATER], answer_events("a b c", level=False)]
 )
-def test_objects_are_valid(events: list[Event]) -> None:
+def test_objects_are_valid(events: list[ChatEvent]) -> None:
     tally = tally_of(events)
     assert schema_errors("answer", answer_object(tally, RUN_INFO)) == []
     for ties in (None, 1):

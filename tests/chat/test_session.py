@@ -19,10 +19,11 @@ from support.fakes import tally_of
 from support.oom_models import starving
 
 from triforce_chat.chat.context_check import QUESTION_ROOM
+from triforce_chat.chat.events import Comparison
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import parse_pages
 from triforce_chat.engine.engine import Engine
-from triforce_chat.engine.events import Comparison, Prefilled, Text
+from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
 from triforce_chat.errors import DoesNotFit, OutOfMemory, UsageError

@@ -8,8 +8,9 @@ import pytest
 from support.chat_sessions import ScriptedDecoder, TinySession, book
 from support.fakes import tally_of
 
+from triforce_chat.chat.events import ChatEvent, Source, Sourced
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Event, Finished, Retraced, Source, Sourced, Text
+from triforce_chat.engine.events import Finished, Retraced, Text
 from triforce_chat.models.load import LoadedModel
 
 Made = tuple[Engine, LoadedModel]
@@ -101,7 +102,7 @@ def test_sources_follow_the_end_and_change_no_token(loaded: Made) -> None:
 
 
 @pytest.mark.parametrize("last", [Finished, Retraced])
-def test_stopped_while_sources_are_looked_for(loaded: Made, last: type[Event]) -> None:
+def test_stopped_while_sources_are_looked_for(loaded: Made, last: type[ChatEvent]) -> None:
     session = TinySession(loaded)
     session.add(book("One", *ONE))
     events = session.ask("Why?")

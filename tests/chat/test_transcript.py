@@ -9,9 +9,9 @@ from support.tiny_models import save_tokenizer
 from tokenizers import decoders
 
 from triforce_chat.chat.conversation import StoredTurn, Turn
+from triforce_chat.chat.events import Tally
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.chat.transcript import Transcript
-from triforce_chat.engine.events import Tally
 from triforce_chat.errors import UsageError
 from triforce_chat.prompts import prompt
 

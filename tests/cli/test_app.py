@@ -25,8 +25,8 @@ from support.rules import middle_accepts_everything
 from support.tiny_models import VOCABULARY, mute_special_tokens, save_model
 
 from triforce_chat import __version__
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.engine.engine import Engine
-from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling import executor
 
@@ -173,7 +173,7 @@ def test_events_as_lines(ask: Ask) -> None:
 
 
 def test_nobody_waits_for_sources_that_nobody_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    def attribute(*_: object) -> Iterator[Event]:
+    def attribute(*_: object) -> Iterator[ChatEvent]:
         raise AssertionError("sources were looked for")
         yield
 

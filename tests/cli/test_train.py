@@ -12,10 +12,11 @@ from support.long_texts import prose
 from support.trained_models import load, save_target
 from typer.testing import CliRunner
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.cli.app import app
 from triforce_chat.cli.options import parse_list
 from triforce_chat.engine.engine import Request
-from triforce_chat.engine.events import Event, Text, Verified
+from triforce_chat.engine.events import Text, Verified
 from triforce_chat.lab.training import context, jobs
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
@@ -125,7 +126,7 @@ def test_a_trained_draft_drafts_exactly(adapter: Path, draft: Path) -> None:
     assert made > 60
 
 
-def tokens_of(events: list[Event]) -> list[int]:
+def tokens_of(events: list[ChatEvent]) -> list[int]:
     return [token for event in events if isinstance(event, Text) for token in event.token_ids]
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 from support.labs import SMALL_BUDGET, Lab
 
+from triforce_chat.chat.events import Tally
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Tally
+from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
 from triforce_chat.engine.speculation.planner import Plan, Planner
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions

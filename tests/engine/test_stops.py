@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from support.labs import SMALL_BUDGET, Lab, spell
 
+from triforce_chat.chat.events import Tally
 from triforce_chat.engine.engine import SLACK, Engine, Request
-from triforce_chat.engine.events import Finished, Tally, Text, Verified
+from triforce_chat.engine.events import Finished, Text, Verified
 
 LONG = 40
 STACKS = ("triforce", "lookup", "naive", "streaming", "autoregressive")

@@ -14,10 +14,10 @@ from support.tiny_models import save_model
 from torch import Tensor
 from typer.testing import CliRunner
 
+from triforce_chat.chat.events import Tally
 from triforce_chat.cli.app import app
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Tally
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import ModelError, UsageError

@@ -13,7 +13,7 @@ import pytest
 from support.fakes import answer_events
 from support.serving import PATIENCE, Running, serving, until
 
-from triforce_chat.engine.events import Event
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.errors import ModelError, OutOfMemory, UsageError
 from triforce_chat.serve import app as app_module
 from triforce_chat.serve.app import ServedModel
@@ -34,7 +34,7 @@ class Scripted:
         self.closed: list[str] = []
         self.errors: dict[str, Exception] = {}
 
-    def answer(self, request: ChatCompletionRequest) -> Generator[Event, None, None]:
+    def answer(self, request: ChatCompletionRequest) -> Generator[ChatEvent, None, None]:
         self.asked.append(request.question)
         events = answer_events(f"You said: {request.question}", prompt=100, cached=10)
         try:

@@ -13,10 +13,11 @@ import pytest
 from support.serving import CONTEXT, Running, save_chat_model, serving, until
 from typer.testing import CliRunner
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.cli.app import app
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Event, Text
+from triforce_chat.engine.events import Text
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.serve.adapter import SessionAdapter
@@ -53,7 +54,7 @@ def session(settings: Settings) -> ChatSession:
 def server(session: ChatSession) -> Iterator[Running]:
     adapter = SessionAdapter(session)
 
-    def answer(request: ChatCompletionRequest) -> Generator[Event, None, None]:
+    def answer(request: ChatCompletionRequest) -> Generator[ChatEvent, None, None]:
         for event in adapter.answer(request):
             yield event
             if request.question == LEAVING and isinstance(event, Text):

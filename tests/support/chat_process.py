@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from support.fakes import ScriptedConversation
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Event, Finished, Prefilled, Text
+from triforce_chat.engine.events import Finished, Prefilled, Text
 from triforce_chat.storage.sessions.catalog import Catalog
 from triforce_chat.storage.sessions.persistent_conversation import PersistentConversation
 from triforce_chat.storage.sessions.store import SessionStore
@@ -44,9 +45,9 @@ def chat(
 class Endless(ScriptedConversation):
     """Answers every question with random tokens, one at a time, and says when each is shown."""
 
-    def _say(self, question: str, events: Sequence[Event]) -> Generator[Event, None, None]:  # noqa: ARG002
+    def _say(self, question: str, events: Sequence[ChatEvent]) -> Generator[ChatEvent, None, None]:  # noqa: ARG002
         ids = [random.randrange(1000) for _ in range(random.randint(1, LONGEST))]
-        made: list[Event] = [Prefilled(9, 9, 0, 0.1), *(Text((token,), f" {token}") for token in ids)]
+        made: list[ChatEvent] = [Prefilled(9, 9, 0, 0.1), *(Text((token,), f" {token}") for token in ids)]
         yield from super()._say(question, [*made, Finished("stop", 9, 0, len(ids), 0.1, 0.1, 0.1)])
 
 

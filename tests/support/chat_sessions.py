@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from support.fakes import tally_of
+from triforce_chat.chat.events import Tally
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine
-from triforce_chat.engine.events import Finished, Tally
+from triforce_chat.engine.events import Finished
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.settings import Settings

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from support.toys import ToyCache
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.engine.speculation.cost_model import HostClock
+from triforce_chat.engine.speculation.cost_model import Clock
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 WARM = Sampling(temperature=1.0, seed=0)
 
 
-class FakeClock(HostClock):
+class FakeClock(Clock):
     """Stands still while nothing is done."""
 
     def __init__(self) -> None:

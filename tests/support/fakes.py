@@ -6,19 +6,9 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 
 from triforce_chat.chat.conversation import Turn
+from triforce_chat.chat.events import ChatEvent, Comparison, Side, Sourced, Tally
 from triforce_chat.documents import Document
-from triforce_chat.engine.events import (
-    Comparison,
-    Event,
-    Finished,
-    Prefilled,
-    Rebuilt,
-    Side,
-    Sourced,
-    Tally,
-    Text,
-    Verified,
-)
+from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Text, Verified
 from triforce_chat.errors import DoesNotFit, UsageError
 
 LIMIT = 131_072
@@ -29,10 +19,12 @@ def pieces(text: str, size: int = ROUND * 3) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
-def answer_events(text: str, *, prompt: int = 41_000, cached: int = 1_000, level: bool = True) -> list[Event]:
+def answer_events(
+    text: str, *, prompt: int = 41_000, cached: int = 1_000, level: bool = True
+) -> list[ChatEvent]:
     """A prefill in four steps, then rounds of four tokens, then the end."""
     steps = [cached + (prompt - cached) * step // 4 for step in range(1, 5)]
-    events: list[Event] = [Prefilled(done, prompt, cached, (done - cached) / 8_000) for done in steps]
+    events: list[ChatEvent] = [Prefilled(done, prompt, cached, (done - cached) / 8_000) for done in steps]
     events.append(Rebuilt(prompt, "first", 0.01))
     said = 0
     for piece in pieces(text):
@@ -44,7 +36,7 @@ def answer_events(text: str, *, prompt: int = 41_000, cached: int = 1_000, level
     return [*events, Finished("stop", prompt, cached, said, 5.0, 5.02, pace * said)]
 
 
-def tally_of(events: Iterable[Event]) -> Tally:
+def tally_of(events: Iterable[ChatEvent]) -> Tally:
     tally = Tally()
     for event in events:
         tally.add(event)
@@ -85,14 +77,14 @@ class ScriptedConversation:
     def context_limit(self) -> int:
         return LIMIT
 
-    def ask(self, question: str) -> Generator[Event, None, None]:
+    def ask(self, question: str) -> Generator[ChatEvent, None, None]:
         self.questions.append(question)
         answer = self.answers.pop(0) if self.answers else f"You said: {question}"
         if isinstance(answer, Exception):
             raise answer
         return self._say(question, [*answer_events(answer), *([self.sourced] if self.sourced else [])])
 
-    def retry(self) -> Generator[Event, None, None]:
+    def retry(self) -> Generator[ChatEvent, None, None]:
         if not self._turns:
             raise UsageError("nothing to retry: ask something first")
         last = self._turns.pop()
@@ -103,7 +95,7 @@ class ScriptedConversation:
             if len(self._turns) == count:  # stopped before the first token: the old answer stands
                 self._turns.append(last)
 
-    def resume(self) -> Generator[Event, None, None]:
+    def resume(self) -> Generator[ChatEvent, None, None]:
         if not self._turns:
             raise UsageError("there is no answer to continue")
         turn = self._turns.pop()
@@ -112,7 +104,7 @@ class ScriptedConversation:
         yield from self._slowly(events)
         self._turns.append(Turn(turn.question, tally_of(both).text, tally_of(both)))
 
-    def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
+    def compare(self, question: str) -> Generator[tuple[Side, ChatEvent] | Comparison, None, None]:
         self.questions.append(question)
         text = str(self.answers.pop(0))
         fast, plain = answer_events(text), answer_events(text, level=False)
@@ -120,7 +112,7 @@ class ScriptedConversation:
         yield from (("autoregressive", event) for event in self._slowly(plain))
         yield Comparison(tally_of(fast), tally_of(plain), identical=True, ties=2)
 
-    def prefill(self) -> Generator[Event, None, None]:
+    def prefill(self) -> Generator[ChatEvent, None, None]:
         self.prefills += 1
         yield from self._slowly(answer_events("")[:4])
 
@@ -145,7 +137,7 @@ class ScriptedConversation:
     def clear(self) -> None:
         self._turns.clear()
 
-    def _say(self, question: str, events: Sequence[Event]) -> Generator[Event, None, None]:
+    def _say(self, question: str, events: Sequence[ChatEvent]) -> Generator[ChatEvent, None, None]:
         tally = Tally()
         try:
             for event in self._slowly(events):
@@ -155,7 +147,7 @@ class ScriptedConversation:
             if tally.token_ids:
                 self._turns.append(Turn(question, tally.text, tally))
 
-    def _slowly(self, events: Sequence[Event]) -> Generator[Event, None, None]:
+    def _slowly(self, events: Sequence[ChatEvent]) -> Generator[ChatEvent, None, None]:
         for event in events:
             if self.pause:
                 time.sleep(self.pause)

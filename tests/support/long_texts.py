@@ -8,10 +8,11 @@ from typing import Any
 
 from support.byte_tokenizer import CHATML
 from support.tiny_models import SPECIAL
+from triforce_chat.chat.events import Tally
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.chat.transcript import Transcript
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Tally, Text
+from triforce_chat.engine.events import Text
 from triforce_chat.lab.tasks.books import Book
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 

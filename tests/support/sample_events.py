@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.chat.records import RunInfo
-from triforce_chat.engine.events import Event, Finished, Prefilled, Rebuilt, Text, Verified
+from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Text, Verified
 
 RUN_INFO = RunInfo("a model", "a draft", "triforce", 1.5)
-EVENTS: list[Event] = [
+EVENTS: list[ChatEvent] = [
     Prefilled(10, 100, 10, 0.1),
     Prefilled(100, 100, 10, 2.0),
     Rebuilt(101, "first", 0.01),

@@ -17,7 +17,7 @@ import torch
 
 from support.byte_tokenizer import BYTE_VOCABULARY, CHATML
 from support.tiny_models import SPECIAL, save_model, save_tokenizer
-from triforce_chat.engine.events import Event
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.serve.app import ServedModel, build_app
 from triforce_chat.serve.chat_request import ChatCompletionRequest
 from triforce_chat.serve.listen_address import ListenAddress, url
@@ -82,7 +82,7 @@ class Running:
 
 @contextmanager
 def serving(
-    answer: Callable[[ChatCompletionRequest], Generator[Event, None, None]],
+    answer: Callable[[ChatCompletionRequest], Generator[ChatEvent, None, None]],
     served: ServedModel,
     token: str | None = None,
 ) -> Iterator[Running]:

@@ -12,7 +12,8 @@ from support.consoles import written
 from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
-from triforce_chat.engine.events import Event, Finished, Prefilled, Rebuilt, Text, Verified
+from triforce_chat.chat.events import ChatEvent
+from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Text, Verified
 from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.panel import EnginePanel
@@ -37,7 +38,7 @@ def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def pressing(events: Sequence[Event], at: int, times: int, log: list[str]) -> Iterator[Event]:
+def pressing(events: Sequence[ChatEvent], at: int, times: int, log: list[str]) -> Iterator[ChatEvent]:
     """Press Ctrl-C before the event ``at``."""
     try:
         for index, event in enumerate(events):
@@ -149,7 +150,7 @@ def test_a_late_second_ctrl_c_does_not_leave(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_error_in_the_middle_keeps_the_text() -> None:
-    def failing() -> Iterator[Event]:
+    def failing() -> Iterator[ChatEvent]:
         yield Text((1,), "half")
         raise MemoryError
 

@@ -12,7 +12,7 @@ from support.consoles import written
 from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
-from triforce_chat.engine.events import Comparison
+from triforce_chat.chat.events import Comparison
 from triforce_chat.ui.compare import Columns, conclusions, show_comparison, speed_rows
 from triforce_chat.ui.terminal import Detail, Screen
 

@@ -15,9 +15,10 @@ from rich.console import Console
 from support.consoles import written
 from support.fakes import ScriptedConversation, answer_events
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.cli import cache, failures, models, reading
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Event, Text
+from triforce_chat.engine.events import Text
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.storage.kv.cache_directory import CachedText
@@ -105,7 +106,7 @@ def harmless(text: str) -> None:
     assert found is None, f"{found[0]!r} at {text[max(0, found.start() - 20) : found.end() + 20]!r}"
 
 
-def said(text: str, size: int) -> list[Event]:
+def said(text: str, size: int) -> list[ChatEvent]:
     """An answer of this text in pieces, so that sequences begin in one event and end in another."""
     first, *_, last = answer_events("x")
     return [first, *(Text((1,), text[at : at + size]) for at in range(0, len(text), size)), last]

@@ -12,9 +12,9 @@ from support.chat_screen import Chat
 from support.consoles import written
 from support.fakes import ScriptedConversation, answer_events, tally_of
 
+from triforce_chat.chat.events import Citation, Place, Source, Sourced
 from triforce_chat.chat.records import RunInfo, answer_object, event_object
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Citation, Place, Source, Sourced
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.export import as_markdown
 from triforce_chat.ui.source_lines import citation_warnings, join_places

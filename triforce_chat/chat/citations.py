@@ -8,8 +8,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from triforce_chat.chat.events import Citation, Place
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import Citation, Place
 
 _NUMBERS = r"(?P<first>\d{1,5})(?:\s*(?:[-–—]|to|and|&)\s*(?P<last>\d{1,5}))?(?![\w]|[.,]\d)"
 _REFERENCE = re.compile(

@@ -6,8 +6,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from triforce_chat.chat.events import ChatEvent, Comparison, Side, Tally
 from triforce_chat.documents import Document
-from triforce_chat.engine.events import Comparison, Event, Side, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +70,23 @@ class Conversation(ChatHistory, Protocol):
         """Tokens that prompt and answer may take together."""
         ...
 
-    def ask(self, question: str) -> Generator[Event, None, None]:
+    def ask(self, question: str) -> Generator[ChatEvent, None, None]:
         """Answer a question. Raises DoesNotFit before anything is computed."""
         ...
 
-    def retry(self) -> Generator[Event, None, None]:
+    def retry(self) -> Generator[ChatEvent, None, None]:
         """Answer the last question again. Raises UsageError if there is none."""
         ...
 
-    def resume(self) -> Generator[Event, None, None]:
+    def resume(self) -> Generator[ChatEvent, None, None]:
         """Continue the last answer where it was stopped or cut. Raises UsageError if it is complete."""
         ...
 
-    def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
+    def compare(self, question: str) -> Generator[tuple[Side, ChatEvent] | Comparison, None, None]:
         """Answer twice, with and without speculation; yields the events of both, then the ``Comparison``."""
         ...
 
-    def prefill(self) -> Generator[Event, None, None]:
+    def prefill(self) -> Generator[ChatEvent, None, None]:
         """Read the documents into the cache ahead of the first question."""
         ...
 

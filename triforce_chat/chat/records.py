@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from triforce_chat.engine.events import Comparison, Event, Outcome, Sourced, Tally
+from triforce_chat.chat.events import ChatEvent, Comparison, Outcome, Sourced, Tally
 
 SCHEMA = 1
 
@@ -104,7 +104,7 @@ def comparison_object(result: Comparison, run_info: RunInfo) -> dict[str, Any]:
     }
 
 
-def event_object(event: Event, side: str = "speculative") -> dict[str, Any]:
+def event_object(event: ChatEvent, side: str = "speculative") -> dict[str, Any]:
     """One event as a line of ``--jsonl``: its kind and its fields."""
     return {"schema": SCHEMA, "event": event.kind, "side": side, **asdict(event)}
 

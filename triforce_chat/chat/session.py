@@ -11,12 +11,13 @@ from functools import cached_property
 from triforce_chat.chat.citations import check_citations
 from triforce_chat.chat.context_check import check_document, check_question
 from triforce_chat.chat.conversation import StoredTurn, Turn
+from triforce_chat.chat.events import ChatEvent, Comparison, Side, Sourced, Tally
 from triforce_chat.chat.sources import top_sources
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.chat.transcript import Transcript
 from triforce_chat.documents import Document
 from triforce_chat.engine.engine import Request
-from triforce_chat.engine.events import Comparison, Event, Finished, Side, Sourced, Tally
+from triforce_chat.engine.events import Finished
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.errors import DoesNotFit
@@ -120,12 +121,12 @@ class ChatSession:
             )
         return retokenized
 
-    def prefill(self) -> Generator[Event, None, None]:
+    def prefill(self) -> Generator[ChatEvent, None, None]:
         prefix = self.transcript.prefix()
         with convert_out_of_memory():
             yield from self.engine.prefill(prefix.ids, prefix.spans)
 
-    def ask(self, question: str, sources: bool = True) -> Generator[Event, None, None]:
+    def ask(self, question: str, sources: bool = True) -> Generator[ChatEvent, None, None]:
         """Answer a question. Raises DoesNotFit before anything is computed.
 
         ``sources``: find the pages that the answer came from, which takes a forward pass over the answer.
@@ -138,11 +139,11 @@ class ChatSession:
         finally:
             self._record(question, tally)
 
-    def retry(self) -> Generator[Event, None, None]:
+    def retry(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no question to answer again") as last:
             yield from self.ask(last.turn.question)
 
-    def resume(self) -> Generator[Event, None, None]:
+    def resume(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no answer to continue") as last:
             before = self.transcript.unfinished_answer_ids(last.turn)
             request = self.request(last.turn.question, before)
@@ -158,7 +159,7 @@ class ChatSession:
                 whole.finished = _joined(last.turn.tally, continuation, len(whole.token_ids))
                 self._record(last.turn.question, whole if continuation.token_ids else Tally())
 
-    def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
+    def compare(self, question: str) -> Generator[tuple[Side, ChatEvent] | Comparison, None, None]:
         fast, plain = Tally(), Tally()
         request = self.request(question)
         try:
@@ -188,7 +189,9 @@ class ChatSession:
             answer_so_far,
         )
 
-    def _answer(self, request: Request, tally: Tally, sources: bool = True) -> Generator[Event, None, None]:
+    def _answer(
+        self, request: Request, tally: Tally, sources: bool = True
+    ) -> Generator[ChatEvent, None, None]:
         """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them."""
         for event in self.engine.answer(request):
             tally.add(event)
@@ -198,7 +201,7 @@ class ChatSession:
                 tally.add(event)
                 yield event
 
-    def _sources(self, request: Request, tally: Tally) -> Generator[Event, None, None]:
+    def _sources(self, request: Request, tally: Tally) -> Generator[ChatEvent, None, None]:
         """Find the pages that an answer attended to, and check the pages that it names."""
         started = time.perf_counter()
         documents = self.transcript.tokenized_documents

@@ -6,10 +6,10 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triforce_chat.chat.events import Source
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.documents import Document, Page
 from triforce_chat.documents.sentences import at, one_line, spans
-from triforce_chat.engine.events import Source
 
 MAX_SOURCES = 5  # pages
 

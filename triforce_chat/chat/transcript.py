@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from triforce_chat.chat.conversation import StoredTurn, Turn
+from triforce_chat.chat.events import Tally
 from triforce_chat.chat.sources import PageWeights
 from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.documents import Document
 from triforce_chat.engine.detokenizer import AnswerText
-from triforce_chat.engine.events import Tally
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.errors import UsageError
 from triforce_chat.prompts import prompt

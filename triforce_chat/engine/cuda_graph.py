@@ -1,4 +1,4 @@
-"""Work on tensors that stay where they are: recorded as a CUDA graph once, and replayed with one launch."""
+"""CUDA graphs: work that is captured once and replayed with one launch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 
 Made = TypeVar("Made")
 
-# Rows of captured work: others are filled up with rows that nobody sees, which costs next to nothing while
-# reading the bytes of the rest takes the time.
+# Row counts that are captured. Other counts are padded to the next one, which costs next to nothing, as reading
+# the weights takes the time.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
-# Rows of the largest that is captured ahead of its first use: what planners ask for, and some beyond.
+# Largest row count that is captured ahead of its first use: what planners ask for, and a few more.
 USUAL = 24
 
 
 def fitting(rows: int) -> int | None:
-    """Rows of the captured work that takes so many; None where there is no such thing."""
+    """The smallest captured row count that holds ``rows``; None if there is none."""
     return next((size for size in SIZES if size >= rows), None)
 
 
-class Fed(NamedTuple):
-    """Tokens of a forward, and where the first of them goes."""
+class ForwardInputs(NamedTuple):
+    """The tokens of a forward and where the first of them goes, as tensors that a CUDA graph reads."""
 
     ids: Tensor  # [n]
     slot: Tensor  # [1]
@@ -35,18 +35,18 @@ class Fed(NamedTuple):
 
 
 class Graph(Generic[Made]):
-    """One piece of work. On a device without graphs it is done anew at every call.
+    """A function that is captured at its first call and replayed from then on; without CUDA every call runs it.
 
-    ``pool`` is asked, just before the capture, where the graph shall take its memory from. ``again``: a capture that
-    runs out of memory may be repeated, which ranks that talk to each other in it must not do by themselves.
+    ``pool`` is called just before the capture and names the memory pool to use. ``retry``: repeat a capture that runs
+    out of memory once, with unused memory given back; a rank whose capture communicates must not repeat it alone.
     """
 
-    def __init__(self, device: torch.device, pool: Callable[[], Any], again: bool = True) -> None:
-        self.device, self.pool, self.again = device, pool, again
+    def __init__(self, device: torch.device, pool: Callable[[], Any], retry: bool = True) -> None:
+        self.device, self.pool, self.retry = device, pool, retry
         self.captured: tuple[torch.cuda.CUDAGraph, Made] | None = None
 
     def __call__(self, work: Callable[[], Made]) -> Made:
-        """What ``work`` returns, which is the same at every call; the next one out of its pool overwrites it."""
+        """The result of ``work``, the same tensors at every call; any graph of the same pool overwrites them."""
         if self.device.type != "cuda":
             return work()
         self.prepare(work)
@@ -56,16 +56,16 @@ class Graph(Generic[Made]):
         return made
 
     def prepare(self, work: Callable[[], Made]) -> None:
-        """Capture ``work``, if that is still to be done."""
+        """Capture ``work`` unless that was done."""
         if self.device.type == "cuda" and self.captured is None:
-            with torch.cuda.device(self.device):  # other threads have another one
-                self.captured = self._at_last(work)
+            with torch.cuda.device(self.device):  # every thread has its own current device
+                self.captured = self._capture_with_retry(work)
 
-    def _at_last(self, work: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
+    def _capture_with_retry(self, work: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
         try:
             return self._capture(work)
         except torch.OutOfMemoryError:  # unused memory is not given back during a capture
-            if not self.again:
+            if not self.retry:
                 raise
             torch.cuda.empty_cache()
             return self._capture(work)
@@ -75,23 +75,23 @@ class Graph(Generic[Made]):
         aside.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(aside):
-                # Kernels are compiled, libraries allocate, ranks connect for sums of this size: nothing of a graph.
+                # Compiles kernels, lets libraries allocate, connects ranks: none of it may happen in a capture.
                 work()
                 with no_collection():
                     try:
-                        # Not by torch.cuda.graph, which gives unused memory back first: a while in midst of an answer.
+                        # Not torch.cuda.graph, which first gives unused memory back: that takes a while.
                         graph.capture_begin(self.pool(), capture_error_mode="thread_local")
                         made = work()
                     finally:
                         graph.capture_end()
-        finally:  # an interrupt may have come: what runs there still must not meet what comes next here
+        finally:  # also after an interrupt: work still running there must not overlap with what follows here
             torch.cuda.current_stream().wait_stream(aside)
         return graph, made
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage is collected meanwhile: a graph that is destroyed during a capture breaks it."""
+    """Pause garbage collection: a graph that is destroyed during a capture breaks the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -102,12 +102,12 @@ def no_collection() -> Iterator[None]:
 
 
 def pool_of(graphs: Iterable[Graph[Any]]) -> Any:
-    """The memory that these share, for the next of them; torch gives it up with the last one, and then it is None."""
+    """The memory pool that these graphs share; None before the first and after the last of them."""
     captured = (each.captured for each in graphs)
     return next((graph.pool() for graph, _ in filter(None, captured)), None)
 
 
 @cache
 def stream_of(device: torch.device) -> torch.cuda.Stream:
-    """Where graphs are captured: one for all, as memory that a stream has used is kept for that stream."""
+    """The stream on which all graphs are captured: memory that a stream has used stays reserved for that stream."""
     return torch.cuda.Stream(device)

@@ -1,7 +1,7 @@
 """Tokens on the device: the history that all levels share, and the drafts that one level hands to the next.
 
-Every tensor has a batch dimension B in front. Which of its entries count is a number on the device, so that a round
-can follow another one before the host knows how many tokens the first one committed.
+Every tensor has a leading batch dimension B. How many of its entries are valid is a number on the device, so that a
+round can be launched before the host knows how many tokens the previous one committed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BACK = 64  # tokens in front of the end of a history that can be read relative to it
+BACK = 64  # tokens before the end of a history that can be read by their distance from it
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens with the very distributions they were drawn from.
+    """Proposed tokens and the distributions that they were drawn from.
 
-    ``count`` [B] says how many of the first tokens of each row are proposals where only the device knows; None: all n.
-    ``parents`` [n] holds the index of each token's parent, -1 for the last committed token; None: a chain.
+    ``count`` [B] is the number of valid tokens at the start of each row, on the device; None means all n. ``parents``
+    [n] holds the index of each token's parent in a tree, -1 for the last committed token; None means a chain.
     """
 
     tokens: Tensor  # [B, n], int64
@@ -40,12 +40,12 @@ class Draft:
 
     @staticmethod
     def one_hot(tokens: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Draft:
-        """Tokens [B, n] that were not drawn but are certain."""
+        """A draft of given tokens [B, n], each with probability 1: not drawn, but looked up."""
         return Draft(tokens, one_hot(tokens, vocabulary, dtype))
 
     @property
     def counted(self) -> Tensor:
-        """How many tokens of each row are proposals: [B]."""
+        """Number of valid tokens in each row: [B]."""
         if self.count is not None:
             return self.count
         return torch.full((len(self.tokens),), len(self), device=self.tokens.device)
@@ -54,10 +54,10 @@ class Draft:
 class TokenBuffer:
     """The token ids of B sequences, with room to grow in place.
 
-    ids: [B, room]; length: [B], how many of a row's ids stand. Entries behind them are scratch space: drafts are
-    written there until a verification commits some of them. ``known`` is the number of tokens that the host knows to
-    stand in every row, and ``slack`` how many more there may be at most: 0 except between rounds that the host does not
-    wait for.
+    ids: [B, room]; length: [B], the committed ids of each row. Entries after them are scratch space, where drafts are
+    written until a verification commits some of them. ``known`` is the number of tokens that the host knows to be
+    committed in every row, and ``slack`` the largest number of further ones: 0 except between rounds that the host does
+    not wait for.
     """
 
     def __init__(self, ids: Tensor, length: Tensor, known: int) -> None:
@@ -73,42 +73,42 @@ class TokenBuffer:
         return TokenBuffer(ids.to(device), length, len(tokens))
 
     def fork(self, slack: int = 0) -> TokenBuffer:
-        """The same ids with a length of its own: for a level that drafts behind what is committed."""
+        """A buffer that shares the ids but has its own length: for a level that drafts after the committed tokens."""
         other = copy(self)
         other.slack = slack
         return other
 
     @property
     def tokens(self) -> Tensor:
-        """The ids [m] of a single sequence that the host knows to stand."""
+        """The ids [m] of a single sequence that the host knows to be committed."""
         return self.ids[0, : self.known]
 
     @property
     def room(self) -> int:
-        """Tokens that a row has room for, committed ones included."""
+        """Capacity of a row in tokens, the committed ones included."""
         return self.ids.shape[1]
 
     @property
     def _place_known(self) -> bool:
-        """Whether the host knows where the end is, which saves launches."""
+        """Whether the host knows the end of the sequence: slicing there takes fewer launches than indexing."""
         return not self.slack and len(self.ids) == 1
 
     def places(self, first: int, n: int) -> Tensor:
-        """Indices [B, n] of n entries from ``first`` places behind the end on (negative: up to BACK in front of it)."""
+        """Indices [B, n] of n entries, the first ``first`` places after the end (negative: up to BACK before it)."""
         return self.length[:, None] + self.steps(first, n)
 
     def steps(self, first: int, n: int) -> Tensor:
-        """The numbers [n] from ``first`` on, which are there already."""
+        """The numbers first, first + 1, ... [n], a view of a stored tensor."""
         return self._steps[BACK + first :][:n]
 
     def read(self, first: int, n: int) -> Tensor:
-        """The ids [B, n] from ``first`` places behind the end on."""
+        """The ids [B, n] from ``first`` places after the end on."""
         if self._place_known:
             return self.ids[:, self.known + first :][:, :n]
         return self.ids.gather(1, self.places(first, n))
 
     def write(self, tokens: Tensor, first: int = 0) -> None:
-        """Put ids [B, n] from ``first`` places behind the end on; they do not stand yet."""
+        """Write ids [B, n] from ``first`` places after the end on, without committing them."""
         n = tokens.shape[1]
         if self._place_known:
             self.ids[:, self.known + first :][:, :n] = tokens
@@ -121,24 +121,24 @@ class TokenBuffer:
         self.length = self.length + count
 
     def settle(self, known: int) -> None:
-        """The host knows that exactly ``known`` tokens stand in every row."""
+        """Set the length of every row to ``known``, which the host knows."""
         self.known = known
         self.length = torch.full_like(self.length, known)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verification commits; its tensors may be overwritten by the next one.
+    """The result of a verification; the next one may overwrite its tensors.
 
     The first ``count`` of ``tokens`` are committed: the accepted drafted tokens, then one recovered or bonus token.
     """
 
     count: Tensor  # [B]
     tokens: Tensor  # [B, n+1]
-    probs: Tensor  # [B, n+1, V], the verifying level's own distributions
+    probs: Tensor  # [B, n+1, V], the distributions of the verifying level
 
 
 def one_hot(index: Tensor, vocabulary: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """All mass on one token: index [...] -> [..., V]."""
+    """Distributions with all mass on one token: index [...] -> [..., V]."""
     zeros = torch.zeros(*index.shape, vocabulary, dtype=dtype, device=index.device)
     return zeros.scatter_(-1, index[..., None], 1)

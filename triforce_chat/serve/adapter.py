@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.chat.transcript import Exchange
-from triforce_chat.engine.events import Event, Tally
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.serve.chat_request import ChatCompletionRequest
 from triforce_chat.settings.engine_options import stack_for
@@ -32,7 +32,7 @@ class SessionAdapter:
         self.base = base
         self.answer_ids: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
 
-    def answer(self, request: ChatCompletionRequest) -> Generator[Event, None, None]:
+    def answer(self, request: ChatCompletionRequest) -> Generator[ChatEvent, None, None]:
         """The events of one answer; may be closed at any of them. Raises ApiError and UsageError at the first."""
         session = self._session(request)
         stack = stack_for(session.settings, session.loaded)

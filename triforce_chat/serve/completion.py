@@ -7,8 +7,9 @@ import time
 import uuid
 from typing import Any
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.chat.records import speculation_object, timing_object
-from triforce_chat.engine.events import Event, Prefilled, Text
+from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.serve.worker import Job
 
 DONE = b"data: [DONE]\n\n"
@@ -41,7 +42,7 @@ class CompletionEncoder:
     def first_chunk(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def chunk(self, event: Event) -> bytes:
+    def chunk(self, event: ChatEvent) -> bytes:
         """An event as part of a stream; prefill progress is a comment, which clients skip."""
         if isinstance(event, Prefilled):
             return f": read {event.done} of {event.total}\n\n".encode()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from triforce_chat.engine.events import Event
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.serve.completion import CompletionEncoder, json_bytes, sse_event
 from triforce_chat.serve.worker import Job, Worker
@@ -74,7 +74,7 @@ class CompletionResponse:
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _parts(self, first: Event | None, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    async def _parts(self, first: ChatEvent | None, events: AsyncIterator[ChatEvent]) -> AsyncIterator[bytes]:
         yield self.encoder.first_chunk()
         try:
             if first is not None:

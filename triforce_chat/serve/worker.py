@@ -11,7 +11,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Generator, Hashable
 from contextlib import closing, suppress
 
-from triforce_chat.engine.events import Event, Tally
+from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, TriforceError, UsageError
 from triforce_chat.serve import api_error
 from triforce_chat.serve.api_error import ApiError
@@ -21,7 +21,7 @@ from triforce_chat.serve.fair_queue import FairQueue, QueueFull
 MAX_QUEUED = 64  # requests
 MAX_QUEUED_PER_CLIENT = 16  # requests
 
-Answer = Callable[[ChatCompletionRequest], Generator[Event, None, None]]
+Answer = Callable[[ChatCompletionRequest], Generator[ChatEvent, None, None]]
 Log = Callable[["Job"], None]
 
 
@@ -31,7 +31,7 @@ class Job:
     def __init__(self, client: Hashable, request: ChatCompletionRequest) -> None:
         self.client, self.request = client, request
         self.loop = asyncio.get_running_loop()
-        self.items: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()  # None ends it
+        self.items: asyncio.Queue[ChatEvent | ApiError | None] = asyncio.Queue()  # None ends it
         self.cancelled = False
         self.tally = Tally()
         self.arrived, self.started = time.perf_counter(), 0.0
@@ -41,7 +41,7 @@ class Job:
         """Seconds that the request waited in the queue."""
         return max(0.0, self.started - self.arrived)
 
-    def post(self, item: Event | ApiError | None) -> None:
+    def post(self, item: ChatEvent | ApiError | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: there is no reader
             self.loop.call_soon_threadsafe(self.items.put_nowait, item)
 
@@ -49,7 +49,7 @@ class Job:
         self.post(error)
         self.post(None)
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[ChatEvent]:
         """The events of the answer. Raises ApiError if the answer fails, before or after its first events."""
         while (item := await self.items.get()) is not None:
             if isinstance(item, ApiError):

@@ -10,7 +10,8 @@ from typing import Protocol, Self, TypeVar
 
 from rich.text import Text
 
-from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
+from triforce_chat.chat.events import ChatEvent, Tally
+from triforce_chat.engine.events import Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import Cleaner, clean
@@ -35,7 +36,7 @@ class View(Protocol):
         """Prepare for an answer that continues ``previous``; called before the first event is added."""
         ...
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ChatEvent) -> None:
         """Show one event."""
         ...
 
@@ -59,7 +60,7 @@ class BareView:
     def resume_from(self, previous: str) -> None:
         """Nothing to do: the previous text is above already."""
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ChatEvent) -> None:
         self.panel.add(event)
         if isinstance(event, TextEvent):
             self._write(self._cleaner.feed(event.text))
@@ -88,7 +89,7 @@ class PlainView(BareView):
         for line, _ in source_lines.below_answer(self.panel.tally.sourced):
             self._remark(line)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ChatEvent) -> None:
         super().add(event)
         if isinstance(event, Prefilled):
             new, total = event.done - event.cached, event.total - event.cached
@@ -135,7 +136,7 @@ class LiveView:
         """Show the last block again, because Markdown is parsed from the beginning of a block."""
         self._tail.write(unsettled_part(clean(previous)))
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ChatEvent) -> None:
         self.panel.add(event)
         if isinstance(event, TextEvent):
             self._tail.write(self._cleaner.feed(event.text))
@@ -149,7 +150,7 @@ VIEWS: Mapping[Detail, Callable[[Screen, EnginePanel], View]] = {
 
 
 def show_answer(
-    events: Iterator[Event], screen: Screen, *, title: str = "", limit: int = 0, previous: str = ""
+    events: Iterator[ChatEvent], screen: Screen, *, title: str = "", limit: int = 0, previous: str = ""
 ) -> Tally:
     """Show the events of one answer and return their tally.
 
@@ -169,7 +170,7 @@ def show_answer(
     return view.panel.tally
 
 
-def fold_answer(events: Iterator[Event], each: Callable[[Event], object]) -> Tally:
+def fold_answer(events: Iterator[ChatEvent], each: Callable[[ChatEvent], object]) -> Tally:
     """Pass every event to ``each`` and return their tally; Ctrl-C works as in ``show_answer``."""
     panel = EnginePanel("", 0)
     with Interrupt() as interrupt:

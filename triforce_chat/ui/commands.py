@@ -10,8 +10,8 @@ from os.path import exists, expanduser
 from pathlib import Path
 
 from triforce_chat.chat.conversation import Conversation, SavedSession
+from triforce_chat.chat.events import Tally
 from triforce_chat.documents import Document
-from triforce_chat.engine.events import Tally
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.umask import write_named
 from triforce_chat.ui import formatting, source_lines

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from triforce_chat.engine.events import Comparison, Event, Side, Tally
+from triforce_chat.chat.events import ChatEvent, Comparison, Side, Tally
 from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import VIEWS, View, until_interrupted
 from triforce_chat.ui.clean import clean
@@ -24,7 +24,7 @@ from triforce_chat.ui.theme import BORDER
 
 HEADINGS: Mapping[Side, str] = {"speculative": "hierarchical", "autoregressive": "plain"}
 EDGES = 6  # rows that the borders, the headings and the cursor need
-Items = Iterator[tuple[Side, Event] | Comparison]
+Items = Iterator[tuple[Side, ChatEvent] | Comparison]
 
 
 def show_comparison(items: Items, screen: Screen, *, limit: int = 0) -> Comparison | None:
@@ -40,7 +40,7 @@ def show_comparison(items: Items, screen: Screen, *, limit: int = 0) -> Comparis
     return result
 
 
-def fold_comparison(items: Items, each: Callable[[Side, Event], object]) -> Comparison | None:
+def fold_comparison(items: Items, each: Callable[[Side, ChatEvent], object]) -> Comparison | None:
     """Pass every event to ``each``; returns the comparison, or None if the user stopped it."""
     with Interrupt() as interrupt, closing(until_interrupted(interrupt, items)) as stream:
         for item in stream:
@@ -79,7 +79,7 @@ class Columns:
         self._sides: dict[Side, EnginePanel] = {}
         self._limit = limit
 
-    def add(self, side: Side, event: Event) -> None:
+    def add(self, side: Side, event: ChatEvent) -> None:
         self._sides.setdefault(side, EnginePanel("", self._limit)).add(event)
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:

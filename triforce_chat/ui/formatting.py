@@ -9,7 +9,8 @@ from statistics import fmean
 
 from rich.cells import cell_len
 
-from triforce_chat.engine.events import LevelTally, Prefilled, Tally
+from triforce_chat.chat.events import LevelTally, Tally
+from triforce_chat.engine.events import Prefilled
 
 SEPARATOR = " · "
 BARS = "▁▂▃▄▅▆▇█"

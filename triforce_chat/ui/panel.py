@@ -11,7 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from triforce_chat.engine.events import Event, Finished, Prefilled, Tally
+from triforce_chat.chat.events import ChatEvent, Tally
+from triforce_chat.engine.events import Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
@@ -33,7 +34,7 @@ class EnginePanel:
         self._began = self._prefill_end = self._last_text = clock()
         self._first: float | None = None
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ChatEvent) -> None:
         """Fold one event."""
         self.tally.add(event)
         now = self._clock()

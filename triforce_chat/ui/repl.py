@@ -17,7 +17,7 @@ from prompt_toolkit.shortcuts import PromptSession
 from rich.text import Text
 
 from triforce_chat.chat.conversation import Conversation, SavedSession
-from triforce_chat.engine.events import Event
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.errors import INTERRUPTED, RankLost, TriforceError, UsageError
 from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import show_answer
@@ -150,7 +150,7 @@ class Repl:
     def _remark(self, text: str) -> None:
         self._screen.err.print(Text(clean(text), "dim"), soft_wrap=True)
 
-    def _show(self, events: Iterator[Event], previous: str = "") -> None:
+    def _show(self, events: Iterator[ChatEvent], previous: str = "") -> None:
         limit = self._conversation.context_limit
         tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit, previous=previous)
         if tally.finished and tally.finished.reason == "interrupted":

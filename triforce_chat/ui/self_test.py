@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triforce_chat.engine.events import Outcome
+from triforce_chat.chat.events import Outcome
 from triforce_chat.ui.terminal import Screen
 
 

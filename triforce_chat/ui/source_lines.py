@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
-from triforce_chat.engine.events import Citation, Place, Sourced
+from triforce_chat.chat.events import Citation, Place, Sourced
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from triforce_chat.engine.events import Rebuilt, Tally
+from triforce_chat.chat.events import Tally
+from triforce_chat.engine.events import Rebuilt
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.tables import show_table

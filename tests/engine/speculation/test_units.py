@@ -15,13 +15,14 @@ from support.labs import Lab
 from support.toys import ToyCache
 from torch import Tensor
 
+from triforce_chat.chat.events import LevelTally, Tally
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.retrieval import FallingAcceptance
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 from triforce_chat.engine.detokenizer import Detokenizer, StopStrings, overlap
 from triforce_chat.engine.draft import Draft, TokenBuffer, one_hot
-from triforce_chat.engine.events import Finished, LevelTally, Tally, Text, Verified
+from triforce_chat.engine.events import Finished, Text, Verified
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.sampling.ops import (
     CANDIDATES,

@@ -15,12 +15,13 @@ from support.tiny_models import save_model
 from torch import Tensor
 from typer.testing import CliRunner
 
+from triforce_chat.chat.events import Tally
 from triforce_chat.cli.app import app
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.engine import Request
-from triforce_chat.engine.events import Finished, Tally, Verified
+from triforce_chat.engine.events import Finished, Verified
 from triforce_chat.engine.exactness import Doubts, tokens_of
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, UsageError

@@ -17,8 +17,8 @@ from support.caching_engine import CHUNK, TOKENS, CachingEngine, Tokens, files
 from support.labs import Lab, random_model
 from torch import Tensor
 
+from triforce_chat.chat.events import Tally
 from triforce_chat.engine import prefix_cache
-from triforce_chat.engine.events import Tally
 from triforce_chat.engine.prefix_store import ROOT, DocumentSpan, NullStore, split_prompt
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.settings.settings import STACKS

@@ -9,7 +9,8 @@ import pytest
 from support.chat_process import book, chat
 from support.fakes import answer_events
 
-from triforce_chat.engine.events import Citation, Comparison, Event, Place, Source, Sourced, Text
+from triforce_chat.chat.events import ChatEvent, Citation, Comparison, Place, Source, Sourced
+from triforce_chat.engine.events import Text
 from triforce_chat.errors import DoesNotFit, StateError, UsageError
 from triforce_chat.storage.sessions.catalog import Catalog
 from triforce_chat.storage.sessions.persistent_conversation import PersistentConversation
@@ -115,7 +116,7 @@ def test_a_question_whose_reading_is_interrupted_stays_without_an_answer(store: 
     assert [each.title for each in record.pending] == ["A"]
 
 
-def silent(question: str, events: Sequence[Event]) -> Generator[Event, None, None]:  # noqa: ARG001
+def silent(question: str, events: Sequence[ChatEvent]) -> Generator[ChatEvent, None, None]:  # noqa: ARG001
     """Answers with the reading alone, of which no turn remains."""
     yield from answer_events("")[:4]
 
@@ -206,7 +207,7 @@ def test_an_answer_that_cannot_be_written_is_shown_and_complained_about(store: S
     conversation, inner = chat(store, LONG, LONG, LONG, name="one")
     list(conversation.ask("Who?"))
     store.database.query("PRAGMA query_only = ON")
-    shown: list[Event] = []
+    shown: list[ChatEvent] = []
     with pytest.raises(StateError, match=r"this answer is not saved: .*readonly"):
         shown += conversation.ask("Why?")
     assert inner.turns[-1].answer == LONG

@@ -1,4 +1,4 @@
-"""Forwards of a fixed number of tokens over one buffer, captured as CUDA graphs once and replayed."""
+"""Forwards of a fixed number of tokens over one KV buffer, as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from torch import Tensor
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
-from triforce_chat.engine.cuda_graph import SIZES, USUAL, Fed, Graph, fitting, pool_of
+from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs, Graph, fitting, pool_of
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.fused import Decoder
 
 
-class Captured:
-    """One forward of ``size`` tokens; which slots, positions and ids are inputs of every replay."""
+class ForwardGraph:
+    """One forward of ``size`` tokens; their ids, slots and positions are inputs of each replay."""
 
     def __init__(
         self,
-        forward: Callable[[Fed], Tensor],
+        forward: Callable[[ForwardInputs], Tensor],
         size: int,
         device: torch.device,
         pool: Callable[[], Any],
-        again: bool,
+        retry: bool,
     ) -> None:
         self.ids = torch.zeros(size, dtype=torch.long, device=device)
         self.at = torch.zeros(2, dtype=torch.long, device=device)
-        self.fed = Fed(self.ids, self.at[:1], self.at[1:], torch.arange(size, device=device))
+        self.inputs = ForwardInputs(self.ids, self.at[:1], self.at[1:], torch.arange(size, device=device))
         self.forward = forward
-        self.graph: Graph[Tensor] = Graph(device, pool, again)
+        self.graph: Graph[Tensor] = Graph(device, pool, retry)
 
-    def __call__(self, ids: Tensor, slot: int, position: int, beyond: Tensor | None) -> Tensor:
-        """Logits [size, V] behind ids [n], n up to ``size``; valid until the next forward."""
+    def __call__(self, ids: Tensor, slot: int, position: int, offset: Tensor | None) -> Tensor:
+        """Logits [size, V] after ids [n], n up to ``size``; valid until the next forward."""
         self.ids[: len(ids)] = ids
-        torch.linspace(slot, position, 2, out=self.at)  # two numbers of the host's in one launch
-        if beyond is not None:
-            self.at += beyond
-        return self.graph(lambda: self.forward(self.fed))
+        torch.linspace(slot, position, 2, out=self.at)  # two of the host's numbers in one launch
+        if offset is not None:
+            self.at += offset
+        return self.graph(lambda: self.forward(self.inputs))
 
 
-class Captures:
-    """The captured forwards of one model, by the buffer that they write to and their number of tokens."""
+class ForwardGraphs:
+    """All captured forwards of one model, by KV buffer and number of tokens."""
 
     def __init__(self, decoder: Decoder, device: torch.device) -> None:
         self.decoder, self.device = decoder, device
-        self.made: WeakKeyDictionary[KVBuffer, dict[int, Captured]] = WeakKeyDictionary()
+        self.made: WeakKeyDictionary[KVBuffer, dict[int, ForwardGraph]] = WeakKeyDictionary()
         decoder.group.register_graphs(self)
 
     def size(self, n: int, slot: WriteSlot) -> int | None:
-        """Tokens of the captured forward that takes n tokens; None where there is no such thing."""
+        """Size of the captured forward that takes n tokens; None if there is none or the buffer has no room for it."""
         size = fitting(n)
         return size if size and slot.start + size <= slot.storage.capacity else None
 
     def prepare(self, ids: Tensor, slot: WriteSlot, position: int) -> int:
-        """Capture the usual sizes for a buffer that is new; how many slots that touched behind ``slot.start``.
+        """Capture the usual sizes for a new buffer; returns how many slots from ``slot.start`` on that overwrote.
 
-        A planner that chooses by the clock must not meet a capture, which takes ten times as long as a replay.
+        Ahead of their use, because a planner must not measure a capture, which takes ten times as long as a replay.
         """
         if slot.storage in self.made:
             return 0
@@ -68,42 +68,42 @@ class Captures:
         return max(usual, default=0)
 
     def __call__(
-        self, ids: Tensor, slot: WriteSlot, position: int, size: int, beyond: Tensor | None = None
+        self, ids: Tensor, slot: WriteSlot, position: int, size: int, offset: Tensor | None = None
     ) -> Tensor:
-        """Logits [n, V] behind ids [n], valid until the next forward; their keys and values are in the buffer.
+        """Logits [n, V] after ids [n], valid until the next forward; stores their keys and values in the buffer.
 
-        They stand ``beyond`` [] slots and positions behind the slot.
+        ``offset`` [1] is added to the slot and to the position of the first id.
         """
         of_buffer = self.made.setdefault(slot.storage, {})
         if size not in of_buffer:
-            alone = self.decoder.group.size == 1
-            of_buffer[size] = Captured(self.forward(slot), size, self.device, self.pool, alone)
-        return of_buffer[size](ids, slot.start, position, beyond)[: len(ids)]
+            retry = self.decoder.group.size == 1
+            of_buffer[size] = ForwardGraph(self.forward(slot), size, self.device, self.pool, retry)
+        return of_buffer[size](ids, slot.start, position, offset)[: len(ids)]
 
     def pool(self) -> Any:
-        """Where the next graph takes its memory from."""
+        """The memory pool of the next graph."""
         return pool_of(each.graph for of_buffer in self.made.values() for each in of_buffer.values())
 
     def forget(self) -> None:
-        """Give all graphs up; what is asked for next is captured anew."""
+        """Drop all graphs; the next calls capture again."""
         self.made.clear()
 
-    def forward(self, slot: WriteSlot) -> Callable[[Fed], Tensor]:
-        """What is captured: logits [n, V] behind tokens that go to the slot's buffer."""
-        # Not the buffer itself: it must be free to go.
+    def forward(self, slot: WriteSlot) -> Callable[[ForwardInputs], Tensor]:
+        """The function that is captured: logits [n, V] after tokens whose keys and values go to the slot's buffer."""
+        # Holds the tensors, not the buffer object, which must stay collectable: it is a weak key.
         ring, keys, values = slot.queries, slot.storage.keys, slot.storage.values
         scale, most = slot.storage.shape.head_dim**-0.5, slot.storage.capacity
 
-        def forward(given: Fed) -> Tensor:
-            positions = given.position + given.steps
+        def forward(inputs: ForwardInputs) -> Tensor:
+            positions = inputs.position + inputs.steps
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
                 turn = rotary.positions, rotary.frequencies, rotary.factor
-                kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], given.slot)
+                kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], inputs.slot)
                 if ring is not None:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
-                return kernels.decode_attention(q, keys[layer], values[layer], given.slot, scale, most)
+                return kernels.decode_attention(q, keys[layer], values[layer], inputs.slot, scale, most)
 
-            return self.decoder.logits(self.decoder(given.ids, positions, attend))
+            return self.decoder.logits(self.decoder(inputs.ids, positions, attend))
 
         return forward

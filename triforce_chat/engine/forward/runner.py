@@ -1,4 +1,4 @@
-"""Runs one model's forward under any cache: by fused blocks where they are known, or transformers' own."""
+"""One model's forward over any cache: by fused blocks where the family is supported, else by transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.storage import KVCache, Shape
-from triforce_chat.engine.cuda_graph import Fed
+from triforce_chat.engine.cuda_graph import ForwardInputs
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import kernels_run
@@ -21,11 +21,11 @@ from triforce_chat.engine.kernels_available import kernels_run
 if TYPE_CHECKING:
     from triforce_chat.engine.forward.fused import Decoder
 
-FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families whose blocks are known
-SMALLEST_HEAD = 16  # numbers; a tile of a matrix unit is not narrower
-# Data-centre GPUs by compute capability: the kernels' tiles do not fit on the chips of others.
+FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families with fused blocks
+SMALLEST_HEAD = 16  # head dimension; no tile of a tensor core is narrower
+# Compute capabilities of data-centre GPUs: other chips have too little shared memory for the kernels' tiles.
 ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
-SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU: for activations of a prefill, and for graphs
+SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU, for activations of a prefill and for graphs
 
 
 class Forward(Protocol):
@@ -36,37 +36,37 @@ class Forward(Protocol):
 
     @property
     def captures(self) -> bool:
-        """Whether forwards of few tokens are CUDA graphs, to which the host need not know where tokens go."""
+        """Whether forwards of few tokens run as CUDA graphs, for which the host need not know the tokens' slots."""
         ...
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
-        """Feed ids [B, n] behind what the cache holds; logits [B, rows, V] of the last ``rows`` tokens.
+        """Feed ids [B, n] after what the cache holds; returns logits [B, rows, V] of the last ``rows`` tokens.
 
-        They are valid until the model's next forward, which may overwrite them. With ``offset`` [B] the ids are fed
-        so many tokens further behind, and the cache goes on to count what it did: what is stored there is scratch
-        space, which later forwards may read and overwrite.
+        The logits are valid until the model's next forward. With ``offset`` [B], a tensor on the device, the ids go
+        that many slots further on and the cache's length stays as it is: their keys and values are scratch data,
+        which later forwards may read and overwrite.
         """
         ...
 
     def loop(self, cache: KVCache) -> LoopForward:
-        """Its forwards as parts of a graph that holds several of them; only where it ``captures``."""
+        """Forwards to be captured together, several in one CUDA graph; only if ``captures``."""
         ...
 
 
 class LoopForward(Protocol):
-    """Feeds tokens behind what a cache counts, from a slot on that only the device knows."""
+    """A forward inside a captured loop; the slot at which the loop begins is known to the device alone."""
 
     def aim(self, offset: Tensor) -> None:
-        """Begin ``offset`` [B] tokens behind (negative: in front of) the end of what the cache counts."""
+        """Begin ``offset`` [B] slots after the end of the cache (negative: before it)."""
         ...
 
     def __call__(self, ids: Tensor, step: int) -> Tensor:
-        """Logits [B, 1, V] behind ids [B, n], of which the first goes ``step`` tokens behind that slot."""
+        """Logits [B, 1, V] after ids [B, n]; the first id goes ``step`` slots after the loop's first slot."""
         ...
 
 
 class FusedLoop:
-    """``LoopForward`` of fused blocks, which launches no graph itself."""
+    """A ``LoopForward`` of fused blocks; the caller captures it."""
 
     def __init__(self, runner: Runner, cache: KVCache) -> None:
         slot = cache.write_slot()
@@ -86,50 +86,50 @@ class FusedLoop:
     def __call__(self, ids: Tensor, step: int) -> Tensor:
         at, steps = self.at + step, torch.arange(ids.shape[1], device=ids.device)
         with self.runner.on_device():
-            logits = self.forward(Fed(self.runner.embedded(ids[0]), at[:1], at[1:], steps))[-1:]
+            logits = self.forward(ForwardInputs(self.runner.embedded(ids[0]), at[:1], at[1:], steps))[-1:]
         return self.runner.widened(logits)[None]
 
 
 class Runner:
-    """One model's weights; the cache is an argument, so the target serves two levels.
+    """One model's weights. The cache is an argument of each forward, so one target serves several levels.
 
-    Takes the model over: it gets this program's attention function and, on a CPU, packed weights.
-    ``vocabulary`` is the width that its logits shall have, a target's for its draft: families pad the same
-    tokens to different widths. None keeps the model's own. The ranks that share the model make theirs together.
+    Modifies the model: it gets this program's attention function and, on a CPU, packed weights. ``vocabulary`` is the
+    width of the logits (None: the model's own); a draft model gets its target's, as models of one family pad the same
+    vocabulary to different widths. All ranks that share a model must construct their runners at the same time.
     """
 
     def __init__(self, model: Any, vocabulary: int | None = None, group: RankGroup = SINGLE) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
         self.model, self.group = model, group
-        self.known: int = model.config.vocab_size  # ids from here on have no embedding
+        self.known: int = model.config.vocab_size  # ids from here on are padding without an embedding
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # for what is done outside of forwards, by this thread
+            torch.cuda.set_device(self.device)  # for work outside of forwards on this thread
         self.shape = Shape.of(model.config, model.dtype, model.device, group.size)
         self.decoder: Decoder | None = None
         if group.all_reduce_min(fusible(model)):
             from triforce_chat.engine.forward.fused import Decoder
-            from triforce_chat.engine.forward.graphs import Captures
+            from triforce_chat.engine.forward.graphs import ForwardGraphs
 
             self.decoder = Decoder(model, self.shape, group)
-            self.graphs = Captures(self.decoder, self.device)
+            self.graphs = ForwardGraphs(self.decoder, self.device)
         elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
 
     @cached_property
     def quantized(self) -> Runner:
-        """The same model with 8-bit copies of its matrices where few tokens are fed: faster, a little off.
+        """This model with 8-bit copies of its matrices for forwards of few tokens: faster, slightly inexact.
 
-        Good for proposals. The model itself where its blocks are transformers' own.
+        For proposals only. Without fused blocks this is the runner itself.
         """
         if self.decoder is None:
             return self
-        from triforce_chat.engine.forward.graphs import Captures
+        from triforce_chat.engine.forward.graphs import ForwardGraphs
 
         made = copy(self)
-        made.graphs = Captures(self.decoder.quantized(), self.device)
+        made.graphs = ForwardGraphs(self.decoder.quantized(), self.device)
         return made
 
     @property
@@ -141,7 +141,7 @@ class Runner:
 
     @property
     def room_for_int8(self) -> bool:
-        """Whether memory holds 8-bit copies beside everything that is still to come."""
+        """Whether the GPU has room for 8-bit copies beside everything else that will be allocated."""
         if "quantized" in vars(self):
             return True
         # In fp16 the fused norm of 8-bit products could overflow.
@@ -174,7 +174,7 @@ class Runner:
                 return self.graphs(ids, slot, cache.position, size, offset)[n - rows :]
             with moved(cache, int(offset)):  # waits for the device
                 return self._logits(self._hidden(ids, cache)[n - rows :])
-        # Also ahead of a draft's first forward, which is too long for it and overwrites what this touched.
+        # Also before a draft's first forward, which is too long for a graph: it overwrites what the captures wrote.
         touched = self.graphs.prepare(ids, slot, cache.position) if slot and (size or rows == 1) else 0
         if slot and size:
             logits = self.graphs(ids, slot, cache.position, size)[n - rows :]
@@ -190,26 +190,26 @@ class Runner:
         return logits
 
     def widened(self, logits: Tensor) -> Tensor:
-        """Logits [n, V] as wide as those of the model that this one drafts for."""
+        """Logits [n, V] cut or padded to the width of ``vocabulary``."""
         return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: KVCache) -> None:
-        """Feed ids [n] for their keys and values only."""
+        """Feed ids [n] for their keys and values; computes no logits."""
         with self.on_device():
             self._hidden(self.embedded(ids), cache)
         cache.advance(len(ids))
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Triton launches on the current GPU, and every thread has one of its own."""
+        """Make this model's GPU the current one: Triton launches there, and each thread has its own current GPU."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def embedded(self, ids: Tensor) -> Tensor:
-        """Ids that have an embedding: padding that a target drew has no text, so any token will do for it."""
+        """Ids with an embedding: a padding id that the target drew has no text, so any token may stand for it."""
         return ids.clamp_max(self.known - 1) if self.known < self.vocabulary else ids
 
     def _hidden(self, ids: Tensor, cache: KVCache) -> Tensor:
-        """Last hidden states [n, C] of ids [n], whose keys and values the cache is told of layer by layer."""
+        """Last hidden states [n, C] of ids [n]; the cache receives their keys and values layer by layer."""
         positions = torch.arange(cache.position, cache.position + len(ids), device=self.device)
         if self.decoder:
             return self.decoder(ids, positions, partial(attention.attend_in, cache))
@@ -222,7 +222,7 @@ class Runner:
 
 @contextmanager
 def moved(cache: KVCache, n: int) -> Iterator[None]:
-    """Count ``n`` tokens more (negative: fewer) for a while, so that a forward begins there."""
+    """Pretend that the cache holds ``n`` more tokens (negative: fewer), so that a forward begins there."""
     cache.length += n
     try:
         yield
@@ -231,7 +231,7 @@ def moved(cache: KVCache, n: int) -> Iterator[None]:
 
 
 def allowed_bytes(device: torch.device) -> int:
-    """What this process may still take of a GPU, whose share of it may be capped."""
+    """Bytes that this process may still allocate on a GPU, within its share of the memory."""
     total = torch.cuda.get_device_properties(device).total_memory
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
     free: int = torch.cuda.mem_get_info(device)[0]
@@ -239,7 +239,7 @@ def allowed_bytes(device: torch.device) -> int:
 
 
 def fusible(model: Any) -> bool:
-    """Whether the model runs where Triton's kernels do, and is made of blocks that are known."""
+    """Whether fused blocks support the model's device and architecture."""
     layer = model.base_model.layers[0]
     dim = layer.self_attn.head_dim
     return (
@@ -253,6 +253,6 @@ def fusible(model: Any) -> bool:
 
 
 def fitted(logits: Tensor, width: int) -> Tensor:
-    """Cut or pad logits [n, V] to [n, width]; what is padded has no probability."""
+    """Cut or pad logits [n, V] to [n, width]; padding has zero probability."""
     missing = max(0, width - logits.shape[1])
     return pad(logits[:, :width], (0, missing), value=float("-inf"))

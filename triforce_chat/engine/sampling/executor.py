@@ -1,7 +1,7 @@
-"""Runs sampling: dozens of small launches, which a GPU replays as one CUDA graph.
+"""Runs verifications: dozens of small kernels, which a GPU replays as one CUDA graph.
 
-A graph reads static input buffers, so inputs are copied there first, and random numbers are drawn into them from
-outside. Drafts have every length; graphs have a few sizes, all captured with an answer's first draft.
+A graph reads static input buffers: inputs are copied and random numbers are drawn into them before each replay. Drafts
+may have any length; graphs have a few sizes, all of which are captured with the first draft of an answer.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from triforce_chat.engine.sampling.ops import (
 )
 from triforce_chat.engine.sampling.options import Sampling
 
-MOST = 1 << 30  # bytes of input buffers that are kept between answers
-LEAST_ROOM = 2048  # tokens of an answer; each doubling is captured anew
+MOST = 1 << 30  # bytes of static buffers that are kept between answers
+LEAST_ROOM = 2048  # tokens of an answer; each doubling needs another capture
 
 
 class SamplerInputs(NamedTuple):
-    """All that the next tokens depend on, but for random numbers."""
+    """Everything that the next tokens depend on, except for random numbers."""
 
     logits: Tensor  # [B, n+1, V]
     draft: Draft  # n tokens per row
-    penalty: PenaltyContext | None  # where there is a repetition penalty
+    penalty: PenaltyContext | None  # None without a repetition penalty
 
 
 class SamplerOutput(NamedTuple):
-    """Overwritten by the next output, as graphs share their memory."""
+    """The result of a verification; the next one overwrites it, as graphs share their memory."""
 
     probs: Tensor  # [B, n+1, V], the warped distributions
-    # [B, n+4]: how many tokens to commit, the tokens of ``verify``, how many tokens were drafted, and whether no
-    # distribution was cut short.
+    # [B, n+4]: number of tokens to commit, the tokens of ``verify``, number of drafted tokens, and whether no top-p
+    # nucleus was cut short.
     packed: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Logits and a draft in, a verdict out. Equal ones do the same work, so they share a captured graph.
+    """The function from logits and a draft to a verdict; equal instances share a captured graph.
 
-    ``candidates``: how many of the likeliest tokens are searched for a top-p nucleus. With an empty draft this is
-    plain sampling of one token.
+    ``candidates`` is the number of likeliest tokens that are sorted to find a top-p nucleus. With an empty draft this
+    is plain sampling of one token.
     """
 
     sampling: Sampling
@@ -67,7 +67,7 @@ class Verification:
         if complete is None:
             flag = numbers.new_ones(len(numbers), 1)
         else:
-            if draft.count is not None:  # rows behind the proposals do not matter
+            if draft.count is not None:  # rows after the last drafted token do not matter
                 rows = torch.arange(complete.shape[-1], device=complete.device)
                 complete = complete | (rows > draft.count[:, None])
             flag = complete.all(-1, keepdim=True).long()
@@ -80,7 +80,7 @@ class Verification:
 
 
 class Executor(Protocol):
-    """Runs verifications; ``fill`` puts fresh random numbers into the uniforms it is given."""
+    """Runs verifications; ``fill`` draws fresh random numbers into the given uniforms."""
 
     def run(
         self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]
@@ -88,7 +88,7 @@ class Executor(Protocol):
 
 
 class EagerExecutor:
-    """Launches every operation by itself."""
+    """Runs each operation as it comes."""
 
     def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
         rows, n = inputs.draft.tokens.shape
@@ -98,11 +98,11 @@ class EagerExecutor:
 
 
 class GraphExecutor:
-    """Replays one graph per verification and size; graphs are kept from answer to answer, the least used go."""
+    """Replays one CUDA graph per verification and size; the least recently used graphs are dropped."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self.made: dict[Hashable, dict[int, StaticVerification]] = {}  # by their last use; then by rows
+        self.made: dict[Hashable, dict[int, StaticVerification]] = {}  # in order of last use; then by rows
 
     def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
         static = self._static(op, inputs)
@@ -115,7 +115,7 @@ class GraphExecutor:
         logits, draft, penalty = inputs
         room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1])
         key = op, len(logits), logits.shape[-1], logits.dtype, draft.probs.dtype, room
-        sizes = self.made[key] = self.made.pop(key, {})  # the last one again
+        sizes = self.made[key] = self.made.pop(key, {})  # now the most recently used
         rows = fitting(logits.shape[1]) or logits.shape[1]
         usual = [size for size in SIZES if size <= USUAL and len(draft)]
         if fresh := {rows, *usual} - sizes.keys():
@@ -127,7 +127,7 @@ class GraphExecutor:
         return sizes[rows]
 
     def _forget(self, but: Hashable) -> None:
-        """Give up what exceeds the memory for it."""
+        """Drop the least recently used graphs until the others fit, but never those of ``but``."""
         for key in list(self.made):
             if key == but or sum(each.nbytes for each in self._all()) <= self.most:
                 break
@@ -142,17 +142,17 @@ class GraphExecutor:
 
 
 class StaticVerification:
-    """A verification of a fixed number of rows over static input buffers; shorter drafts leave some rows unused."""
+    """The CUDA graph of a verification of a fixed number of rows; shorter drafts leave some rows unused."""
 
     def __init__(
         self, op: Verification, rows: int, like: SamplerInputs, room: int, pool: Callable[[], Any]
     ) -> None:
         logits, draft = like.logits, like.draft
         device, (batch, _, vocabulary) = logits.device, logits.shape
-        with torch.inference_mode(False):  # else nobody could write to them outside of that mode
-            # Numbers of drafted tokens, and of the answer's tokens.
+        with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
+            # Number of drafted tokens, and of the answer's tokens, in each row.
             self.counts = torch.zeros(2, batch, dtype=torch.long, device=device)
-            # Zeros, not garbage: unused rows are computed, too.
+            # Zeros, as unused rows are computed, too.
             answer = torch.zeros(batch, room, dtype=torch.long, device=device)
             self.inputs = SamplerInputs(
                 logits.new_zeros(batch, rows, vocabulary),
@@ -177,7 +177,7 @@ class StaticVerification:
         static = self.inputs
         static.logits[:, : n + 1] = logits
         if n + 1 < static.logits.shape[1]:
-            static.logits[:, n + 1 :] = logits[:, -1:]  # their nuclei are no wider than those that count
+            static.logits[:, n + 1 :] = logits[:, -1:]  # so that unused rows need no more candidates than the others
         if n:
             static.draft.tokens[:, :n] = draft.tokens
             static.draft.probs[:, :n] = draft.probs
@@ -197,11 +197,11 @@ class StaticVerification:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the input buffers, and of the distributions that are made of them."""
+        """Bytes of the static buffers and of the resulting distributions."""
         logits = self.inputs.logits
         return logits.nbytes + self.inputs.draft.probs.nbytes + logits.numel() * torch.float32.itemsize
 
 
 def rounded_up(tokens: int) -> int:
-    """Room for an answer: a power of two."""
+    """Capacity for an answer of that many tokens: a power of two."""
     return max(LEAST_ROOM, 1 << tokens.bit_length())

@@ -1,7 +1,7 @@
 """Pure functions from logits to tokens: repetition penalty, warping, drawing, and the acceptance rule.
 
-All of them take tensors with a batch dimension B in front and wait for nothing on the device, so that each can be a
-part of a CUDA graph. Random numbers are arguments.
+All take tensors with a leading batch dimension B and never synchronize with the device, so that a CUDA graph can hold
+them. Random numbers are arguments.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ class Uniforms(NamedTuple):
     """Uniform random numbers in [0, 1)."""
 
     tests: Tensor  # [B, n], fp32, one for each drafted token
-    last: Tensor  # [B, 1], fp64, for the token behind the accepted ones
+    last: Tensor  # [B, 1], fp64, for the token after the accepted ones
 
     @staticmethod
     def empty(rows: int, n: int, device: torch.device) -> Uniforms:
-        """Room for them; uninitialized."""
+        """Uninitialized tensors, to be filled."""
         tests = torch.empty(rows, n, dtype=torch.float32, device=device)
         return Uniforms(tests, torch.empty(rows, 1, dtype=torch.float64, device=device))
 
     def accepts(self, p: Tensor, q: Tensor) -> Tensor:
-        """``U < p/q``; strict, so that p = 0 never passes."""
+        """Accept where ``U < p/q``; strictly, so that p = 0 never passes."""
         return (self.tests * q < p).long().cumprod(-1).sum(-1)
 
     def draw(self, weights: Tensor) -> Tensor:
-        """By inversion of the cumulative distribution in fp64."""
+        """Draw by inverting the cumulative distribution in fp64."""
         cumulative = weights.cumsum(-1, dtype=torch.float64)
         index = torch.searchsorted(cumulative, self.last * cumulative[:, -1:], right=True)
         index = index.clamp_max(weights.shape[-1] - 1)
-        # Only rounding, of the product to the total or of a parallel sum, leads to an index without weight.
+        # Rounding, of the product to the total or in a parallel sum, may lead to an index without weight.
         heaviest = weights.argmax(-1)
         return torch.where(weights.gather(-1, index)[:, 0] > 0, index[:, 0], heaviest)
 
 
 class Greedy:
-    """At temperature 0 nothing is left to chance: all distributions are one-hot."""
+    """Decisions at temperature 0, where all distributions are one-hot: no random numbers are needed."""
 
     def accepts(self, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG002
         return (p > 0).long().cumprod(-1).sum(-1)
@@ -72,19 +72,19 @@ GREEDY = Greedy()
 
 
 class PenaltyContext(NamedTuple):
-    """The answer so far, which the repetition penalty is about; pending proposals included."""
+    """The tokens that the repetition penalty applies to: the answer so far with its pending draft."""
 
     tokens: Tensor  # [B, m]
-    length: Tensor  # [B], how many of them belong to the answer
+    length: Tensor  # [B], number of valid tokens in each row
 
 
 def verify(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
     """The only acceptance rule in the program (speculative sampling, arXiv 2211.17192; TriForce, Alg. 1).
 
-    target: [B, n+1, V], the verifying level's distribution at every drafted position and behind the last. Returns
-    [B, n+2]: k, the k accepted tokens followed by one recovered (after a rejection) or bonus token, and n-k numbers
-    without meaning. Together with target's first k+1 rows the tokens are an exact draft for the level above. Drafted
-    tokens beyond ``draft.count`` are neither accepted nor rejected.
+    target: [B, n+1, V], the verifying level's distribution at every drafted position and after the last one. Returns
+    [B, n+2]: k, then the k accepted tokens and one recovered token (after a rejection) or bonus token, then n-k
+    meaningless numbers. With the first k+1 rows of target these tokens are an exact draft for the level above. Drafted
+    tokens from ``draft.count`` on are neither accepted nor rejected.
     """
     rows, n = draft.tokens.shape
     accepted = torch.zeros(rows, dtype=torch.long, device=target.device)
@@ -100,7 +100,7 @@ def verify(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
 
 
 def remainder(draft: Draft, target: Tensor, accepted: Tensor) -> Tensor:
-    """The weights of the token behind ``accepted`` [B] ones: a draft of n, target [B, n+1, V] -> [B, V]."""
+    """Weights for the token after ``accepted`` [B] drafted ones: a draft of n and target [B, n+1, V] -> [B, V]."""
     p = row_of(target, accepted)
     n = len(draft)
     if not n:
@@ -122,9 +122,10 @@ def row_of(probs: Tensor, index: Tensor) -> Tensor:
 
 
 def penalized(logits: Tensor, context: PenaltyContext | None, count: Tensor | None, penalty: float) -> Tensor:
-    """Repetition penalty on logits [B, R, V]; at least fp32. Touches the answer's tokens only, not the vocabulary.
+    """Apply the repetition penalty to logits [B, R, V]; returns at least fp32.
 
-    Row ``count`` [B] of a sequence (None: the last) follows all of the context; each row before it one token less.
+    Row ``count`` [B] of a sequence (None: its last row) follows the whole context, each earlier row one token less.
+    Reads and writes the logits of the context's tokens only, not of the whole vocabulary.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if context is None:
@@ -132,10 +133,10 @@ def penalized(logits: Tensor, context: PenaltyContext | None, count: Tensor | No
     (rows, n, vocabulary), answer = logits.shape, context.tokens
     m = answer.shape[1]
     at = torch.arange(m, device=logits.device).expand(rows, m)
-    first = torch.full((rows, vocabulary), m, device=logits.device)  # where each token came up
+    first = torch.full((rows, vocabulary), m, device=logits.device)  # position of each token's first occurrence
     first = first.scatter_reduce_(1, answer, at, "amin").gather(1, answer)
     last = torch.full((rows,), n - 1, device=logits.device) if count is None else count
-    # A token behind the context's length comes up too late for every row.
+    # A token after the context's length occurs too late for every row.
     missing = (torch.arange(n, device=logits.device) - last[:, None]).clamp_max(0)
     seen = first[:, None] < (missing + context.length[:, None])[..., None]  # [B, R, m]
     index = answer[:, None].expand(rows, n, m)
@@ -148,7 +149,7 @@ def penalized(logits: Tensor, context: PenaltyContext | None, count: Tensor | No
 def warp(scores: Tensor, sampling: Sampling, candidates: int = CANDIDATES) -> tuple[Tensor, Tensor | None]:
     """Temperature, top-k, top-p and min-p: scores [..., V] -> (probs [..., V], complete [...]).
 
-    ``complete`` says of each row whether its top-p nucleus lay among the sorted candidates; None: certainly.
+    ``complete``: whether each row's top-p nucleus lay within the sorted candidates; None if that is certain.
     """
     if sampling.greedy:
         return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype), None
@@ -157,7 +158,7 @@ def warp(scores: Tensor, sampling: Sampling, candidates: int = CANDIDATES) -> tu
 
 
 def warp_fully(scores: Tensor, sampling: Sampling) -> Tensor:
-    """``warp`` with as many candidates as it takes; asks the device."""
+    """``warp`` with as many candidates as each nucleus needs; synchronizes with the device."""
     candidates = CANDIDATES
     while True:
         probs, complete = warp(scores, sampling, candidates)
@@ -167,7 +168,7 @@ def warp_fully(scores: Tensor, sampling: Sampling) -> Tensor:
 
 
 def truncate(probs: Tensor, sampling: Sampling, candidates: int) -> tuple[Tensor, Tensor | None]:
-    """Apply top-k, top-p and min-p to probs [..., V] and renormalize; returns as ``warp``.
+    """Apply top-k, top-p and min-p to probs [..., V] and renormalize; returns what ``warp`` does.
 
     Each filter is a threshold on the unfiltered probability, so equal tokens stay or go together and the
     result does not depend on the order of a sort.
@@ -189,8 +190,8 @@ def truncate(probs: Tensor, sampling: Sampling, candidates: int) -> tuple[Tensor
 def nucleus_floor(probs: Tensor, top_p: float, candidates: int) -> tuple[Tensor, Tensor | None]:
     """The smallest probability inside each row's nucleus: [..., V] -> ([..., 1], complete [...]).
 
-    The nucleus is the shortest prefix of the sorted row whose mass reaches ``top_p``; it is looked for among the
-    likeliest ``candidates``.
+    The nucleus is the shortest prefix of the sorted row whose mass reaches ``top_p``; only the likeliest ``candidates``
+    are sorted.
     """
     width = min(candidates, probs.shape[-1])
     ranked = probs.topk(width, -1).values

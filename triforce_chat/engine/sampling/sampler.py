@@ -1,4 +1,4 @@
-"""The sampling of one answer: its settings, its random numbers, and where its tokens begin."""
+"""Sampling of one answer: its settings, its random numbers, and the position of its first token."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from triforce_chat.engine.sampling.ops import (
 )
 from triforce_chat.engine.sampling.options import Sampling
 
-WIDER = 8  # times as many top-p candidates after a nucleus that was wider
+WIDER = 8  # factor on the top-p candidates after a nucleus that did not fit
 
 
 class Sampler:
-    """Serves every level of a stack, so that drafts and verifications are warped by one rule.
+    """One sampler serves all levels of a stack, so that drafts and verifications are warped alike.
 
-    ``answer_start`` is the index of the answer's first token in the history (for the repetition penalty); ``done`` is
-    how many of its tokens exist already: those that follow need fresh random numbers.
+    ``answer_start`` is the index of the answer's first token in the history, for the repetition penalty. ``done`` is
+    the number of its tokens that exist already: the following ones need fresh random numbers.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Sampler:
         self.generator = self._seeded(torch.device("cpu"))
 
     def verify(self, draft: Draft, logits: Tensor, seq: TokenBuffer) -> SamplerOutput:
-        """Judge a draft of n tokens, which are written in ``seq`` behind its end, by logits [B, n+1, V]."""
+        """Verify a draft of n tokens, written in ``seq`` after its end, by logits [B, n+1, V]."""
         return self.run(SamplerInputs(logits, draft, self.penalty_context(seq, draft)))
 
     def run(self, inputs: SamplerInputs) -> SamplerOutput:
         return self.executor.run(self.op, inputs, self.fill)
 
     def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
-        """The answer in ``seq`` with the draft behind it, and room for ``more`` tokens; None without a penalty."""
+        """The answer in ``seq`` followed by the draft, and room for ``more`` tokens; None without a penalty."""
         if self.sampling.repetition_penalty == 1:
             return None
         end = seq.known + seq.slack + len(draft) + more
@@ -66,7 +66,7 @@ class Sampler:
         self.op = replace(self.op, candidates=WIDER * self.op.candidates)
 
     def fill(self, uniforms: Uniforms) -> None:
-        """Draw fresh random numbers; the first ones on a device begin its sequence."""
+        """Draw fresh random numbers; the first draw on another device restarts the generator there."""
         if self.sampling.greedy:
             return
         if self.generator.device != uniforms.last.device:
@@ -77,7 +77,7 @@ class Sampler:
 
     @property
     def state(self) -> Tensor:
-        """The state of the random number generator; to be set again where numbers were drawn in vain."""
+        """The state of the random number generator; restore it after a draw that was discarded."""
         return self.generator.get_state()
 
     @state.setter
@@ -92,7 +92,7 @@ class Sampler:
             generator.manual_seed(self.sampling.seed + self.done)
         return generator
 
-    # Asked outside of decoding
+    # Outside of decoding
 
     def scores(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Logits after the repetition penalty, at least fp32.
@@ -107,8 +107,8 @@ class Sampler:
         return penalized(logits[None], context, None, self.sampling.repetition_penalty)[0]
 
     def probs(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """The distributions of the tokens that follow, [n, V] as in ``scores``: rows sum to 1.
+        """Distributions [n, V] of the next tokens, for the arguments of ``scores``; one-hot at temperature 0.
 
-        At temperature 0 one-hot at the first maximum. Waits for the device.
+        Synchronizes with the device.
         """
         return warp_fully(self.scores(logits, tokens), self.sampling)

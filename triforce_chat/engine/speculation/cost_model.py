@@ -1,4 +1,4 @@
-"""What steps cost and how often drafts are accepted, as measured lately: the numbers that plans are made from."""
+"""Recent measurements that plans are based on: what forwards cost, and how often drafts are accepted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,7 +14,7 @@ FORGET_TIME = 0.9  # weight of the past at each new measurement: contexts grow, 
 FORGET_SHAPE = 0.99  # the cost of a row, in steps of one row, changes with the machine only
 ROW_PRIOR = 0.04  # cost of one more row, as a share of a step of one row, before anything else is known
 PRIOR_WEIGHT = 4.0  # in rows squared
-FIRST = 1e-6  # weight of the first measurement of a kind, which may include preparations: it counts until the second
+FIRST = 1e-6  # weight of the first measurement of a kind, which may include captures: it counts until the second
 
 GUESS = 0.8  # acceptance until verdicts come
 GUESS_WEIGHT = 3.0  # tests that the guess counts for
@@ -23,38 +23,25 @@ FORGET_POSITION = 0.975  # weight of the past at each test of a position
 FORGET_OVERALL = 0.995  # the same over all positions
 
 
-class Clock(Protocol):
-    """Tells the time of the host, and marks moments in the work of a device."""
+class Clock:
+    """Times a device that works in step with the host, as a CPU does."""
 
     def now(self) -> float:
-        """Seconds."""
-        ...
-
-    def mark(self) -> Any:
-        """The moment at which the device will have done all that was launched so far."""
-        ...
-
-    def between(self, first: Any, last: Any) -> float:
-        """Seconds from one mark to another; the device must have passed both."""
-        ...
-
-
-class HostClock:
-    """For a device that is the host itself, where a call is over when it returns."""
-
-    def now(self) -> float:
+        """Seconds of the host's clock."""
         return time.perf_counter()
 
     def mark(self) -> Any:
+        """A marker for the moment when the device will have finished all work launched so far."""
         return self.now()
 
     def between(self, first: Any, last: Any) -> float:
+        """Seconds between two markers, both of which the device must have passed."""
         elapsed: float = last - first
         return elapsed
 
 
-class QueueClock(HostClock):
-    """For a device with a queue: marks are events in it, so nobody waits for them."""
+class QueueClock(Clock):
+    """Times a device with a queue by events in the queue, without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -70,7 +57,7 @@ class QueueClock(HostClock):
 
 
 def clock_of(device: torch.device) -> Clock:
-    return QueueClock(device) if device.type == "cuda" else HostClock()
+    return QueueClock(device) if device.type == "cuda" else Clock()
 
 
 @dataclass(slots=True)

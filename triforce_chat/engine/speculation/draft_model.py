@@ -1,7 +1,7 @@
 """A small model that drafts token by token.
 
-Where its forwards are CUDA graphs, all steps of a draft are one graph, as launching each of them would take longer than
-it runs. Otherwise the same loop launches every operation by itself.
+If its forwards can be captured, all steps of a draft are one CUDA graph, because launching a step takes longer than
+running it. Otherwise the same loop runs eagerly.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
 from triforce_chat.engine.sampling.sampler import Sampler
 
 KEPT = 4  # combinations of sampling settings and answer lengths that graphs are kept for
-MARGIN = 8  # slots that a forward of fixed size may touch behind its last token
+MARGIN = 8  # slots after its last token that a forward of fixed size may overwrite
 
 
 class DraftModel:
-    """A ``Drafter``. ``lengths``: what is captured as CUDA graphs before it is needed; longer drafts take several.
+    """A ``Drafter``. ``lengths`` are the drafts captured as CUDA graphs at once; other lengths are made of several.
 
-    Without any, every draft is one graph, captured with the first of its length.
+    Without ``lengths``, each draft is one graph, captured with the first draft of its length.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DraftModel:
         return self._replay(seq, n, sampler) if self.model.captures else self._step(seq, n, sampler)
 
     def _step(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """Every forward by itself, from what the cache lacks on."""
+        """Draft eagerly; the first forward also feeds what the cache lacks."""
 
         def feed(ids: Tensor, step: int) -> Tensor:
             return self.model(ids if step else self.cache.pending(seq.tokens, n - 1)[None], self.cache, 1)
@@ -64,9 +64,9 @@ class DraftModel:
         return Draft(self.group.broadcast_tokens(draft.tokens), draft.probs)
 
     def _replay(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """As few graphs as possible."""
+        """Draft n tokens with as few graphs as possible."""
         parts = self._parts(n)
-        # A graph that is captured here touches twice as many slots as it makes tokens.
+        # A graph that is captured here writes to twice as many slots as it drafts tokens.
         more = max(seq.slack, n + max(parts[0], *self.lengths, 0) + 1) + MARGIN
         pending = self.cache.pending(seq.tokens, more)
         if len(pending):
@@ -84,14 +84,14 @@ class DraftModel:
         )
 
     def _parts(self, n: int) -> list[int]:
-        """Lengths of graphs that make n tokens together, the longest first."""
+        """Lengths of graphs that add up to n tokens, longest first."""
         parts: list[int] = []
         while self.lengths and sum(parts) < n:
             parts.append(max(length for length in self.lengths if length <= n - sum(parts)))
         return parts or [n]
 
     def _part(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """One graph, which feeds the last n+1 tokens again: what the cache holds of them may have been rejected."""
+        """Draft by one graph; it feeds the last n+1 tokens again, as the cache may hold rejected ones instead."""
         graph = self._graph(seq, n, sampler)
         sampler.fill(graph.uniforms)
         offset = seq.length - (self.cache.length + n + 1)
@@ -103,7 +103,7 @@ class DraftModel:
         context = sampler.penalty_context(seq, self.nothing)
         room = 0 if context is None else rounded_up(context.tokens.shape[1] + n)
         key = sampler.op, room
-        graphs = self.graphs[key] = self.graphs.pop(key, {})  # the last one again
+        graphs = self.graphs[key] = self.graphs.pop(key, {})  # now the most recently used
         if len(self.graphs) > KEPT:
             del self.graphs[next(iter(self.graphs))]
         for length in sorted({n, *self.lengths} - graphs.keys(), reverse=True):
@@ -123,13 +123,13 @@ class DraftModel:
 
 
 class DraftGraph:
-    """A draft of n tokens over static input buffers."""
+    """The CUDA graph of a draft of n tokens, with its static input buffers."""
 
     def __init__(self, drafter: DraftModel, n: int, op: Verification, room: int) -> None:
         self.n, self.op, self.nothing = n, op, drafter.nothing
         self.forward = drafter.model.loop(drafter.cache)
         device = drafter.model.device
-        with torch.inference_mode(False):  # else nobody could write to them outside of that mode
+        with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
             self.ids = torch.zeros(1, n + 1, dtype=torch.long, device=device)
             answer = torch.zeros(1, room, dtype=torch.long, device=device)
             length = torch.zeros(1, dtype=torch.long, device=device)
@@ -143,7 +143,7 @@ class DraftGraph:
         self.graph.prepare(self._work)
 
     def __call__(self, ids: Tensor, offset: Tensor, penalty: PenaltyContext | None) -> Draft:
-        """ids [1, n+1] end the history; the first of them goes ``offset`` [1] tokens behind what the cache counts."""
+        """Draft after ids [1, n+1], the end of the history; the first goes ``offset`` [1] slots after the cache."""
         self.forward.aim(offset)
         self.ids.copy_(ids)
         if self.penalty is not None and penalty is not None:
@@ -171,10 +171,10 @@ def draft_tokens(
     penalty: PenaltyContext | None,
     nothing: Draft,
 ) -> Draft:
-    """The draft loop: n times feed the last token and sample the next.
+    """The draft loop: n times feed the last token and sample the next one.
 
-    ``feed(ids, step)`` gives logits [B, 1, V]; at step 0 it feeds the end of the history instead of ids. ``penalty``
-    has room for the n tokens behind its length, where they are written.
+    ``feed(ids, step)`` returns logits [B, 1, V]; at step 0 it feeds the end of the history instead of ids. The drafted
+    tokens are written after the valid tokens of ``penalty``, which must have room for them.
     """
     tokens: list[Tensor] = []
     rows: list[Tensor] = []

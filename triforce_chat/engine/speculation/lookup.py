@@ -1,7 +1,7 @@
-"""Prompt lookup decoding: draft without a model, by continuing the latest place where the present words occurred.
+"""Prompt lookup decoding: draft without a model, by continuing an earlier occurrence of the last tokens.
 
-The proposals are deterministic, hence one-hot distributions, hence exact like any other draft. How far to trust a
-match is learnt from how well earlier ones predicted the text.
+The drafts are deterministic, so their distributions are one-hot and verification stays exact. How reliable a match is
+depends on its length and is learnt while decoding.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.kernels_available import kernels_run
 
-ORDERS = 8  # longest match that is told apart
-LEARN = 0.05
-# How often a match predicts the next token, by its length: as measured on summaries and answers of a small chat
-# model over novels and reports. A start only; every prediction that comes true or not teaches.
+ORDERS = 8  # tokens; longer matches count as this long
+LEARN = 0.05  # weight of each new test of a match
+# How often a match predicts the next token, by its length: measured on summaries and answers of a small chat model
+# about novels and reports. A starting point, which every test updates.
 PRIOR = (0.0, 0.18, 0.2, 0.32, 0.5, 0.65, 0.75, 0.75, 0.8)
 
 
@@ -27,19 +27,19 @@ class Match(NamedTuple):
     """The continuation of an earlier occurrence of the last tokens."""
 
     tokens: Tensor  # [B, n]
-    length: Tensor  # [B], how many of the last tokens are the same; 0: they did not occur
+    length: Tensor  # [B], length of the match in tokens; 0: none
 
 
 class NgramLookup:
-    """Looks the last tokens up in the whole history, the document included."""
+    """Finds the last tokens in the whole history, the document included."""
 
     def __init__(self) -> None:
         self.rates = list(PRIOR)
 
     def find(self, seq: TokenBuffer, n: int) -> Match:
-        """What followed the latest of the longest matches.
+        """The n tokens that followed the longest match, the latest of equals.
 
-        A match less than n tokens back is continued as it must go on if it repeats itself.
+        A match fewer than n tokens back is continued periodically.
         """
         found = [latest_match(ids, end) for ids, end in zip(seq.ids, seq.length, strict=True)]
         place, length = (stacked([pair[i] for pair in found]) for i in range(2))
@@ -48,26 +48,26 @@ class NgramLookup:
         return Match(seq.ids.gather(1, place[:, None] + steps), length)
 
     def survival(self, length: int, n: int) -> list[float]:
-        """The chance that the first 1 .. n tokens behind a match of that length all come: [n], decreasing."""
+        """Chances that the first 1 .. n tokens after a match of that length are all right: [n], decreasing."""
         return list(accumulate((self.rates[min(length + i, ORDERS)] for i in range(n)), mul))
 
     def learn(self, length: int, right: int, tested: int) -> None:
-        """The first ``right`` of ``tested`` tokens behind a match came; each right one makes the match longer."""
+        """Learn that the first ``right`` of ``tested`` tokens after a match were right; each one extends the match."""
         for i in range(min(right + 1, tested)):
             order = min(length + i, ORDERS)
             self.rates[order] += LEARN * ((i < right) - self.rates[order])
 
 
 def stacked(numbers: list[Tensor]) -> Tensor:
-    """Numbers [] as one tensor [B]; a single one is not copied."""
+    """B tensors [] as one tensor [B]; a single one is not copied."""
     return numbers[0][None] if len(numbers) == 1 else torch.stack(numbers)
 
 
 def latest_match(ids: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the last of the first ``end`` [] of ids [m] occurred before: (index behind the match, its length), [] each.
+    """Find an earlier occurrence of the tokens before ``end`` [] in ids [m].
 
-    The longest match up to ORDERS tokens wins, of equals the latest; (0, 0) without any. Does not wait for a GPU
-    that runs Triton's kernels.
+    Returns (index after the match, length of the match), both []; (0, 0) if there is none. The longest match of up to
+    ORDERS tokens wins, the latest of equals. With Triton's kernels this does not synchronize with the GPU.
     """
     if kernels_run(ids.device):
         from triforce_chat.engine.kernels import search
@@ -79,7 +79,7 @@ def latest_match(ids: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def longest_match(history: Tensor) -> tuple[int, int]:
-    """``latest_match`` of a whole history [m], narrowed down token by token; waits for the device."""
+    """``latest_match`` at the end of a history [m], in torch operations; synchronizes with the device."""
     ends = torch.nonzero(history[:-1] == history[-1])[:, 0] if len(history) else history
     length, best = 0, ends
     while len(ends) and length < ORDERS:

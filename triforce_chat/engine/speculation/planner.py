@@ -25,45 +25,45 @@ from triforce_chat.engine.speculation.cost_model import (
 )
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup
 
-# Rows of a verification: few, for each is captured once; some tokens more may come than were asked for.
+# Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested.
 ROWS = SIZES[:-1]
 GAIN = 1.03  # speculation must promise this much over plain decoding
-HABIT = 1.05  # and another choice this much over the last one
+HABIT = 1.05  # another plan must promise this much more than the last one
 TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial
 TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepare its sizes
 TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
-NOT_FAR_OFF = 0.8
-FAR_OFF = 4  # times less often are the others tried again: what they were tried in may have changed
-PREPARED = 3.0  # a draft that was as many times dearer than the next had something to prepare
-OUTLIER = 3.0  # a draft that takes as many times longer than usual was interrupted
-PAUSE = 3.0  # steps; what takes longer between two rounds is none of their costs
+NOT_FAR_OFF = 0.8  # share of the best rate
+FAR_OFF = 4  # retry drafters below that this many times less often: the text may have changed
+PREPARED = 3.0  # a draft this many times slower than the next one included preparations, such as captures
+OUTLIER = 3.0  # a draft counts as at most this many times slower than usual
+PAUSE = 3.0  # steps; a longer pause between two rounds is not part of their cost
 FORGET = 0.9  # weight of the past in costs and gaps
 FORGET_RECORD = 0.98  # weight of the past in the record of lookup
-FORGET_UNUSED = 0.997  # the same at a round without lookup
-CANDID = 6.0  # tokens of lookup for which its forecasts are believed as they are
-CUTOFF = 0.25  # a token of lookup that is less likely than this to be reached is not proposed where nothing is planned
-MOST = 64  # tokens that the rounds of one proposal may make: the draft's window has room for them
-NEVER = ORDERS + 1  # a length that no match has
+FORGET_UNUSED = 0.997  # weight of the past in a round without lookup
+CANDID = 6.0  # looked-up tokens for which the predicted acceptance is trusted as it is
+CUTOFF = 0.25  # without planning, lookup proposes tokens that are at least this likely to be accepted
+MOST = 64  # tokens that the rounds of one proposal may make; the draft's window has room for as many
+NEVER = ORDERS + 1  # longer than any match
 
 
 class Drafter(Protocol):
     """A source of drafts: a small model, or a level that verifies another one's drafts.
 
-    ``device_side``: it can draft behind a length that only the device knows.
+    ``device_side``: whether it can draft after a sequence whose length only the device knows.
     """
 
     device_side: bool
 
     def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """About n tokens behind ``seq``, drawn from the distributions that come with them; perhaps none at all."""
+        """Draft about n tokens after ``seq``, perhaps none, with the distributions that they were drawn from."""
         ...
 
     def judged(self, proposed: int, accepted: int) -> None:
-        """How the last proposal fared one level up."""
+        """Learn how many tokens of the last proposal the level above accepted."""
         ...
 
     def rollback(self, length: int) -> None:
-        """Only the first ``length`` tokens of the history stand."""
+        """Discard all but the first ``length`` tokens of the history."""
         ...
 
 
@@ -72,12 +72,12 @@ class Arm:
     """A drafter with its running cost and acceptance."""
 
     drafter: Drafter
-    worth_above: int = 0  # shortest history for which it can pay at all
+    worth_above: int = 0  # shortest history, in tokens, for which it can pay
     cost: Average = field(default_factory=lambda: Average(FORGET))  # seconds per drafted token
-    excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens made above those asked for
+    excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
     curve: AcceptanceCurve = field(default_factory=AcceptanceCurve)
-    trials: int = 0  # the first ones
-    asked: bool = False  # ever
+    trials: int = 0  # number of first trials so far
+    asked: bool = False  # whether it was ever asked to draft
     measured_at: int = 0  # round of the last measurement
     patience: int = TRY_AGAIN  # rounds until the next trial
 
@@ -86,7 +86,7 @@ class Arm:
         return self.cost.weight > 0
 
     def learn_cost(self, seconds: float, asked: int, made: int, now: int) -> None:
-        """What it took to make ``made`` tokens in round ``now``."""
+        """Learn what drafting ``made`` tokens cost in round ``now``; ``asked`` were requested."""
         each, usual = seconds / made, self.cost.mean
         if each < usual / PREPARED:
             self.cost = Average(FORGET)
@@ -97,27 +97,27 @@ class Arm:
         self.measured_at = now
 
     def tried(self) -> None:
-        """One more trial is under way."""
+        """Count a trial that is being run."""
         if self.trials < len(TRIALS):
             self.trials += 1
         else:
             self.patience *= 2
 
     def makes(self, n: int) -> int:
-        """Tokens to expect where n are asked for."""
+        """Number of tokens to expect when n are requested."""
         return max(1, round(n + self.excess.mean))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the next rounds do: each drafts ``n`` tokens by ``arm``, or by lookup where it is None.
+    """Plan of the next rounds: each drafts ``n`` tokens by ``arm``, or by lookup if that is None.
 
-    From a match of ``threshold`` tokens on, lookup replaces what the arm drafts.
+    If lookup finds a match of at least ``threshold`` tokens, its tokens replace those of the arm.
     """
 
     n: int
     arm: Arm | None = None
-    rate: float = 0.0  # expected tokens per second; 0: not planned
+    rate: float = 0.0  # expected tokens per second; 0 for a trial or a fixed plan
     rounds: int = 1
     threshold: int = NEVER
 
@@ -132,13 +132,13 @@ class Plan:
 
 
 class Expected(NamedTuple):
-    """What a planner expected of all rounds so far, its trials included."""
+    """Time and tokens that a planner expected of all rounds so far, trials included."""
 
     seconds: float
     tokens: float
 
     def since(self, before: Expected) -> float | None:
-        """Milliseconds per token of the rounds after those; None where there were none."""
+        """Expected milliseconds per token of the rounds since ``before``; None if there were none."""
         tokens = self.tokens - before.tokens
         return 1000 * (self.seconds - before.seconds) / tokens if tokens > 0 else None
 
@@ -146,8 +146,8 @@ class Expected(NamedTuple):
 class Planner:
     """Plans the rounds of one level.
 
-    ``gamma``: tokens to draft in every round, or None to choose up to ``most``. ``plain``: rounds without a draft are
-    allowed; else the first arm drafts in any case, and only how much is open.
+    ``gamma`` fixes the tokens to draft in each round; None chooses up to ``most``. ``plain`` allows rounds without a
+    draft; otherwise the first arm always drafts, and only the number of tokens is chosen.
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class Planner:
         self.may_be_plain = plain
         self.times = StepTimes()  # of verifications
         self.gap = Average(FORGET)  # seconds from one round to the next
-        self.undrafted = Average(FORGET)  # seconds of a token made without a draft, where those overlap
-        self.blend = AcceptanceCurve()  # of rounds in which an arm and lookup both had a say
+        self.undrafted = Average(FORGET)  # seconds per token decoded without drafts, with overlapping forwards
+        self.blend = AcceptanceCurve()  # of rounds in which either the arm or lookup drafts
         self.rounds = 0
         self.habit = Plan(0)
-        self.hoped = self.came = CANDID  # tokens of lookup that should have been accepted, and that were
+        self.hoped = self.came = CANDID  # looked-up tokens: expected to be accepted, and accepted
         self.expected = Expected(0.0, 0.0)
 
     @property
@@ -177,9 +177,9 @@ class Planner:
         return self.gamma is None and self.most > 0
 
     def choose(self, length: int, most: int, match: int) -> Plan:
-        """A plan for the round behind ``length`` tokens, of at most ``most`` drafted ones.
+        """Plan the round after ``length`` tokens, with at most ``most`` drafted ones.
 
-        ``match`` is how many of the last tokens lookup found again. The same on all ranks, whose clocks differ.
+        ``match`` is the length of the match that lookup found. All ranks take rank 0's plan, as their clocks differ.
         """
         self.rounds += 1
         if not self.decides:
@@ -190,9 +190,9 @@ class Planner:
         return Plan(n, places[place], own.rate)
 
     def several(self, n: int, length: int) -> Plan:
-        """A plan for several rounds that make about n tokens, none of which waits for the one before.
+        """Plan several rounds that make about n tokens and do not wait for one another.
 
-        The same on all ranks, whose clocks differ.
+        All ranks take rank 0's plan, as their clocks differ.
         """
         drafts = bool(self.arms) or self.lookup is not None
         drafted = min(self.most, length - 1) if drafts else 0
@@ -201,7 +201,7 @@ class Planner:
             first, more = self.times.line if self.times.known else (1.0, ROW_PRIOR)
             each = more + (self.arms[0].cost.mean if self.arms else 0.0)
             drafted = max(sizes(1, drafted), key=lambda g: (1 + hopes[g]) / (first + each * g))
-        # With a fixed gamma nothing depends on what was learnt: the same random numbers go into it every time.
+        # With a fixed gamma nothing may depend on what was learnt, so that a seed gives the same tokens every time.
         chances = (self.blend if self.gamma is None else AcceptanceCurve()).chances(drafted)
         rounds = min(round(n / (1 + sum(chances))) or min(n, 1), MOST // (drafted + 1))
         rounds, drafted, threshold = self.group.broadcast_ints((rounds, drafted, self._threshold(drafted)))
@@ -214,7 +214,7 @@ class Planner:
         return Plan(n, arm)
 
     def _threshold(self, n: int) -> int:
-        """The length of a match from which on n tokens of lookup promise more than those of the arm."""
+        """The shortest match for which n looked-up tokens promise more accepted ones than the arm's."""
         if self.lookup is None:
             return NEVER
         if not self.arms:
@@ -236,12 +236,12 @@ class Planner:
             return trial
         if best.arm:
             best.arm.patience = TRY_AGAIN
-        if best.arm or best.n == 0:  # a lookup comes and goes
+        if best.arm or best.n == 0:  # lookup is no habit: matches come and go
             self.habit = best
         return best
 
     def _trial(self, able: Sequence[Arm], best: float, most: int) -> Plan | None:
-        """One of the arms that nothing, or nothing any more, is known about."""
+        """A trial of an arm that was not measured yet, or not for long."""
         for arm in able:
             if arm.trials < len(TRIALS) and (not self.may_be_plain or self.rounds > TRY_AFTER):
                 return Plan(min(TRIALS[arm.trials], most), arm)
@@ -254,7 +254,7 @@ class Planner:
 
     @property
     def _round(self) -> tuple[float, float]:
-        """Seconds of a round without any draft, and of each drafted token in it without its drafting."""
+        """Seconds of a round without a draft, and of verifying each drafted token."""
         if not self.times.known:
             return self.undrafted.mean, ROW_PRIOR * self.undrafted.mean
         first, more = self.times.line
@@ -262,10 +262,10 @@ class Planner:
 
     @property
     def _plain(self) -> float:
-        """Seconds of a token without a draft."""
+        """Seconds per token without drafts."""
         return self.undrafted.mean if self.undrafted.weight else self._round[0]
 
-    # The device waits for these two: hence their plain numbers.
+    # The device idles during these two, so they avoid tensors.
 
     def _looked_up(self, most: int, match: int) -> Plan:
         if self.lookup is None or not match:
@@ -285,21 +285,21 @@ class Planner:
         return Plan(n, arm, rates[n])
 
     def _appeal(self, plan: Plan) -> float:
-        """The rate, and more for what needs no change: promises have errors, and the best of many has most."""
+        """The expected rate, with a bonus for the current plan: the best of many noisy estimates is overestimated."""
         if plan.n == 0:
             return plan.rate * GAIN * (HABIT if self.habit.arm else 1.0)
         return plan.rate * self._habit(plan.arm, plan.n)
 
     def _habit(self, arm: Arm | None, n: int) -> float:
-        """How much more a draft appeals for being the usual one."""
+        """The bonus factor of a draft that equals the last one."""
         return HABIT if arm is not None and arm is self.habit.arm and n == self.habit.n else 1.0
 
-    # What rounds teach
+    # Learning from rounds
 
     def learn(
         self, plan: Plan, match: int, drafted: int, accepted: int, drafting: float, verifying: float
     ) -> None:
-        """A round that was waited for; drafting and verifying took so many seconds."""
+        """Learn from a round that was waited for; ``drafting`` and ``verifying`` are seconds."""
         self._expect(plan, match, drafted, accepted, drafting, verifying)
         self.times.add(1 + drafted, verifying)
         arm = plan.arm
@@ -310,25 +310,25 @@ class Planner:
         if drafted:
             arm.learn_cost(drafting, plan.n, drafted, self.rounds)
         elif plan.n and not arm.asked:
-            # What it drafts out of had to be built first: that was no trial.
+            # Its cache had to be built first: that was no trial.
             arm.trials = max(0, arm.trials - 1)
         arm.asked = arm.asked or plan.n > 0
         arm.curve.learn(drafted, accepted)
         arm.drafter.judged(drafted, accepted)
 
     def learn_plain(self, seconds: float) -> None:
-        """A token was made without a draft while the host read the one before."""
+        """Learn from a token that was decoded without a draft while the host read the previous one."""
         seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
         if self.undrafted.weight:
             seconds = min(seconds, PAUSE * self.undrafted.mean)
-        self.undrafted.add(seconds)
+        self.undrafted.add(seconds, 1.0 if self.undrafted.weight else FIRST)
         self._remember([], 0)
         self.expected = Expected(self.expected.seconds + self.undrafted.mean, self.expected.tokens + 1)
 
     def learn_unwaited(
         self, plan: Plan, match: int, accepted: int, drafting: float, verifying: float
     ) -> None:
-        """One of several rounds."""
+        """Learn from one of several rounds that were not waited for."""
         self.rounds += 1
         self.times.add(1 + plan.n, verifying)
         if not plan.n:
@@ -341,14 +341,14 @@ class Planner:
             plan.arm.curve.learn(plan.n, accepted)
 
     def learn_gap(self, seconds: float) -> None:
-        """The host did something else between two rounds."""
+        """Learn how long the host was busy with other things between two rounds."""
         self.gap.add(min(seconds, PAUSE * self.times(1)))
 
     def _hopes(self, match: int, n: int) -> list[float]:
         return self.lookup.survival(match, n) if self.lookup and match else []
 
     def _remember(self, hopes: list[float], accepted: int) -> None:
-        """The record of lookup: how many of its tokens came, forgotten while it is not used."""
+        """Update lookup's record of accepted tokens, which fades while lookup is not used."""
         forget = FORGET_RECORD if hopes else FORGET_UNUSED
         hoped, came = (1 - forget) * CANDID, (1 - forget) * CANDID
         if hopes:
@@ -362,7 +362,7 @@ class Planner:
     def _expect(
         self, plan: Plan, match: int, drafted: int, accepted: int, drafting: float, verifying: float
     ) -> None:
-        """Keep what the round was expected to bring and to take; what it did, where nothing was known."""
+        """Add what the round was expected to yield and to cost, or its actual figures if nothing was known."""
         arm = plan.arm
         known = self.times.known and (arm is None or arm.measured)
         chances = arm.curve.chances(drafted) if arm else self._hopes(match, drafted)
@@ -374,5 +374,5 @@ class Planner:
 
 
 def sizes(least: int, most: int) -> list[int]:
-    """Numbers of drafted tokens that make verifications of the usual sizes."""
+    """Numbers of drafted tokens whose verifications have one of the captured sizes."""
     return [rows - 1 for rows in ROWS if least < rows <= most + 1]

@@ -1,12 +1,12 @@
-"""The verifying level: one round, and the two ways to string rounds together.
+"""A verifying level: its round, and two ways to run rounds one after another.
 
-A level drafts n tokens, verifies them with one forward of its model, and commits those that pass and one more
-(TriForce, Alg. 1). What it emits is distributed exactly as its own model over its own cache, which makes it a legal
-drafter for the level above: the hierarchy is plain recursion.
+In a round, a level drafts n tokens, verifies them with one forward of its model, and commits those that pass and one
+more (TriForce, Alg. 1). Its output is distributed exactly as that of its own model over its own cache, so a level is
+itself a valid drafter for the level above it: the hierarchy is plain recursion.
 
-The top level waits for each verdict, because what it commits is the answer. A level below it runs as many rounds as
-were planned without waiting where its forwards are CUDA graphs, so that the device never idles while the host reads,
-plans and launches; elsewhere waiting costs nothing, and it plans every round anew.
+The top level waits for each verdict, because its committed tokens are the answer. If the forwards of a lower level are
+CUDA graphs, it runs a planned number of rounds without waiting, so that the device never idles while the host reads,
+plans and launches. Otherwise waiting costs nothing, and it plans every round anew.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
 
-MARGIN = 8  # slots that a forward of fixed size may touch behind its last token
+MARGIN = 8  # slots after its last token that a forward of fixed size may overwrite
 
 
 @dataclass(slots=True)
 class Round:
-    """One draft and its verification, as launched."""
+    """A draft and its verification that have been launched."""
 
     plan: Plan
     draft: Draft
     logits: Tensor  # [B, n+1, V]
-    match: Match | None  # what lookup found for the tokens of this round
+    match: Match | None  # found by lookup for this round
     marks: tuple[Any, Any] | None  # of the clock: before and after the draft; None without a drafter
     began: float  # seconds of the host's clock
     verdict: Verdict = field(init=False)
-    following: Match | None = field(init=False)  # what lookup finds for the next round
-    outcome: HostCopy = field(init=False)  # for each sequence the numbers of ``Outcome``
-    verified: Any = field(init=False)  # mark
+    following: Match | None = field(init=False)  # found by lookup for the next round
+    outcome: HostCopy = field(init=False)  # the numbers of an ``Outcome`` for each sequence
+    verified: Any = field(init=False)  # mark of the clock after the verification
 
     def read(self) -> Outcome:
         """Wait for the outcome of a single sequence."""
@@ -55,18 +55,18 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the host reads of one round of one sequence."""
+    """The result of one round of one sequence, as the host reads it."""
 
     ids: list[int]  # committed: accepted, then one recovered or bonus token
-    complete: bool  # no distribution was cut short
+    complete: bool  # no top-p nucleus was cut short
     drafted: int
-    right: int  # of the tokens of ``match``, how many came
-    match: int  # its length
+    right: int  # number of leading tokens of ``match`` that came true
+    match: int  # length of the match
     following: int  # length of the next match
 
     @staticmethod
     def of(numbers: list[int], looked_up: bool) -> Outcome:
-        """``numbers``: those of a ``SamplerOutput``, and of lookup where it took part."""
+        """From the numbers of a ``SamplerOutput``, followed by three of lookup if it took part."""
         right, match, following = numbers[-3:] if looked_up else (0, 0, 0)
         count, *ids, drafted, complete = numbers[:-3] if looked_up else numbers
         return Outcome(ids[:count], bool(complete), drafted, right, match, following)
@@ -78,9 +78,9 @@ class Outcome:
 
 
 class Speculative:
-    """A level of a stack: ``model`` over ``cache``, its drafters chosen by ``planner``.
+    """A level of a stack: ``model`` over ``cache``, with the drafters of ``planner``.
 
-    ``overlap``: where nothing is drafted, the next forward is launched before the host reads the last token.
+    ``overlap``: while nothing is drafted, launch the next forward before the host reads the last token.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class Speculative:
         self.emit, self.group, self.overlap = emit, group, overlap
         self.clock: Clock = clock_of(model.device)
         self.nothing = Draft.empty(model.vocabulary, model.device)
-        # Whether several rounds may follow one another without the host; as a drafter, it is told where to begin.
+        # Whether rounds may be launched without waiting for the previous one.
         self.unwaited = model.captures and all(arm.drafter.device_side for arm in planner.arms)
         self.device_side = False
-        self.found: tuple[int, Match, int] | None = None  # known tokens, the match behind them, its length
-        self.unread: tuple[Plan, list[Round]] | None = None  # rounds that nobody waited for
-        self.ended: float | None = None  # the last round; None: something else came since
+        self.found: tuple[int, Match, int] | None = None  # number of known tokens, the match after them, its length
+        self.unread: tuple[Plan, list[Round]] | None = None  # launched rounds whose outcomes were not read yet
+        self.ended: float | None = None  # time at which the last round ended; None after a rollback
 
     # One round, for every level on every device
 
     def round(self, seq: TokenBuffer, plan: Plan, match: Match | None, sampler: Sampler) -> Round:
-        """Draft, verify and commit behind ``seq``; waits for nothing. ``match``: what lookup found there."""
+        """Draft, verify and commit at the end of ``seq`` without waiting; ``match`` is what lookup found there."""
         began, before = self.clock.now(), self.clock.mark() if plan.arm or seq.slack else None
         draft = self._draft(seq, plan, match, sampler)
         marks = None if before is None else (before, self.clock.mark())
@@ -130,19 +130,19 @@ class Speculative:
         return Draft(tokens, torch.where(sure[..., None], certain.probs, draft.probs))
 
     def _forward(self, seq: TokenBuffer, draft: Draft) -> Tensor:
-        """Logits [B, n+1, V] behind the last token and behind each of n drafted ones."""
+        """Logits [B, n+1, V] after the last committed token and after each of n drafted ones."""
         n = len(draft)
         if n:
             seq.write(draft.tokens)
         if not seq.slack:
             fed = self.cache.pending(seq.ids[0, : seq.known + n])
             return self.model(fed[None], self.cache, n + 1)
-        # The cache lacks the last token, and counts what the host knows.
+        # The cache counts the tokens that the host knows, without the last one.
         offset = seq.length - (self.cache.length + 1)
         return self.model(seq.read(-1, n + 1), self.cache, n + 1, offset)
 
     def _verify(self, seq: TokenBuffer, made: Round, sampler: Sampler) -> None:
-        """Commit what passes, and send word of it to the host."""
+        """Commit what passes and start copying the outcome to the host."""
         n = len(made.draft)
         probs, packed = sampler.verify(made.draft, made.logits, seq)
         packed = self.group.broadcast(packed)
@@ -160,10 +160,10 @@ class Speculative:
         lookup, width = self.planner.lookup, self.planner.most
         return lookup.find(seq, width) if lookup is not None and width else None
 
-    # Waiting for every verdict
+    # Rounds that are waited for
 
     def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:
-        """The ids that each round commits, until there are ``most``; may be closed behind any round."""
+        """Yield the ids that each round commits, until there are ``most``; may be closed after any round."""
         end = seq.known + most
         while seq.known < end:
             plan = self._plan(seq, end)
@@ -173,18 +173,18 @@ class Speculative:
                 yield self._waited(seq, plan, sampler)[1].ids
 
     def step(self, seq: TokenBuffer, sampler: Sampler, most: int) -> tuple[Round, Outcome]:
-        """One round of at most ``most`` drafted tokens that is waited for."""
+        """Run one round of at most ``most`` drafted tokens and wait for its outcome."""
         return self._waited(seq, self._plan(seq, seq.known + most + 1), sampler)
 
     def _plan(self, seq: TokenBuffer, end: int) -> Plan:
-        """A plan for the next round of an answer that may grow to ``end`` tokens."""
+        """Plan the next round of an answer that may grow to ``end`` tokens."""
         return self._choose(seq, end, 0 if self._match(seq) is None or self.found is None else self.found[2])
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1), match)
 
     def _match(self, seq: TokenBuffer) -> Match | None:
-        """What lookup finds behind the known tokens."""
+        """The match that lookup finds after the known tokens."""
         if self.found is None or self.found[0] != seq.known:
             match = self._find(seq)
             if match is None:
@@ -199,7 +199,7 @@ class Speculative:
             plan.arm.tried()
         made = self.round(seq, plan, self._match(seq), sampler)
         outcome = made.read()
-        while not outcome.complete:  # the same logits once more
+        while not outcome.complete:  # sample again from the same logits
             sampler.widen()
             seq.settle(seq.known)
             seq.write(made.draft.tokens)
@@ -214,7 +214,7 @@ class Speculative:
         return made, outcome
 
     def _commit(self, seq: TokenBuffer, made: Round, outcome: Outcome) -> None:
-        """The host knows what a round committed; all caches go back to it."""
+        """Record what a round committed, and roll all caches back to it."""
         seq.known += len(outcome.ids)
         self.rollback(seq.known - 1)
         self._learn_match(made, outcome)
@@ -227,13 +227,13 @@ class Speculative:
             self.planner.lookup.learn(outcome.match, outcome.right, tested)
 
     def _overlapped(self, seq: TokenBuffer, plan: Plan, sampler: Sampler, end: int) -> Iterator[list[int]]:
-        """Tokens one by one, for as long as nothing better is planned.
+        """Decode token by token for as long as nothing better is planned.
 
-        A token goes to the next forward without leaving the device, and the host reads it while that forward runs.
-        Where the answer ends early there was one forward too many, which the rollback at its end takes back.
+        Each token goes to the next forward without leaving the device; the host reads it while that forward runs. If
+        the answer ends early there was one forward too many, which the final rollback discards.
         """
         before, self.ended = self.clock.now(), None
-        late = self.found[2] if self.found else 0  # the last match that the host knows
+        late = self.found[2] if self.found else 0  # length of the last match that the host knows
         coming = self.round(seq, plan, self._match(seq), sampler)
         while True:
             start, state = seq.known, sampler.state
@@ -242,7 +242,7 @@ class Speculative:
             if seq.known < end and self._choose(seq, end, late).plain:
                 following = self.round(seq, plan, coming.following, sampler)
             outcome = coming.read()
-            if not outcome.complete:  # both were drawn from distributions that were cut short
+            if not outcome.complete:  # this token and the following one came from truncated distributions
                 sampler.widen()
                 sampler.state = state
                 seq.settle(start)
@@ -265,12 +265,12 @@ class Speculative:
     # As a drafter of the level above
 
     def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """About n tokens by whole rounds; how many they are may be known to the device alone."""
+        """Draft about n tokens by whole rounds; their exact number may be known to the device alone."""
         self.unread = None
         return (self._several if self.unwaited else self._one_by_one)(seq, n, sampler)
 
     def _one_by_one(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """At least n tokens, by rounds that are waited for."""
+        """Draft at least n tokens by rounds that are waited for."""
         if not n or not self.cache.ready(n + self.planner.most + 1):
             return self.nothing
         ahead, tokens, probs = seq.fork(), [], []
@@ -282,7 +282,7 @@ class Speculative:
         return Draft(torch.cat(tokens, 1), torch.cat(probs, 1))
 
     def _several(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """As many rounds as are planned, none of which waits for the one before."""
+        """Draft by a planned number of rounds, none of which waits for the previous one."""
         plan = self.planner.several(n, seq.known)
         room = plan.rounds * (plan.n + 1)
         if not room or not self.cache.ready(room + MARGIN):
@@ -300,7 +300,7 @@ class Speculative:
                 probs = made.verdict.probs.new_zeros(len(seq.ids), room, self.model.vocabulary)
             put(probs, at[:, None] + seq.steps(0, plan.n + 1), made.verdict.probs)
         self.unread = plan, rounds
-        # Tokens beyond expectation are cut where the verification would have to read more rows for them.
+        # Surplus tokens are cut if the verification would need a larger graph for them.
         most = min(room, (fitting(n + 1 + plan.n // 2) or n + 1) - 1)
         count = (ahead.length - seq.length).clamp_max(most)
         beyond = seq.steps(0, most) >= count[:, None]
@@ -308,7 +308,7 @@ class Speculative:
         return Draft(tokens, probs[:, :most], count)
 
     def judged(self, proposed: int, accepted: int) -> None:
-        """How the last proposal fared one level up; by then the host can read how its rounds went."""
+        """Learn how the last proposal fared one level up; by then the outcomes of its rounds can be read."""
         self.cache.judged(proposed, accepted)
         if self.unread is None:
             return
@@ -324,7 +324,7 @@ class Speculative:
             self.emit(Verified(self.name, outcome.drafted, outcome.accepted))
 
     def rollback(self, length: int) -> None:
-        """Only the first ``length`` tokens of the history stand."""
+        """Discard all but the first ``length`` tokens of the history, in all caches below."""
         self.cache.truncate(length)
         for arm in self.planner.arms:
             arm.drafter.rollback(length)
@@ -334,7 +334,7 @@ class Speculative:
 
 
 def came(match: Match, verdict: Verdict) -> Tensor:
-    """How many of the first tokens of a match are those of a verdict, perhaps beyond those that count: [B]."""
+    """Number of leading tokens that a match shares with a verdict, which may exceed the committed ones: [B]."""
     width = min(match.tokens.shape[1], verdict.tokens.shape[1])
     same = match.tokens[:, :width] == verdict.tokens[:, :width]
     return same.cumprod(-1, dtype=torch.long).sum(-1)

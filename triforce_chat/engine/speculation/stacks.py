@@ -1,4 +1,4 @@
-"""The named stacks: each is one line of composition over the same few classes."""
+"""The named stacks, each composed of the same few classes."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from triforce_chat.errors import UsageError
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey}
 
 
-MOST_GAMMA = 16  # what a planner may choose from
-STREAMED_GAMMA = 32  # the same where every verification streams keys and values from host memory
-STREAMED_STRIDE = 16  # new tokens there between two builds of the retrieval cache, which cost next to nothing
-MOST_DRAFT_GAMMA = 8  # the same below the middle level
+MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
+STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values from host memory
+STREAMED_STRIDE = 16  # new tokens between builds of the retrieval cache there, as builds cost next to nothing
+MOST_DRAFT_GAMMA = 8  # tokens that a planner drafts at most per step of the middle level
 PARTS = (1, 2, 4)  # tokens of a draft model's graphs where drafts of many lengths are planned
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """How a stack is built; sizes in tokens."""
+    """Options of a stack; sizes in tokens."""
 
     name: str = "auto"
-    gamma: int | None = None  # asked of the level below the target, per verification; None: planned
-    draft_gamma: int | None = None  # asked of the drafter, per step of the middle level; None: planned
+    gamma: int | None = None  # drafted per verification by the target; None: planned
+    draft_gamma: int | None = None  # drafted per step of the middle level; None: planned
     policy: str = "mean"
     budget: Budget = field(default_factory=Budget)
-    middle: str = "auto"  # the middle level's weights: "full", "int8", or 8 bits where there is room
+    middle: str = "auto"  # weights of the middle level: "full", "int8", or "auto" for 8 bits if there is room
 
 
 class Builder:
-    """Puts levels on a target's full cache; every method named like a stack builds its top level."""
+    """Builds stacks over a target's full cache."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Builder:
         return self.makers()[self.options.name]()
 
     def check(self) -> None:
-        """Raise UsageError unless it can be built; which every rank finds out by itself."""
+        """Raise UsageError if the stack cannot be built; every rank finds that out by itself."""
         name, makers = self.options.name, self.makers()
         if name not in makers:
             raise UsageError(f"no stack '{name}'; choose one of {', '.join(makers)}")
@@ -80,8 +80,8 @@ class Builder:
         }
 
     def auto(self) -> Speculative:
-        """The best of everything, as measured while decoding."""
-        # Below this length the middle level would read nearly as much as the target itself.
+        """A target whose planner chooses among all drafters by what it measures while decoding."""
+        # In shorter histories the middle level would read nearly as much as the target itself.
         hierarchy = Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens)
         arms = [hierarchy, *self.drafts(self.parts)]
         return self.top(Planner(arms, NgramLookup(), most=self.most, group=self.group))
@@ -110,9 +110,9 @@ class Builder:
         )
 
     def overlaps(self, planner: Planner) -> bool:
-        """Whether plain decoding may run ahead of the host.
+        """Whether plain decoding may launch the next forward before the host reads the last token.
 
-        Where the device works by itself and a forward is cheap to take back. Ranks would have to agree on a plan for
+        On a GPU, where a surplus forward is cheap to discard. Ranks would have to agree on a plan for
         every token, and lookup by fixed numbers goes by the last token, which the host does not know yet.
         """
         queue = self.target.device.type == "cuda" and self.full.storage.buffer is not None
@@ -120,12 +120,12 @@ class Builder:
 
     @property
     def most(self) -> int:
-        """Tokens to ask for at most per verification; longer drafts pay where a verification is dear."""
+        """Largest number of tokens per verification; longer drafts pay if verifications are expensive."""
         return self.options.gamma or (STREAMED_GAMMA if self.streamed else MOST_GAMMA)
 
     @property
     def streamed(self) -> bool:
-        """Whether every verification fetches keys and values from host memory."""
+        """Whether every verification streams keys and values from host memory."""
         return self.full.storage.streams
 
     def middle(self, cache: RetrievalCache, drafts: bool = True) -> Speculative:
@@ -139,13 +139,13 @@ class Builder:
         return Speculative("retrieval", self.proposer(), cache, planner, self.emit, self.group)
 
     def drafts(self, lengths: Sequence[int] = ()) -> list[Arm]:
-        """The draft model, if there is one; drafts of these lengths are captured ahead of their use."""
+        """The draft model, if there is one; drafts of these lengths are captured before their first use."""
         if self.draft is None:
             return []
         return [Arm(DraftModel(self.draft, StreamingCache(self.draft.shape), lengths, self.group))]
 
     def proposer(self) -> Runner:
-        """The target as the middle level runs it."""
+        """The target's runner for the middle level."""
         wanted = self.options.middle
         int8 = wanted == "int8" or (wanted == "auto" and self.target.room_for_int8)
         return self.target.quantized if int8 else self.target
@@ -159,5 +159,5 @@ class Builder:
     @property
     def budget(self) -> Budget:
         own = self.options.budget
-        planned = self.options.gamma is None  # else nothing may depend on where memory happens to be free
+        planned = self.options.gamma is None  # otherwise nothing may depend on how much memory is free
         return replace(own, stride=min(own.stride, STREAMED_STRIDE)) if self.streamed and planned else own

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from triforce_chat.chat.events import Tally
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.engine import PLAIN, Request
-from triforce_chat.engine.events import Prefilled, Tally
+from triforce_chat.engine.events import Prefilled
 from triforce_chat.engine.exactness import Doubts, doubts
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.lab.bench.cases import Case

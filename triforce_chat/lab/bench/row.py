@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from triforce_chat.engine.events import LevelTally, Tally
+from triforce_chat.chat.events import LevelTally, Tally
 from triforce_chat.engine.exactness import Doubts
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.confidence import interval

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from triforce_chat.chat.events import Outcome
 from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.engine.engine import Request
-from triforce_chat.engine.events import Outcome
 from triforce_chat.engine.exactness import greedy_test, sampling_test
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
+from triforce_chat.chat.events import Tally
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.engine import Engine
-from triforce_chat.engine.events import Tally
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation.answers import FACT_TOKENS
 from triforce_chat.lab.evaluation.runs import Findings, Watch

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 from triforce_chat.chat.conversation import Conversation, Turn
+from triforce_chat.chat.events import ChatEvent, Comparison, Side
 from triforce_chat.documents import Document
-from triforce_chat.engine.events import Comparison, Event, Side, Text
+from triforce_chat.engine.events import Text
 from triforce_chat.storage.sessions.lease import Lease
 from triforce_chat.storage.sessions.names import suggest_name
 from triforce_chat.storage.sessions.store import SessionStore
@@ -72,24 +73,24 @@ class PersistentConversation:
     def options(self) -> dict[str, str]:
         return self._inner.options()
 
-    def prefill(self) -> Generator[Event, None, None]:
+    def prefill(self) -> Generator[ChatEvent, None, None]:
         return self._inner.prefill()
 
-    def ask(self, question: str) -> Generator[Event, None, None]:
+    def ask(self, question: str) -> Generator[ChatEvent, None, None]:
         return self._written(self._inner.ask(question), _itself, self._writer(question))
 
-    def retry(self) -> Generator[Event, None, None]:
+    def retry(self) -> Generator[ChatEvent, None, None]:
         last = self._last_turn()
         writer = self._writer(last.question if last else "", replaces=self._last_row)
         return self._written(self._inner.retry(), _itself, writer)
 
-    def resume(self) -> Generator[Event, None, None]:
+    def resume(self) -> Generator[ChatEvent, None, None]:
         last = self._last_turn()
         beginning = Text(tuple(last.tally.token_ids), last.answer) if last else None
         writer = self._writer(last.question if last else "", self._last_row, beginning)
         return self._written(self._inner.resume(), _itself, writer)
 
-    def compare(self, question: str) -> Generator[tuple[Side, Event] | Comparison, None, None]:
+    def compare(self, question: str) -> Generator[tuple[Side, ChatEvent] | Comparison, None, None]:
         return self._written(self._inner.compare(question), _speculative, self._writer(question))
 
     def add(self, document: Document) -> int:
@@ -159,10 +160,10 @@ class PersistentConversation:
         return self._inner.turns[-1] if self._inner.turns else None
 
 
-def _itself(event: Event) -> object:
+def _itself(event: ChatEvent) -> object:
     return event
 
 
-def _speculative(item: tuple[Side, Event] | Comparison) -> object:
+def _speculative(item: tuple[Side, ChatEvent] | Comparison) -> object:
     """The event if it belongs to the answer that the conversation keeps."""
     return item[1] if isinstance(item, tuple) and item[0] == "speculative" else None

@@ -10,18 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from triforce_chat.chat.events import Citation, LevelTally, Place, Source, Sourced, Tally
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine.events import (
-    Citation,
-    Finished,
-    LevelTally,
-    Place,
-    Prefilled,
-    Rebuilt,
-    Source,
-    Sourced,
-    Tally,
-)
+from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
 
 
 def storable(text: str) -> str:
