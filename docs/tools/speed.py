@@ -52,6 +52,29 @@ def cpu_stacks() -> str:
     return table(header, lines) + "\n" + source("cpu-2-cores-draft")
 
 
+def engine_change() -> str:
+    """The same stacks by the engine of version 0.2.0 and by the one engine that replaced it."""
+    header = ("shape", "stack", "T", "ms/token before (range)", "after (range)", "tokens/round", "fresh")
+    shapes = {
+        "7b": "Llama-2-7B",
+        "seed": "Llama-2-7B, seed 1",
+        "8b": "Llama-3.1-8B",
+        "small": "default model, 8,192 tokens",
+    }
+    lines = []
+    for name, shape in shapes.items():
+        pairs = zip(rows(f"engine-before-{name}"), rows(f"engine-after-{name}"), strict=True)
+        for before, after in pairs:
+            assert before["contender"] == after["contender"]
+            both = (before, after)
+            stack, temperature = f"`{after['contender']}`", number(after["temperature"], 1)
+            times = [f"{each['ms_per_token']:.2f} {span(each['spread_ms'])}" for each in both]
+            rounds = " / ".join(number(each["tokens_per_round"]) for each in both)
+            fresh = " / ".join(number(each["fresh"]) for each in both)
+            lines.append((shape, stack, temperature, *times, rounds, fresh))
+    return table(header, lines) + "\n" + source("engine-after-7b", "engine-after-small")
+
+
 def cpu_prefill() -> str:
     """How fast two cores read."""
     plain = rows("cpu-2-cores-draft", contender="autoregressive")
@@ -423,6 +446,7 @@ def _headline(words: str, name: str, each: Json) -> tuple[str, ...]:
 
 TABLES = {
     "cpu-stacks": cpu_stacks,
+    "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
     "cpu-stock": cpu_stock,
     "temperatures": temperatures,
