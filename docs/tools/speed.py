@@ -60,19 +60,21 @@ def engine_change() -> str:
         "seed": "Llama-2-7B, seed 1",
         "8b": "Llama-3.1-8B",
         "small": "default model, 8,192 tokens",
+        "cpu": "default model, {context:,} tokens, two CPU cores",
     }
     lines = []
-    for name, shape in shapes.items():
+    for name in shapes:
         pairs = zip(rows(f"engine-before-{name}"), rows(f"engine-after-{name}"), strict=True)
         for before, after in pairs:
             assert before["contender"] == after["contender"]
             both = (before, after)
+            shape = shapes[name].format(context=after["context"])
             stack, temperature = f"`{after['contender']}`", number(after["temperature"], 1)
-            times = [f"{each['ms_per_token']:.2f} {span(each['spread_ms'])}" for each in both]
+            times = [f"{each['ms_per_token']:.2f}{span(each['spread_ms'])}" for each in both]
             rounds = " / ".join(number(each["tokens_per_round"]) for each in both)
             fresh = " / ".join(number(each["fresh"]) for each in both)
             lines.append((shape, stack, temperature, *times, rounds, fresh))
-    return table(header, lines) + "\n" + source("engine-after-7b", "engine-after-small")
+    return table(header, lines) + "\n" + source("engine-after-7b", "engine-after-small", "engine-after-cpu")
 
 
 def cpu_prefill() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_a_trained_draft_drafts_exactly(adapter: Path, draft: Path) -> None:
     assert made > 60
 
 
-def tokens_of(events: list[ChatEvent]) -> list[int]:
+def tokens_of(events: Sequence[ChatEvent]) -> list[int]:
     return [token for event in events if isinstance(event, Text) for token in event.token_ids]
 
 

@@ -197,9 +197,9 @@ class ChatSession:
             tally.add(event)
             yield event
         if sources and self.documents and tally.token_ids:
-            for event in self._sources(request, tally):
-                tally.add(event)
-                yield event
+            for found in self._sources(request, tally):
+                tally.add(found)
+                yield found
 
     def _sources(self, request: Request, tally: Tally) -> Generator[ChatEvent, None, None]:
         """Find the pages that an answer attended to, and check the pages that it names."""

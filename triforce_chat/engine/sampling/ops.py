@@ -133,7 +133,9 @@ def penalized(logits: Tensor, context: PenaltyContext | None, count: Tensor | No
     (rows, n, vocabulary), answer = logits.shape, context.tokens
     m = answer.shape[1]
     at = torch.arange(m, device=logits.device).expand(rows, m)
-    first = torch.full((rows, vocabulary), m, device=logits.device)  # position of each token's first occurrence
+    first = torch.full(
+        (rows, vocabulary), m, device=logits.device
+    )  # position of each token's first occurrence
     first = first.scatter_reduce_(1, answer, at, "amin").gather(1, answer)
     last = torch.full((rows,), n - 1, device=logits.device) if count is None else count
     # A token after the context's length occurs too late for every row.

@@ -14,7 +14,9 @@ FORGET_TIME = 0.9  # weight of the past at each new measurement: contexts grow, 
 FORGET_SHAPE = 0.99  # the cost of a row, in steps of one row, changes with the machine only
 ROW_PRIOR = 0.04  # cost of one more row, as a share of a step of one row, before anything else is known
 PRIOR_WEIGHT = 4.0  # in rows squared
-FIRST = 1e-6  # weight of the first measurement of a kind, which may include captures: it counts until the second
+FIRST = (
+    1e-6  # weight of the first measurement of a kind, which may include captures: it counts until the second
+)
 
 GUESS = 0.8  # acceptance until verdicts come
 GUESS_WEIGHT = 3.0  # tests that the guess counts for

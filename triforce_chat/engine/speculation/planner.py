@@ -164,7 +164,9 @@ class Planner:
         self.may_be_plain = plain
         self.times = StepTimes()  # of verifications
         self.gap = Average(FORGET)  # seconds from one round to the next
-        self.undrafted = Average(FORGET)  # seconds per token decoded without drafts, with overlapping forwards
+        self.undrafted = Average(
+            FORGET
+        )  # seconds per token decoded without drafts, with overlapping forwards
         self.blend = AcceptanceCurve()  # of rounds in which either the arm or lookup drafts
         self.rounds = 0
         self.habit = Plan(0)

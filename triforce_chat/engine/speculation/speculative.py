@@ -100,8 +100,12 @@ class Speculative:
         # Whether rounds may be launched without waiting for the previous one.
         self.unwaited = model.captures and all(arm.drafter.device_side for arm in planner.arms)
         self.device_side = False
-        self.found: tuple[int, Match, int] | None = None  # number of known tokens, the match after them, its length
-        self.unread: tuple[Plan, list[Round]] | None = None  # launched rounds whose outcomes were not read yet
+        self.found: tuple[int, Match, int] | None = (
+            None  # number of known tokens, the match after them, its length
+        )
+        self.unread: tuple[Plan, list[Round]] | None = (
+            None  # launched rounds whose outcomes were not read yet
+        )
         self.ended: float | None = None  # time at which the last round ended; None after a rollback
 
     # One round, for every level on every device
