@@ -15,6 +15,7 @@ from support.toys import CPU, LONGER, ROOM, Stack, ToyModel, three_levels, toy, 
 
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.cuda_graph import USUAL
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
@@ -331,3 +332,24 @@ def test_a_draft_of_several_graphs_is_that_of_one(
     one, several = drafts
     assert several.tokens.tolist() == one.tokens.tolist()
     assert torch.equal(several.probs, one.probs)
+
+
+def test_what_a_draft_model_lacks_is_fed_in_captured_sizes(
+    pair: tuple[Runner, Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far lookup ran ahead, no forward has a size that was never run before."""
+    fed: list[int] = []
+    run = Runner.__call__
+
+    def noted(self: Runner, ids: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        fed.append(ids.shape[1])
+        return run(self, ids, *arguments)
+
+    drafter = DraftModel(pair[1], StreamingCache(pair[1].shape), (1, 2, 4))
+    seq = TokenBuffer.of(TEXT, 64, pair[1].device)
+    monkeypatch.setattr(Runner, "__call__", noted)
+    first = drafter.propose(seq, 4, Sampler(GREEDY)).tokens.tolist()
+    assert sum(fed) == len(TEXT)
+    assert max(fed) == USUAL
+    fresh = DraftModel(pair[1], StreamingCache(pair[1].shape))
+    assert fresh.propose(seq, 4, Sampler(GREEDY)).tokens.tolist() == first

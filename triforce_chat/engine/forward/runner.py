@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.storage import KVCache, Shape
-from triforce_chat.engine.cuda_graph import ForwardInputs
+from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import kernels_run
@@ -218,6 +218,12 @@ class Runner:
         )
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+
+def feed(model: Forward, cache: KVCache, ids: Tensor) -> None:
+    """Feed ids [n] for their keys and values, in pieces whose forwards are captured: others compile new kernels."""
+    for piece in ids.split(USUAL) if len(ids) else ():
+        model(piece[None], cache, 1)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import Graph, pool_of
 from triforce_chat.engine.draft import Draft, TokenBuffer
-from triforce_chat.engine.forward.runner import Forward
+from triforce_chat.engine.forward.runner import Forward, feed
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput, Verification, rounded_up
 from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
@@ -68,9 +68,7 @@ class DraftModel:
         parts = self._parts(n)
         # A graph that is captured here writes to twice as many slots as it drafts tokens.
         more = max(seq.slack, n + max(parts[0], *self.lengths, 0) + 1) + MARGIN
-        pending = self.cache.pending(seq.tokens, more)
-        if len(pending):
-            self.model(pending[None], self.cache, 1)
+        feed(self.model, self.cache, self.cache.pending(seq.tokens, more))
         if len(parts) == 1:
             return self._part(seq, n, sampler)
         ahead, made = seq.fork(seq.slack), []

@@ -22,7 +22,7 @@ from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cuda_graph import fitting
 from triforce_chat.engine.draft import Draft, TokenBuffer, Verdict
 from triforce_chat.engine.events import Event, Verified
-from triforce_chat.engine.forward.runner import Forward
+from triforce_chat.engine.forward.runner import Forward, feed
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -291,9 +291,7 @@ class Speculative:
         room = plan.rounds * (plan.n + 1)
         if not room or not self.cache.ready(room + MARGIN):
             return self.nothing
-        lacking = self.cache.pending(seq.tokens)[:-1]
-        if len(lacking):
-            self.model(lacking[None], self.cache, 1)
+        feed(self.model, self.cache, self.cache.pending(seq.tokens)[:-1])
         ahead, match, rounds, probs = seq.fork(room), self._find(seq), [], self.nothing.probs
         for _ in range(plan.rounds):
             at = ahead.length - seq.length
