@@ -1,6 +1,6 @@
 """Reads damaged and hostile documents, each in a process with the limits of ``documents.child``, and counts.
 
-    python tests/survey.py --count 3000 --bombs
+    PYTHONPATH=tests python -m support.survey --count 3000 --bombs
 
 A process that has the parsers in memory already is forked for each document, so that thousands take minutes.
 """
