@@ -18,6 +18,9 @@ Made = TypeVar("Made")
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
 # Largest row count that is captured ahead of its first use: what planners ask for, and a few more.
 USUAL = 24
+MARGIN = (
+    8  # slots after its last token that a padded forward may overwrite: the largest step between two sizes
+)
 
 
 def fitting(rows: int) -> int | None:

@@ -84,11 +84,6 @@ class TokenBuffer:
         return self.ids[0, : self.known]
 
     @property
-    def room(self) -> int:
-        """Capacity of a row in tokens, the committed ones included."""
-        return self.ids.shape[1]
-
-    @property
     def _place_known(self) -> bool:
         """Whether the host knows the end of the sequence: slicing there takes fewer launches than indexing."""
         return not self.slack and len(self.ids) == 1

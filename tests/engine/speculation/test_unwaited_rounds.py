@@ -15,7 +15,7 @@ from support.toys import CPU, LONGER, ROOM, Stack, ToyModel, three_levels, toy, 
 
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.cuda_graph import USUAL
+from triforce_chat.engine.cuda_graph import MARGIN, USUAL
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
@@ -29,7 +29,7 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import KEPT, DraftGraph, DraftModel
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup, longest_match
 from triforce_chat.engine.speculation.planner import NEVER, Plan
-from triforce_chat.engine.speculation.speculative import MARGIN, Speculative
+from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
 
 GREEDY = Sampling(temperature=0)

@@ -177,9 +177,8 @@ class StaticVerification:
         static = self.inputs
         static.logits[:, : n + 1] = logits
         if n + 1 < static.logits.shape[1]:
-            static.logits[:, n + 1 :] = logits[
-                :, -1:
-            ]  # so that unused rows need no more candidates than the others
+            # So that unused rows need no more candidates than the others.
+            static.logits[:, n + 1 :] = logits[:, -1:]
         if n:
             static.draft.tokens[:, :n] = draft.tokens
             static.draft.probs[:, :n] = draft.probs

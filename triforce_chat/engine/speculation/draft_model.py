@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.cuda_graph import Graph, pool_of
+from triforce_chat.engine.cuda_graph import MARGIN, Graph, pool_of
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.forward.runner import Forward, feed
 from triforce_chat.engine.group import SINGLE, RankGroup
@@ -22,7 +22,6 @@ from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
 from triforce_chat.engine.sampling.sampler import Sampler
 
 KEPT = 4  # combinations of sampling settings and answer lengths that graphs are kept for
-MARGIN = 8  # slots after its last token that a forward of fixed size may overwrite
 
 
 class DraftModel:

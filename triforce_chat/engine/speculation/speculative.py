@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.storage import KVCache
-from triforce_chat.engine.cuda_graph import fitting
+from triforce_chat.engine.cuda_graph import MARGIN, fitting
 from triforce_chat.engine.draft import Draft, TokenBuffer, Verdict
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward, feed
@@ -29,8 +29,6 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
-
-MARGIN = 8  # slots after its last token that a forward of fixed size may overwrite
 
 
 @dataclass(slots=True)
