@@ -123,7 +123,7 @@ def test_a_real_bash_completes_without_torch(tmp_path: Path) -> None:
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)},
     )
     offered, installed = done.stdout.splitlines()
-    assert offered == "qwen2.5-7b-1m qwen2.5-0.5b"
+    assert offered == "qwen2.5-coder-0.5b qwen2.5-coder-1.5b qwen2.5-7b-1m qwen2.5-0.5b"
     assert installed == f"complete -o default -F _triforce_chat_completion {PROGRAM}"
     assert done.stderr == ""
     assert (tmp_path / "loaded").read_text() == "False\n"

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from triforce_chat.cli.app import app
 from triforce_chat.models import presets
 from triforce_chat.models.model_cache import ensure
+from triforce_chat.models.packed import SMOLLM2_135M
 from triforce_chat.models.presets import PRESETS, Preset
 from triforce_chat.models.progress import ignore_progress
 from triforce_chat.settings.paths import models_folder
@@ -22,7 +23,7 @@ from triforce_chat.settings.sizes import readable
 
 BIG = Preset("big", "o/big", 131_072, draft="small", parameters="7B", licence="MIT", aliases=("large",))
 SMALL = Preset("small", "o/small", 2048, parameters="68M", sampling={"temperature": 0.5})
-BUILT_IN = Preset("default", None, 8192, parameters="135M")
+BUILT_IN = Preset("default", None, 8192, parameters="135M", packed=SMOLLM2_135M)
 
 
 @pytest.fixture
@@ -99,6 +100,22 @@ def test_show_says_everything() -> None:
     assert shown["downloaded"].strip() == "yes"
     told = json.loads(run("show", "large", "--json")[1])
     assert (told["name"], told["licence"], told["aliases"]) == ("big", "MIT", ["large"])
+
+
+@pytest.mark.usefixtures("hub")
+def test_show_says_where_wheels_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "PRESETS", PRESETS)
+    told = json.loads(run("show", "qwen2.5-coder-1.5b", "--json")[1])
+    assert told["origin"].startswith("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF: its maker's")
+    assert (told["licence"], told["repository"]) == ("Apache-2.0", None)
+
+
+@pytest.mark.usefixtures("hub")
+def test_rm_deletes_what_an_interrupted_download_left() -> None:
+    begun = models_folder() / "smollm2-135m.download"
+    begun.mkdir(parents=True)
+    assert run("rm", "default", "--yes") == (0, "", "")
+    assert not begun.exists()
 
 
 @pytest.mark.usefixtures("hub")

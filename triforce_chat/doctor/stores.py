@@ -7,12 +7,16 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from triforce_chat.doctor.check_result import CheckResult, ok, problem, warning
 from triforce_chat.doctor.software import INSTALL, first_line
 from triforce_chat.errors import ModelError, TriforceError, UsageError
 from triforce_chat.settings.paths import config_file, kv_folder, sessions_file
 from triforce_chat.settings.sizes import readable
+
+if TYPE_CHECKING:
+    from triforce_chat.models.presets import Preset
 
 DEFAULT_MODEL = "default"
 
@@ -36,23 +40,30 @@ def settings() -> Iterator[CheckResult]:
 
 def default_model() -> Iterator[CheckResult]:
     """Compare the files of the default model with their checksums, reading all of them."""
-    from triforce_chat.models.fetch import DEFAULT_WHEEL
-    from triforce_chat.models.inventory import own_folder, size_of
-    from triforce_chat.models.model_cache import MANIFEST, damaged_files
     from triforce_chat.models.presets import find_preset
 
-    preset, pull = find_preset(DEFAULT_MODEL), f"triforce-chat models pull {DEFAULT_MODEL}"
-    renew = f"triforce-chat models rm {DEFAULT_MODEL}, then {pull}"
+    preset = find_preset(DEFAULT_MODEL)
     assert preset is not None
-    folder = own_folder(preset)
+    yield from _packed_model(preset)
+
+
+def _packed_model(preset: Preset) -> Iterator[CheckResult]:
+    """Compare the files of a model that comes in wheels with their checksums, reading all of them."""
+    from triforce_chat.models.inventory import own_folder, size_of
+    from triforce_chat.models.model_cache import MANIFEST, damaged_files
+
+    assert preset.packed is not None
+    name, folder = preset.name, own_folder(preset)
+    pull = f"triforce-chat models pull {name}"
     if not (folder / MANIFEST).is_file():
-        yield warning("model", f"{DEFAULT_MODEL} is not here yet; the first start downloads it", pull)
+        yield warning("model", f"{name} is not here yet; the first start downloads it", pull)
         return
-    wrong = damaged_files(folder, DEFAULT_WHEEL.member_sha256)
+    wrong = damaged_files(folder, preset.packed.sha256)
     if wrong:
+        renew = f"triforce-chat models rm {name}, then {pull}"
         yield problem("model", f"damaged in {folder}: {', '.join(wrong)}", renew, ModelError)
     else:
-        yield ok("model", f"{DEFAULT_MODEL} is intact, {readable(size_of(folder))} in {folder}")
+        yield ok("model", f"{name} is intact, {readable(size_of(folder))} in {folder}")
 
 
 def chosen_model() -> Iterator[CheckResult]:
@@ -64,6 +75,9 @@ def chosen_model() -> Iterator[CheckResult]:
     name = effective().values["model"]
     preset = find_preset(name)
     if name == DEFAULT_MODEL:
+        return
+    if preset is not None and preset.packed is not None:
+        yield from _packed_model(preset)
         return
     if preset is not None:
         folder = folder_of(preset)

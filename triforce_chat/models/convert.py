@@ -1,4 +1,4 @@
-"""Converts a GGUF file into a folder of fp32 safetensors, which loads in a fraction of the time."""
+"""Converts a GGUF file into a folder of safetensors, which loads in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FILE_FIELDS = (
 )
 
 
-def convert_gguf(gguf: Path, folder: Path, report: Report) -> None:
-    """Write config, weights, tokenizer and chat template of ``gguf`` into the existing ``folder``.
+def convert_gguf(gguf: Path, folder: Path, dtype: str, report: Report) -> None:
+    """Write config, weights (as ``dtype``), tokenizer and chat template of ``gguf`` into the existing ``folder``.
 
-    Takes as much memory as the fp32 weights. Raises ModelError or OutOfMemory if it fails.
+    Takes as much memory as the converted weights. Raises ModelError or OutOfMemory if it fails.
     """
     report(Progress("converting", 0, STEPS))
-    model = _read(AutoModelForCausalLM, gguf, dtype=torch.float32)
+    model = _read(AutoModelForCausalLM, gguf, dtype=getattr(torch, dtype))
     report(Progress("converting", 1, STEPS))
     tokenizer = _read(AutoTokenizer, gguf)
     repair_gguf_tokenizer(tokenizer, model.config)

@@ -55,6 +55,21 @@ def download(repository: str, report: Report, more: Sequence[str] = ()) -> Path:
         raise ModelError(f"{repository}: {_reason(repository, error)}") from error
 
 
+def download_file(repository: str, file: str, folder: Path, report: Report) -> Path:
+    """Download one file of ``owner/name`` into ``folder``; goes on with what is there of an earlier attempt.
+
+    Raises ModelError, whose text is the cause alone, if the download fails.
+    """
+    try:
+        with silence_logs():
+            return Path(
+                huggingface_hub.hf_hub_download(repository, file, local_dir=folder, tqdm_class=_meter(report))
+            )
+    except (OSError, ValueError, RuntimeError) as error:
+        cause = _refusal(repository, error) or f"the hub cannot be reached: {_first_line(error)}"
+        raise ModelError(f"{repository}: {cause}") from error
+
+
 def configuration_folder(repository: str) -> Path:
     """A local folder with the config.json of ``owner/name``, which is fetched alone if it is not here.
 
@@ -76,6 +91,14 @@ def _fetch(repository: str, more: Sequence[str] = (), **options: Any) -> str:
 
 
 def _reason(repository: str, error: Exception) -> str:
+    return _refusal(repository, error) or (
+        "not downloaded yet and the hub cannot be reached: connect once, or pass --model FOLDER "
+        f"({_first_line(error)})"
+    )
+
+
+def _refusal(repository: str, error: Exception) -> str | None:
+    """What the hub answered; None if it did not answer."""
     match error:
         case errors.GatedRepoError():
             page = f"https://huggingface.co/{repository}"
@@ -86,10 +109,7 @@ def _reason(repository: str, error: Exception) -> str:
             return "not a valid hub id"
         case errors.HfHubHTTPError():
             return f"the hub refused the download: {_first_line(error)}"
-    return (
-        "not downloaded yet and the hub cannot be reached: connect once, or pass --model FOLDER "
-        f"({_first_line(error)})"
-    )
+    return None
 
 
 def _first_line(error: Exception) -> str:

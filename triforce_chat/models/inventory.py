@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.fetch import DEFAULT_WHEEL
+from triforce_chat.models.fetch import converted_folder, download_folder
 from triforce_chat.models.model_cache import MANIFEST
 from triforce_chat.models.pickles import conversion_folder
 from triforce_chat.models.presets import PRESETS, Preset
-from triforce_chat.settings.paths import models_folder
 
 
 def folder_of(preset: Preset) -> Path | None:
@@ -27,15 +26,17 @@ def folder_of(preset: Preset) -> Path | None:
 
 def own_folder(preset: Preset) -> Path:
     """The folder in this program's cache for the preset's converted weights, which may not exist."""
-    if preset.repository is None:
-        return models_folder() / DEFAULT_WHEEL.model
+    if preset.packed is not None:
+        return converted_folder(preset.packed)
+    assert preset.repository is not None
     return conversion_folder(preset.repository)
 
 
 def folders_to_remove(preset: Preset) -> list[Path]:
     """A preset's existing folders in this program's cache and in the hub's cache."""
     hub = [] if preset.repository is None else [_hub_folder(preset.repository)]
-    return [folder for folder in (own_folder(preset), *hub) if folder.is_dir()]
+    begun = [] if preset.packed is None else [download_folder(preset.packed)]
+    return [folder for folder in (own_folder(preset), *begun, *hub) if folder.is_dir()]
 
 
 def presets_sharing(preset: Preset, folders: list[Path]) -> list[str]:

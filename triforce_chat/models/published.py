@@ -41,6 +41,9 @@ LLAMA_3_1_8B = _llama(4096, 32, (32, 8), 14_336, 128_256)
 LLAMA_3_2_1B = _llama(2048, 16, (32, 8), 8192, 128_256, tie_word_embeddings=True)
 QWEN2_5_7B = _llama(3584, 28, (28, 4), 18_944, 152_064, model_type="qwen2")
 QWEN2_5_0_5B = _llama(896, 24, (14, 2), 4864, 151_936, model_type="qwen2", tie_word_embeddings=True)
+# As in the GGUF files, which hold the embedding and the output matrix apart, quantized differently.
+QWEN2_5_CODER_0_5B = _llama(896, 24, (14, 2), 4864, 151_936, model_type="qwen2")
+QWEN2_5_CODER_1_5B = _llama(1536, 28, (12, 2), 8960, 151_936, model_type="qwen2")
 QWEN3_8B = _llama(4096, 36, (32, 8), 12_288, 151_936, model_type="qwen3")
 QWEN3_0_6B = _llama(
     1024, 28, (16, 8), 3072, 151_936, model_type="qwen3", head_dim=128, tie_word_embeddings=True

@@ -46,8 +46,9 @@ def _of_preset(name: str, preset: Preset, report: Report) -> ModelSource:
     if preset.adapter is not None:
         adapted = _of_folder(name, Path(preset.adapter), report)
         return dataclasses.replace(adapted, preset=preset)
-    if preset.repository is None:
-        return ModelSource(name, wheel_model(report=report), None, preset)
+    if preset.packed is not None:
+        return ModelSource(name, wheel_model(packed=preset.packed, report=report), None, preset)
+    assert preset.repository is not None
     from triforce_chat.models.pickles import snapshot_or_converted
 
     return ModelSource(name, snapshot_or_converted(preset.repository, report), None, preset)

