@@ -89,6 +89,28 @@ def facts(
 
 
 @command(app)
+def comprehension(
+    documents: Documents,
+    options: Options,
+    contexts: Annotated[
+        str, typer.Option(help="Context lengths in tokens; 0 asks without the book.")
+    ] = LENGTHS,
+) -> None:
+    """Questions about novels that this program has a list for, answered greedily and judged by accepted strings."""
+    lengths, options = parse_list(contexts, minimum=0), greedy(options)
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    from triforce_chat.loading.spec import EngineSpec
+
+    capacity = max(*lengths, SHORT_CONTEXT) + QUESTION_ROOM
+    engine, loaded, _ = open_engine(EngineSpec(options.settings, capacity), screen)
+    from triforce_chat.lab.evaluation import runs
+
+    found = runs.comprehension(engine, loaded, options.settings, texts, lengths, progress(screen))
+    show(options, screen, found)
+
+
+@command(app)
 def sources(
     documents: Documents,
     options: Options,

@@ -15,6 +15,7 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.errors import DoesNotFit, UsageError
+from triforce_chat.lab.evaluation import comprehension as reading
 from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Acceptance, Plan, matches, rows
 from triforce_chat.lab.evaluation.answers import Found, Replied, facts, replies, scores
 from triforce_chat.lab.evaluation.corpus import joined
@@ -24,11 +25,13 @@ from triforce_chat.lab.evaluation.questions import QUESTIONS
 from triforce_chat.lab.evaluation.tables import (
     acceptance_table,
     band_table,
+    comprehension_table,
     fact_tables,
     reply_table,
     window_table,
 )
 from triforce_chat.lab.evaluation.tasks import planted_set
+from triforce_chat.lab.tasks.book_questions import question_sets
 from triforce_chat.lab.tasks.books import Book
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.models.load import LoadedModel
@@ -189,3 +192,36 @@ def short_questions(
     }
     counts = ", ".join(f"{model} {count}/{len(QUESTIONS)}" for model, count in right.items())
     return Findings(record, [reply_table(found), f"right: {counts}"])
+
+
+def comprehension(
+    engine: Engine,
+    loaded: LoadedModel,
+    settings: Settings,
+    texts: Sequence[Document],
+    lengths: Sequence[int],
+    watch: Watch,
+) -> Findings:
+    """Questions about novels at each length of context; 0 asks without the novel."""
+    form, sampling = ChatFormat(loaded.tokenizer), sampling_of(settings, loaded)
+    books = reading.read_books(form, texts, list(question_sets()))
+    found: list[reading.Answered] = []
+    for length in lengths:
+        for book in books:
+            asked = reading.answers(engine, form, book, length, sampling)
+            found += watch(asked, f"answers about {book.title} at {length:,} tokens")
+    every = [
+        {"context": length, **asdict(reading.summary([each for each in found if each.asked_at == length]))}
+        for length in lengths
+    ]
+    record = {
+        "model": loaded.name,
+        "sampling": asdict(sampling),
+        "books": [
+            {"title": book.title, "tokens": len(book.ids), "asked": len(book.placed), "missing": book.missing}
+            for book in books
+        ],
+        "rows": every,
+        "answers": [asdict(each) for each in found],
+    }
+    return Findings(record, [comprehension_table(every)])

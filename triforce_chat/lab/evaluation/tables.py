@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -84,6 +84,28 @@ def fact_tables(found: Sequence[Found]) -> list[Table]:
             ((kind, *(str(by_kind.get((kind, each), "")) for each in contexts)) for kind in kinds),
         ),
     ]
+
+
+def comprehension_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Right answers by context and number of passages, and how varied the answers are."""
+    groups = ("one", "two", "absent")
+    lines = []
+    for row in rows:
+        right, asked = row["right"], row["asked"]
+        share = sum(right.values()) / max(1, sum(asked.values()))
+        lines.append(
+            (
+                f"{row['context']:,}" if row["context"] else "without the book",
+                f"{sum(right.values())}/{sum(asked.values())}",
+                f"{share:.1%}",
+                *(f"{right[name]}/{asked[name]}" for name in groups),
+                str(row["denied"]),
+                f"{row['repeated_grams']:.1%}",
+                f"{row['opening_share']:.1%} {row['opening']!r}",
+            )
+        )
+    columns = ("context", "right", "share", "one passage", "two passages", "not in the text", "denied")
+    return table((*columns, "repeated 4-grams", "commonest opening"), lines)
 
 
 def reply_table(found: Sequence[Replied]) -> Table:
