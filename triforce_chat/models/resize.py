@@ -1,4 +1,4 @@
-"""Writes a small Llama into the dimensions of a big one, so that the big one computes the small one's function.
+"""Writes a small model into the dimensions of a big one, so that the big one computes the small one's function.
 
 This allows measuring speed at a big model's shape, on text that a trained model generates, without the big model's
 weights. The result is no smarter than the small model and has its vocabulary.
@@ -13,6 +13,7 @@ All added weights are random, because zeros run faster on real hardware, but the
 * Layers of twins only add nothing to the stream.
 * Pairs of dimensions that RoPE rotates. The small head's pairs go to pairs of the same frequency; in the others
   the real queries are zero and the keys random. Queries are scaled because softmax divides by sqrt(head_dim).
+* Biases of queries, keys and values (Qwen2) are treated like one more column of their matrices.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def resize_loaded(loaded: LoadedModel, shape: BigShape) -> LoadedModel:
 def resize(
     model: PreTrainedModel, shape: BigShape, *, seed: int = 0, dtype: torch.dtype, device: torch.device | str
 ) -> Any:
-    """A LlamaForCausalLM of ``shape`` whose logits are those of ``model`` up to rounding.
+    """A model of ``shape`` and of the same family whose logits are those of ``model`` up to rounding.
 
     Memory holds it only once: its matrices are allocated on ``device``, filled with random numbers of the small
-    matrices' standard deviation, and partly overwritten. Raises ModelError if ``model`` is not a Llama that fits.
+    matrices' standard deviation, and partly overwritten. Raises ModelError if ``model`` is no Llama or Qwen2 that fits.
     """
     _check(model.config, shape)
     big = _allocated(model, shape, dtype, device)
@@ -102,13 +103,22 @@ def rotated_dims(head_dim: int, shape: BigShape) -> Tensor:
     return torch.cat([slots, slots + shape.head_dim // 2])
 
 
+def head_dim_of(config: Any) -> int:
+    """The dimensions of one head; the configuration may leave them to be derived."""
+    declared: int | None = getattr(config, "head_dim", None)
+    return declared or int(config.hidden_size // config.num_attention_heads)
+
+
 def _check(config: Any, shape: BigShape) -> None:
-    if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
-        raise ModelError(f"only a Llama without biases can be inflated; this is {config.model_type!r}")
+    llama = config.model_type == "llama" and not (config.attention_bias or config.mlp_bias)
+    if not llama and config.model_type != "qwen2":
+        raise ModelError(
+            f"only a Llama without biases or a Qwen2 can be inflated; this is {config.model_type!r}"
+        )
     sizes = (
         ("channels", config.hidden_size, shape.hidden),
         ("layers", config.num_hidden_layers, shape.layers),
-        ("dimensions per head", config.head_dim, shape.head_dim),
+        ("dimensions per head", head_dim_of(config), shape.head_dim),
         ("neurons", config.intermediate_size, shape.mlp),
         ("KV heads", max(head.kv for head in head_slots(config, shape)) + 1, shape.kv_heads),
     )
@@ -124,6 +134,8 @@ def _allocated(model: Any, shape: BigShape, dtype: torch.dtype, device: torch.de
     small = model.config
     config = copy.deepcopy(small)
     config.update({**shape.fields, "rms_norm_eps": small.rms_norm_eps * small.hidden_size / shape.hidden})
+    if getattr(config, "layer_types", None):
+        config.layer_types = ["full_attention"] * shape.layers
     with torch.device("meta"):
         big = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=small._attn_implementation
@@ -149,9 +161,9 @@ def _rotary(small: Any, config: Any, shape: BigShape) -> Any:
 
 
 def _draw(layer: nn.Module, like: nn.Module, random: torch.Generator) -> None:
-    """Fill the matrices of a layer with random numbers of the standard deviation in ``like``."""
+    """Fill the matrices and biases of a layer with random numbers of the standard deviation in ``like``."""
     for name, weight in layer.named_parameters():
-        if weight.dim() == 2:
+        if weight.dim() == 2 or name.endswith("bias"):
             spread = like.get_parameter(name).float().std().item()
             weight.normal_(0, spread, generator=random)
 
@@ -159,31 +171,44 @@ def _draw(layer: nn.Module, like: nn.Module, random: torch.Generator) -> None:
 def _cancel(layer: Any) -> None:
     """Make twins of all values and all neurons, so that the layer's output is zero."""
     attention, mlp = layer.self_attn, layer.mlp
-    for rows in (attention.v_proj.weight, mlp.gate_proj.weight, mlp.up_proj.weight):
-        rows[1::2] = rows[::2]
+    for part in (attention.v_proj, mlp.gate_proj, mlp.up_proj):
+        for rows in part.parameters():
+            rows[1::2] = rows[::2]
     for columns in (attention.o_proj.weight, mlp.down_proj.weight):
         columns[:, 1::2] = -columns[:, ::2]
 
 
 def _write_attention(big: Any, small: Any, slots: list[HeadSlot], config: Any, shape: BigShape) -> None:
     """Write the real heads into their slots among the random ones."""
-    channels, dim = config.hidden_size, config.head_dim
+    channels, dim = config.hidden_size, head_dim_of(config)
     dims = rotated_dims(dim, shape).to(big.q_proj.weight.device)
-    keys, values = (part.weight.unflatten(0, (-1, shape.head_dim)) for part in (big.k_proj, big.v_proj))
-    queries = big.q_proj.weight.unflatten(0, (shape.kv_heads, -1, shape.head_dim))  # [Hkv, G, D, channels]
-    q, k, v = (part.weight.unflatten(0, (-1, dim)) for part in (small.q_proj, small.k_proj, small.v_proj))
     out = big.o_proj.weight.unflatten(1, (shape.kv_heads, -1, shape.head_dim))  # [channels, Hkv, G, D]
     o = small.o_proj.weight.unflatten(1, (-1, dim))
+    inputs: list[tuple[str, Any]] = [("weight", slice(channels))]
+    if small.q_proj.bias is not None:
+        inputs.append(("bias", ...))
+    for name, columns in inputs:  # of each row, those that the small model has
+        keys, values = (
+            getattr(part, name).unflatten(0, (-1, shape.head_dim)) for part in (big.k_proj, big.v_proj)
+        )
+        queries = getattr(big.q_proj, name).unflatten(
+            0, (shape.kv_heads, -1, shape.head_dim)
+        )  # [Hkv, G, D, ..]
+        q, k, v = (
+            getattr(part, name).unflatten(0, (-1, dim)) for part in (small.q_proj, small.k_proj, small.v_proj)
+        )
+        for number, head in enumerate(slots):
+            if head.slot == 0:
+                keys[head.kv, dims, columns] = k[head.source].to(keys)
+                values[head.kv, :dim, columns] = v[head.source].to(values)
+                queries[head.kv, :, :, columns] = 0
+            # Into spare slots, too: random queries would influence which keys the group retrieves.
+            scaled = _scaled(q[number], shape.head_dim / dim).to(queries)
+            queries[head.kv, head.slot :, dims, columns] = scaled
     for number, head in enumerate(slots):
-        kv, slot = head.kv, head.slot
-        if slot == 0:
-            keys[kv, dims, :channels] = k[head.source].to(keys)
-            values[kv, :dim, :channels] = v[head.source].to(values)
-            queries[kv, :, :, :channels] = 0
-            out[:, kv, :, :dim] = 0  # real values have no twins
-        # Into spare slots, too: random queries would influence which keys the group retrieves.
-        queries[kv, slot:, dims, :channels] = _scaled(q[number], shape.head_dim / dim).to(queries)
-        out[:channels, kv, slot, :dim] = o[:, number].to(out)
+        if head.slot == 0:
+            out[:, head.kv, :, :dim] = 0  # real values have no twins
+        out[:channels, head.kv, head.slot, :dim] = o[:, number].to(out)
 
 
 def _write_mlp(big: Any, small: Any) -> None:

@@ -21,7 +21,9 @@ from triforce_chat.lab.evaluation.comprehension import (
 from triforce_chat.lab.tasks.book_questions import KINDS, BookQuestion, QuestionSet, parse, question_sets
 
 SHIPPED = list(question_sets())
-QUOTES = [f"The {number} ship lay\nat anchor that night." for number in ("first", "second", "third", "fourth")]
+QUOTES = [
+    f"The {number} ship lay\nat anchor that night." for number in ("first", "second", "third", "fourth")
+]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,10 @@ def test_an_answer_is_no_denial(said: str) -> None:
 def test_repetition_and_openings() -> None:
     assert repeated_grams(["a b c d a b c d", "one two three"]) == pytest.approx(1 / 5)
     assert repeated_grams(["too short"]) == 0
-    assert commonest_opening(["The answer is A", "The answer is B", "Emma went home"]) == ("The answer is", 2 / 3)
+    assert commonest_opening(["The answer is A", "The answer is B", "Emma went home"]) == (
+        "The answer is",
+        2 / 3,
+    )
 
 
 def test_a_file_of_questions() -> None:
