@@ -18,6 +18,7 @@ from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation import answers, perplexity, runs
 from triforce_chat.lab.evaluation.questions import QUESTIONS
 from triforce_chat.lab.evaluation.runs import remark
+from triforce_chat.lab.tasks.book_questions import question_sets
 
 TEXT = "The cat sat on the mat. A dog came by, and both looked at the rain.\n\n"
 
@@ -222,3 +223,34 @@ def test_sources_need_enough_text(shelf: Path) -> None:
     result = run("sources", shelf / "a.txt", "--model", shelf / "model", "--contexts", "6000")
     assert result.exit_code == 4
     assert "a is too short for 14 pages of 400 tokens" in result.stderr
+
+
+def test_comprehension_by_length_and_from_memory(tmp_path: Path, shelf: Path) -> None:
+    emma = next(each for each in question_sets() if each.title == "Emma")
+    quotes = [quote for question in emma.questions for quote in question.evidence]
+    (tmp_path / "emma.txt").write_text("".join(f"{quote}\n\n{TEXT * 2}" for quote in quotes))
+    arguments = (
+        "comprehension",
+        tmp_path / "emma.txt",
+        "--model",
+        shelf / "model",
+        "--contexts",
+        "0,2000,6000",
+    )
+    value = found(*arguments)
+    assert [row["context"] for row in value["rows"]] == [0, 2000, 6000]
+    assert all(sum(row["asked"].values()) == len(emma.questions) for row in value["rows"])
+    assert len(value["answers"]) == 3 * len(emma.questions)
+    assert {each["context"] for each in value["answers"] if each["asked_at"]} == {2000, 6000}
+    assert value["books"][0]["missing"] == 0
+    right = sum(each["right"] for each in value["answers"])
+    assert right == sum(sum(row["right"].values()) for row in value["rows"])
+    assert "without the book" in run(*arguments).stdout
+
+
+def test_comprehension_needs_a_novel_with_questions(shelf: Path) -> None:
+    result = run("comprehension", shelf / "a.txt", "--model", shelf / "model")
+    assert result.exit_code == 2
+    assert "no questions about a; there are some about A Tale of Two Cities" in " ".join(
+        result.stderr.split()
+    )

@@ -103,6 +103,9 @@ def test_accepted_strings_are_whole_words(said: str, accepted: str, right: bool)
         "There is no mention of a sister.",
         "I could not find that in the text.",
         "His first name is unknown.",
+        "The book only says that he fell abroad, without naming the country.",
+        "It says that he had lunch there but not what he ate.",
+        "We never learn the cook's name.",
     ],
 )
 def test_a_denial_is_recognized(said: str) -> None:

@@ -40,6 +40,9 @@ _DENIAL = re.compile(
     rf"|\b(?:is|are|was|were|be|been)(?: ?{_NOT}) (?:\w+ ){{0,2}}{_TELLS}"
     r"|\bno (?:\w+ )?(?:mention|information|indication|details?|answer)\b"
     r"|\b(?:cannot|can not|can['’]t|could not|couldn['’]t) (?:\w+ ){0,2}(?:find|found|answer|determine)"
+    r"|\bwithout (?:\w+ )?(?:naming|saying|stating|specifying|mentioning|telling)\b"
+    r"|\bnever (?:says|learn|names|mentions|states|tells us)\b"
+    r"|\bbut not (?:who|whom|whose|what|which|where|when|why|how)\b"
     r"|\b(?:unnamed|unspecified|unknown)\b",
     re.IGNORECASE,
 )
