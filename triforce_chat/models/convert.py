@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
+from triforce_chat.models.gguf_reader import quick_gguf
 from triforce_chat.models.progress import Progress, Report
 from triforce_chat.models.silence_logs import silence_logs
 
@@ -40,7 +41,7 @@ def convert_gguf(gguf: Path, folder: Path, dtype: str, report: Report) -> None:
 
 
 def _read(kind: Any, gguf: Path, **options: Any) -> Any:
-    with convert_errors(gguf.name, "cpu"), silence_logs():
+    with convert_errors(gguf.name, "cpu"), silence_logs(), quick_gguf():
         return kind.from_pretrained(
             gguf.parent, gguf_file=gguf.name, local_files_only=True, trust_remote_code=False, **options
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from triforce_chat.models.architecture import check_config, check_declared
 from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_header import check_gguf
+from triforce_chat.models.gguf_reader import quick_gguf
 from triforce_chat.models.progress import Report, ignore_progress
 from triforce_chat.models.registry import ModelSource, resolve
 from triforce_chat.models.rope import is_yarn, stretch_yarn
@@ -71,7 +73,7 @@ def load_model(
     """
     source = resolve(name, report=report)
     config = load_config(source, context)
-    with convert_errors(name, device), silence_logs():
+    with convert_errors(name, device), silence_logs(), _quick(source):
         tokenizer = _tokenizer(source, config, tokenizer)
         model = _weights(source, config, device, dtype, attention, ranks)
         if source.adapter is not None:
@@ -123,7 +125,7 @@ def usable_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:
 def tokens_of(source: ModelSource) -> set[tuple[str, int]]:
     """The usable tokens of a model whose weights are not loaded. Raises ModelError."""
     config = load_config(source)
-    with convert_errors(source.name, "cpu"), silence_logs():
+    with convert_errors(source.name, "cpu"), silence_logs(), _quick(source):
         return usable_tokens(_tokenizer(source, config, None), config.vocab_size)
 
 
@@ -152,13 +154,17 @@ def load_config(source: ModelSource, context: int = 0) -> Any:
         check_declared(source.name, _read_config_json(source))
     else:
         check_gguf(source.folder / source.gguf_file)
-    with convert_errors(source.name, "cpu"), silence_logs():
+    with convert_errors(source.name, "cpu"), silence_logs(), _quick(source):
         config = _config(source)
         check_config(source.name, config)
         if context > config.max_position_embeddings and is_yarn(config.rope_parameters):
             reach = stretch_yarn(config.rope_parameters, context)
             config.rope_parameters, config.max_position_embeddings = reach
         return config
+
+
+def _quick(source: ModelSource) -> AbstractContextManager[None]:
+    return quick_gguf() if source.gguf_file else nullcontext()
 
 
 def _config(source: ModelSource) -> Any:
