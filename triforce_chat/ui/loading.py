@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from triforce_chat.models.progress import Progress as Stage
@@ -37,12 +37,12 @@ class StageLines:
             self._say(f"{stage.stage}: {percent} %")
 
 
-class BytesLeft(ProgressColumn):
-    """How much of a stage that is counted in bytes is done, and how long the rest will take."""
+class Remaining(TimeElapsedColumn):
+    """The bytes that are done and how long the rest will take; the time so far for stages not counted in bytes."""
 
     def render(self, task: Task) -> Text:
         if not task.fields.get("in_bytes") or not task.total:
-            return Text()
+            return super().render(task)
         amount = f"{readable(task.completed)} of {readable(task.total)}"
         left = task.time_remaining
         return Text(f"{amount}, {duration(left)} left" if left else amount)
@@ -60,7 +60,7 @@ def loading(screen: Screen, name: str) -> Iterator[Report]:
         yield StageLines(screen, name)
         return
     description = TextColumn("{task.description}", markup=False)
-    columns = (description, BarColumn(bar_width=24), TimeElapsedColumn(), BytesLeft())
+    columns = (description, BarColumn(bar_width=16), Remaining())
     with Progress(
         *columns,
         console=screen.err,
