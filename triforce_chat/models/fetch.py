@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import zipfile
-from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -57,12 +56,14 @@ def _build(packed: PackedModel, report: Report, made: Path) -> None:
         gguf = _fetched(packed, folder, report)
         convert_gguf(gguf, made, packed.dtype, report)
     finally:
-        _remove_if_empty(folder)
+        _remove_unless_begun(packed, folder)
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
+def _remove_unless_begun(packed: PackedModel, folder: Path) -> None:
+    """Remove the download folder if nothing in it would spare the next attempt a download."""
+    begun = [folder / packed.file, *folder.rglob("*.incomplete")]  # the hub's name for a part of a file
+    if not any(path.exists() and path.stat().st_size for path in begun):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_space(packed: PackedModel, folder: Path) -> None:
