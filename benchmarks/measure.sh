@@ -4,6 +4,7 @@
 set -euo pipefail
 novels=$(realpath "$1") out=$(realpath "$2")
 shift 2
+export TRIFORCE_CHAT_MODEL=small # all tables are of this model, whatever the machine would choose
 cd "$novels"
 books="the-scarlet-letter.txt emma.txt treasure-island.txt a-tale-of-two-cities.txt"
 shelf="$books bleak-house.txt david-copperfield.txt middlemarch.txt war-and-peace.txt"

@@ -1,4 +1,4 @@
-"""Draws panel.svg and compare.svg, on black and on white, from a real run of the default model."""
+"""Draws panel.svg and compare.svg, on black and on white, from a real run of the small model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ THEMES = {"": SVG_EXPORT_THEME, "-light": DEFAULT_TERMINAL_THEME}
 
 
 def main() -> None:
-    options = Options(max_tokens=72, pages="1-4", no_cache=True, quiet=True)
+    options = Options(model="small", max_tokens=72, pages="1-4", no_cache=True, quiet=True)
     screen = screen_of(options)
     session, _ = open_session(read_all([str(BOOK)], options, screen), options, screen)
     compare(session)

@@ -84,4 +84,5 @@ def built_in_settings() -> Iterator[None]:
             if name.startswith("TRIFORCE_CHAT_") and name != "TRIFORCE_CHAT_CACHE":
                 patch.delenv(name)
         patch.setenv("TRIFORCE_CHAT_CONFIG", os.devnull)
+        patch.setenv("TRIFORCE_CHAT_MODEL", "small")  # the same on every machine, and quick
         yield

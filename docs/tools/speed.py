@@ -59,8 +59,8 @@ def engine_change() -> str:
         "7b": "Llama-2-7B",
         "seed": "Llama-2-7B, seed 1",
         "8b": "Llama-3.1-8B",
-        "small": "default model, 8,192 tokens",
-        "cpu": "default model, {context:,} tokens, two CPU cores",
+        "small": "`small`, 8,192 tokens",
+        "cpu": "`small`, {context:,} tokens, two CPU cores",
     }
     lines = []
     for name in shapes:
@@ -254,7 +254,7 @@ def stacks() -> str:
 
 
 def small() -> str:
-    """The default model itself on a GPU."""
+    """The small model itself on a GPU."""
     names = ("autoregressive", "auto", "triforce", "lookup", "naive")
     header = ("context", *(NAMES.get(name, f"`{name}`") for name in names))
     found = rows("h200-small")
@@ -426,8 +426,8 @@ def headline() -> str:
         (f"{shape}, 124,928 tokens, 1 GPU, repetition penalty 1.1", "h200-penalty", "triforce", LONG),
         ("Llama-3.1-8B's shape, 124,928 tokens, 1 GPU", "h200-llama-3.1-8b", "triforce", LONG),
         (f"{shape}, 130,048 tokens, KV in host memory", "h200-offload", "triforce", 130_048),
-        ("default model (135M), 32,768 tokens, 1 GPU", "h200-small", "auto", 32_768),
-        ("default model (135M), 32,768 tokens, 2 CPU cores", "cpu-2-cores-draft", "auto", 32_768),
+        ("`small` (135M), 32,768 tokens, 1 GPU", "h200-small", "auto", 32_768),
+        ("`small` (135M), 32,768 tokens, 2 CPU cores", "cpu-2-cores-draft", "auto", 32_768),
     )
     lines = [
         _headline(words, name, each)

@@ -166,7 +166,7 @@ def test_a_real_self_test(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--device-memory", "24GB", "--host-memory", "64GB")])
-@pytest.mark.parametrize("model", ["default", "llama-3.1-8b", "qwen3-0.6b"])
+@pytest.mark.parametrize("model", ["small", "llama-3.1-8b", "qwen3-0.6b"])
 def test_a_plan(model: str, flags: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["plan", "--model", model, "--draft", "none", "--json", *flags])
     assert done.exit_code in (0, 6), done.stderr

@@ -573,11 +573,11 @@ def test_a_real_process_tells_its_exit_code(shelf: Path) -> None:
     assert (process.returncode, out, told) == (3, b"", b"error: missing.pdf: no such file\n")
 
 
-# The default model
+# The small model
 
 
 @pytest.mark.model
-def test_the_default_model_knows_a_capital() -> None:
+def test_the_small_model_knows_a_capital() -> None:
     flags = ("--max-tokens", 24, "--json", "--device", "cpu", "--no-cache")
     told = run("ask", "What is the capital of France?", *flags).json
     assert "Paris" in told["text"]
@@ -585,7 +585,7 @@ def test_the_default_model_knows_a_capital() -> None:
 
 
 @pytest.mark.model
-def test_the_default_model_summarizes_pages_exactly() -> None:
+def test_the_small_model_summarizes_pages_exactly() -> None:
     flags = ("--pages", "1-2", "--max-tokens", 40, "--json", "--compare-autoregressive", "--temperature", 0)
     told = run("summarize", EXAMPLE, *flags, "--device", "cpu", "--no-cache").json
     assert told["usage"]["completion_tokens"] == len(told["token_ids"]) <= 40
@@ -595,7 +595,7 @@ def test_the_default_model_summarizes_pages_exactly() -> None:
 
 
 @pytest.mark.model
-def test_the_default_model_reuses_its_cache() -> None:
+def test_the_small_model_reuses_its_cache() -> None:
     from triforce_chat.chat.session import ChatSession
     from triforce_chat.chat.template import ChatFormat
     from triforce_chat.documents import parse_pages, read
@@ -604,7 +604,7 @@ def test_the_default_model_reuses_its_cache() -> None:
     from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.settings.settings import Settings
 
-    settings = Settings(max_tokens=8, device="cpu")
+    settings = Settings(model="small", max_tokens=8, device="cpu")
     engine, loaded = load_engine(EngineSpec(settings))
     session = ChatSession(engine, loaded, settings)
     session.add(read(str(EXAMPLE)).select(parse_pages("1")))

@@ -37,7 +37,7 @@ def in_bash(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("ask --model ", PRESET_NAMES),
+        ("ask --model ", ["auto", *PRESET_NAMES]),
         ("ask --model qwen3", ["qwen3-8b", "qwen3-8b-128k", "qwen3-0.6b"]),
         ("chat book.pdf --draft ", ["auto", "none", *PRESET_NAMES]),
         ("chat --draft llama-6", ["llama-68m"]),
@@ -47,7 +47,7 @@ def in_bash(line: str) -> list[str]:
         ("verify --dtype ", [*DTYPES]),
         ("evaluate facts --device c", ["cpu", "cuda"]),
         ("models show smol", ["smollm2-135m"]),
-        ("models pull de", ["default"]),
+        ("models pull sm", ["small", "smollm2-135m"]),
         ("models rm mistral", ["mistral-7b"]),
         ("train context --model smol", ["smollm2-135m"]),
         ("train draft --model smol", ["smollm2-135m"]),

@@ -187,7 +187,7 @@ def test_a_longer_context_is_planned_with_a_warning() -> None:
     code, out, err = run("--context", 1_000_000, *CARD)
     assert (code, plan["verdict"]) == (0, "offloaded")  # 23 GB of KV in 16 bit
     assert "unmeasured" in err
-    assert out.startswith("default in bfloat16 with a context of 1,000,000 tokens\n")
+    assert out.startswith("small in bfloat16 with a context of 1,000,000 tokens\n")
 
 
 def test_the_same_numbers_as_a_loaded_model(tmp_path: Path) -> None:

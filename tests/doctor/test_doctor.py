@@ -41,7 +41,8 @@ NAMES = [
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRIFORCE_CHAT_CONFIG", str(tmp_path / "config.toml"))
-    (tmp_path / "config.toml").touch()
+    monkeypatch.delenv("TRIFORCE_CHAT_MODEL")  # set for all tests, and above the file
+    (tmp_path / "config.toml").write_text("model = 'small'")
     return tmp_path / "cache"
 
 
@@ -52,7 +53,7 @@ def settings(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def base(cache: Path) -> Path:
-    """The default model's folder, complete."""
+    """The small model's folder, complete."""
     folder = cache / "models" / SMOLLM2_135M.model
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
@@ -339,26 +340,26 @@ def test_settings(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[-1].message == "no variable 'TRIFORCE_CHAT_MODLE'; did you mean 'TRIFORCE_CHAT_MODEL'?"
 
 
-def test_the_default_model(base: Path) -> None:
-    assert only(stores.default_model()).message.startswith("default is intact, 18 MB in ")
+def test_the_small_model(base: Path) -> None:
+    assert only(stores.small_model()).message.startswith("small is intact, 18 MB in ")
     weights = base / "model.safetensors"
     before = weights.stat()
     with weights.open("r+b") as file:  # beyond what every start reads, and with the same time
         file.seek(9 << 20)
         file.write(b"!")
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    result = only(stores.default_model())
+    result = only(stores.small_model())
     assert seen(result) == ("problem", 5)
     assert result.message == f"damaged in {base}: model.safetensors"
     weights.unlink()
     (base / "config.json").write_text("{ }")
-    assert only(stores.default_model()).message.endswith(": config.json, model.safetensors")
+    assert only(stores.small_model()).message.endswith(": config.json, model.safetensors")
     (base / "manifest.json").write_text("[]")
-    assert only(stores.default_model()).message.endswith(": manifest.json")
+    assert only(stores.small_model()).message.endswith(": manifest.json")
 
 
-def test_the_default_model_is_not_here(cache: Path) -> None:
-    result = only(stores.default_model())
+def test_the_small_model_is_not_here(cache: Path) -> None:
+    result = only(stores.small_model())
     assert seen(result) == ("warning", 0)
     assert "not here yet" in result.message
     assert not cache.exists()

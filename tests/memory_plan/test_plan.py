@@ -180,11 +180,11 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
 
 
 @pytest.mark.model
-def test_the_default_model_takes_what_was_planned() -> None:
+def test_the_small_model_takes_what_was_planned() -> None:
     from triforce_chat.models.describe import describe
 
-    engine, loaded = load_engine(EngineSpec(Settings(device="cpu", context=4096)))
-    described = describe("default")
+    engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096)))
+    described = describe("small")
     plan = workload_of(described, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)
     assert plan.layer_kv * 30 == kv_bytes(engine.full)

@@ -102,9 +102,9 @@ def test_a_shipped_adapter_with_its_draft(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_weights(tmp_path / "draft", num_hidden_layers=1)  # no tokenizer
-    preset = Preset("default", None, 2048, draft=str(tmp_path / "draft"), adapter=str(adapter))
+    preset = Preset("shipped", None, 2048, draft=str(tmp_path / "draft"), adapter=str(adapter))
     monkeypatch.setattr(presets, "PRESETS", (preset,))
-    engine, loaded = load_engine(EngineSpec(Settings(device="cpu")))
+    engine, loaded = load_engine(EngineSpec(Settings(model="shipped", device="cpu")))
     assert (engine.context, loaded.draft) == (2048, str(tmp_path / "draft"))
     assert loaded.source.preset is preset
     assert engine.draft is not None

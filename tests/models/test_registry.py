@@ -54,7 +54,7 @@ def refusal(kind: type[Exception]) -> Exception:
 NOT_HERE = errors.LocalEntryNotFoundError("not in the cache")
 
 
-@pytest.mark.parametrize("name", ["default", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["small", "default", "smollm2-135m"])
 def test_the_built_in_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setattr(registry, "wheel_model", lambda **_: tmp_path)
     source = resolve(name)

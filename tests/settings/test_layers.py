@@ -46,6 +46,11 @@ BY_KIND: dict[type, tuple[Any, Any, Any]] = {
 EVERY_KEY = pytest.mark.parametrize("spec", persistent().values(), ids=lambda spec: spec.key)
 
 
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRIFORCE_CHAT_MODEL")  # set for all tests
+
+
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.toml"

@@ -18,6 +18,7 @@ class RunInfo:
     draft: str | None
     stack: str
     load_s: float  # seconds it took to load the model
+    automatic: bool = False  # the model was chosen for this machine, not named
 
 
 def answer_object(tally: Tally, run_info: RunInfo) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def answer_object(tally: Tally, run_info: RunInfo) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": run_info.model,
+        **({"automatic": True} if run_info.automatic else {}),
         "draft": run_info.draft,
         "stack": run_info.stack,
         **turn,

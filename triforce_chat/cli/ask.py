@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import open_session
+from triforce_chat.cli.engines import open_session, with_shown_model
 from triforce_chat.cli.options import Documents
 from triforce_chat.cli.output import print_json, screen_of
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import ExactnessError, Interrupted, UsageError
 from triforce_chat.settings.options import Options
+from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
     from triforce_chat.chat.session import ChatSession
@@ -60,8 +61,10 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
     from triforce_chat.chat.records import RunInfo
 
     screen = screen_of(options)
-    session, load_s = open_session(read_all(documents, options, screen), options, screen)
-    run_info = RunInfo(options.model, session.loaded.draft, options.stack, load_s)
+    texts, automatic = read_all(documents, options, screen), options.model == AUTO
+    options = with_shown_model(options, screen)
+    session, load_s = open_session(texts, options, screen)
+    run_info = RunInfo(options.model, session.loaded.draft, options.stack, load_s, automatic)
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)
     if reason == "interrupted":

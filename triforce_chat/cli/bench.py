@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import open_answering
+from triforce_chat.cli.engines import open_answering, with_shown_model
 from triforce_chat.cli.options import Documents, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_json, print_record, screen_of
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
-from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.settings import AUTO, Settings
 from triforce_chat.settings.sizes import parsed_size
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from triforce_chat.models.load import LoadedModel
     from triforce_chat.models.shapes import BigShape
     from triforce_chat.ui.terminal import Screen
+
+INFLATED = (
+    "small"  # the model that --inflate enlarges unless another one is named: it has a draft, and loads fast
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,6 +130,9 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     screen = screen_of(options)
     shape, cap = shape_and_cap(chosen)
     texts = read_all(documents, options, screen)
+    if shape and options.model == AUTO:
+        options = dataclasses.replace(options, model=INFLATED)
+    options = with_shown_model(options, screen)
     recipe = plan_bench(chosen, options, shape, cap)
     run, seconds = open_bench(recipe, options, screen)
     prompts = prompts_per_length(run.loaded, texts, recipe)

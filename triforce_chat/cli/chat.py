@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triforce_chat.cli.engines import open_session
+from triforce_chat.cli.engines import open_session, with_model
 from triforce_chat.cli.options import given_flags
 from triforce_chat.cli.output import screen_of, show_notes, show_warning
 from triforce_chat.cli.reading import read_all, read_one
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
+from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
     from triforce_chat.chat.conversation import Conversation
@@ -51,12 +52,15 @@ def chat(
     texts = read_all(documents or [], options, screen)
     with SessionOpener(name, last, partial(show_warning, options, screen)) as opener:
         options = opener.options(options, given_flags(command_line))
+        automatic = options.model == AUTO
+        options = with_model(options, screen)
+        label = f"{options.model} (auto)" if automatic else options.model
         session, _ = open_session([], options, screen)
         repl = Repl(
             begin(opener, session, texts, options, screen),
             lambda path, pages: read_one(path, options, pages),
             screen,
-            lambda: Labels(options.model, session.settings.stack),
+            lambda: Labels(label, session.settings.stack),
             writable_history(),
             opener.saved_sessions,
         )

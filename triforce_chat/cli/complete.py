@@ -24,6 +24,11 @@ def models(incomplete: str) -> list[str]:
     return among(preset.name for preset in PRESETS)(incomplete)
 
 
+def answering(incomplete: str) -> list[str]:
+    """Offer the models that have a name, and what leaves the choice to the program."""
+    return among(("auto",))(incomplete) + models(incomplete)
+
+
 def drafts(incomplete: str) -> list[str]:
     """Offer the models that have a name, and what stands for a choice or for none."""
     return among(("auto", "none"))(incomplete) + models(incomplete)

@@ -6,13 +6,14 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from triforce_chat.cli.output import show_notes, show_warning
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
-from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.settings import AUTO, Settings
 from triforce_chat.settings.sizes import GIGABYTE
 
 if TYPE_CHECKING:
@@ -25,6 +26,50 @@ if TYPE_CHECKING:
     from triforce_chat.ui.terminal import Screen
 
 Made = TypeVar("Made")
+
+
+def with_model(options: Options, screen: Screen) -> Options:
+    """The options, with the model that suits this machine in place of "auto"; that one is then on this machine.
+
+    A model that cannot be had is replaced by a smaller one, which a warning says. Raises ModelError if none can be
+    had, and UsageError.
+    """
+    if options.model != AUTO:
+        return options
+    busy = screen.err.status("choosing a model") if screen.detail == "live" else nullcontext()
+    with busy:
+        from triforce_chat.loading import choose_model  # imports torch, which takes seconds
+
+        settings = options.settings
+        choice = choose_model.choose(settings, choose_model.this_computer(settings))
+        is_new = choose_model.is_missing(choice.model)
+    if is_new and choice.advice:
+        show_notes([choice.advice], screen)
+    model, line = choose_model.obtain(choice.models, partial(fetch, screen))
+    if line:
+        show_warning(options, screen, line)
+    return dataclasses.replace(options, model=model)
+
+
+def with_shown_model(options: Options, screen: Screen) -> Options:
+    """Like ``with_model``, for a command that has no header: a note names the model that was chosen."""
+    chosen = with_model(options, screen)
+    if options.model == AUTO:
+        show_notes([f"{chosen.model} answers (auto)"], screen)
+    return chosen
+
+
+def fetch(screen: Screen, name: str) -> None:
+    """Download a model, with progress on the screen, unless it is on this machine. Raises ModelError."""
+    from triforce_chat.loading.choose_model import is_missing
+    from triforce_chat.models.registry import resolve
+    from triforce_chat.ui.loading import loading
+
+    if not is_missing(name):
+        resolve(name)
+        return
+    with loading(screen, name) as report:
+        resolve(name, report=report)
 
 
 def open_engine(

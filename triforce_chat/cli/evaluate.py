@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import open_engine, require_one_process
+from triforce_chat.cli.engines import open_engine, require_one_process, with_shown_model
 from triforce_chat.cli.options import Documents, command, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_record, screen_of
 from triforce_chat.cli.reading import read_all
@@ -58,6 +58,7 @@ def perplexity(
         raise UsageError(f"--contexts must be 2 or more, --strides from 1 to {WINDOW - 1}")
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
     loaded = open_model(options, options.model, screen)
     from triforce_chat.lab.evaluation import runs
 
@@ -78,6 +79,7 @@ def facts(
     lengths, options = parse_list(contexts), greedy(options)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
     from triforce_chat.loading.spec import EngineSpec
 
     engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + QUESTION_ROOM), screen)
@@ -100,6 +102,7 @@ def comprehension(
     lengths, options = parse_list(contexts, minimum=0), greedy(options)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
     from triforce_chat.loading.spec import EngineSpec
 
     capacity = max(*lengths, SHORT_CONTEXT) + QUESTION_ROOM
@@ -123,6 +126,7 @@ def sources(
     lengths, options = parse_list(contexts), greedy(options)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
     from triforce_chat.loading.spec import EngineSpec
 
     engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + PAGED_ROOM), screen)
@@ -137,6 +141,7 @@ def questions(options: Options, reference: Reference = None) -> None:
     """Short everyday questions, put to the model and to the one it was trained from."""
     options = greedy(options)
     screen = screen_of(options)
+    options = with_shown_model(options, screen)
     from triforce_chat.models.registry import resolve
 
     base = reference_model(reference, resolve(options.model).adapter)
@@ -169,6 +174,7 @@ def acceptance(
         dataclasses.replace(options.settings, temperature=degree)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
     from triforce_chat.loading.spec import EngineSpec
 
     engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + tokens), screen)

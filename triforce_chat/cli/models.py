@@ -9,14 +9,15 @@ import typer
 from triforce_chat.cli.complete import models
 from triforce_chat.cli.failures import failures
 from triforce_chat.cli.options import Debug, Json, Yes
-from triforce_chat.cli.output import confirm_deletion, print_record, screen_of
-from triforce_chat.errors import ModelError
+from triforce_chat.cli.output import confirm_deletion, print_line, print_record, screen_of
+from triforce_chat.errors import ModelError, TriforceError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.sizes import readable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from triforce_chat.loading.choose_model import Choice
     from triforce_chat.models.presets import Preset
     from triforce_chat.ui.terminal import Screen
 
@@ -36,11 +37,28 @@ def list_models(json: Json = False, debug: Debug = False) -> None:
     with failures(debug):
         from triforce_chat.models.presets import PRESETS
 
-        records = [record_of(preset) for preset in PRESETS]
+        choice = automatic_choice()
+        records = [
+            {**record_of(preset), "automatic": bool(choice and preset.name == choice.model)}
+            for preset in PRESETS
+        ]
         if json:
             print_record({"models": records})
-        else:
-            screen_of(Options()).out.print(table_of(records))
+            return
+        screen = screen_of(Options())
+        screen.out.print(table_of(records))
+        if choice:
+            print_line(screen.err, choice.summary)
+
+
+def automatic_choice() -> Choice | None:
+    """What --model auto would choose here; None if the settings have mistakes, which other commands report."""
+    from triforce_chat.loading.choose_model import users_choice
+
+    try:
+        return users_choice()
+    except TriforceError:
+        return None
 
 
 @app.command("show")
@@ -155,7 +173,7 @@ def table_of(records: list[dict[str, Any]]) -> Table:
     for record in records:
         here = readable(record["bytes"]) if record["downloaded"] else "no"
         table.add_row(
-            record["name"],
+            f"{record['name']} (auto)" if record["automatic"] else record["name"],
             record["parameters"],
             f"{record['context']:,}",
             record["draft"] or "lookup",

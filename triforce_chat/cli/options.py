@@ -10,14 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from triforce_chat.cli.complete import among, drafts, models
+from triforce_chat.cli.complete import among, answering, drafts
 from triforce_chat.cli.engines import follows_rank_zero
 from triforce_chat.cli.failures import failures
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import OPTIONS, Options
 from triforce_chat.settings.specification import SettingSpec
 
-COMPLETIONS = {"model": models, "draft": drafts}  # the values of other settings are in their specifications
+COMPLETIONS = {
+    "model": answering,
+    "draft": drafts,
+}  # the values of other settings are in their specifications
 Command = Callable[..., None]
 
 Documents = Annotated[

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.output import print_record, screen_of, show_warning
+from triforce_chat.cli.output import print_record, screen_of, show_notes, show_warning
 from triforce_chat.errors import OutOfMemory, UsageError
 from triforce_chat.settings.options import Options
+from triforce_chat.settings.settings import AUTO
 from triforce_chat.settings.sizes import parsed_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from triforce_chat.loading.choose_model import Choice
     from triforce_chat.memory_plan.inputs import Machine
     from triforce_chat.memory_plan.plan import MemoryPlan
     from triforce_chat.models.describe import Description
@@ -38,14 +40,19 @@ def plan(
     from triforce_chat.models.describe import describe
 
     settings, screen = options.settings, screen_of(options)
-    there = machine(settings, device_memory, host_memory)
+    there, automatic = machine(settings, device_memory, host_memory), settings.model == AUTO
+    if automatic:
+        choice = choice_for(settings, there, device_memory)
+        settings = dataclasses.replace(settings, model=choice.model)
+        show_notes([choice.summary], screen)
     dtype = str(there[1]).removeprefix("torch.")
     target = describe(settings.model)
     made, draft = make_plan(settings, target, there)
     if warning := target.warning(made.workload.context):
         show_warning(options, screen, warning)
     if options.json:
-        print_record(record_of(made, target, draft, dtype))
+        mark = {"automatic": True} if automatic else {}
+        print_record({**record_of(made, target, draft, dtype), **mark})
     else:
         show(made, target, draft, dtype, screen.out)
     if not made.fits:
@@ -64,6 +71,14 @@ def machine(settings: Settings, device_memory: str | None, host_memory: str | No
     device = torch.device("cuda" if device_memory else device_and_dtype(settings)[0])
     own, host = (parsed_size(text) if text else None for text in (device_memory, host_memory))
     return device, dtype_on(device.type, settings), available_memory(device, settings.tp, own, host)
+
+
+def choice_for(settings: Settings, machine: Machine, device_memory: str | None) -> Choice:
+    """The model that auto would choose for the machine. Raises DoesNotFit and UsageError."""
+    from triforce_chat.loading.choose_model import Computer, choose, gpu_memory
+
+    own = parsed_size(device_memory) if device_memory else gpu_memory(machine[0])
+    return choose(settings, Computer(machine, own))
 
 
 def make_plan(

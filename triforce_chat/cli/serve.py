@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triforce_chat.cli.engines import open_session
+from triforce_chat.cli.engines import open_session, with_shown_model
 from triforce_chat.cli.output import screen_of
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
@@ -36,7 +36,8 @@ def serve(
     require_extra()
     address, screen = ListenAddress(host, port, token), screen_of(options)
     with address.bind() as listener:
-        session, _ = open_session(read_all(documents or [], options, screen), options, screen)
+        texts = read_all(documents or [], options, screen)
+        session, _ = open_session(texts, with_shown_model(options, screen), screen)
         prefill(session, screen, options.stack)
         from triforce_chat.serve.server import serve as run
 

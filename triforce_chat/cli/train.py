@@ -81,7 +81,7 @@ class ContextOptions:
 class DraftOptions:
     """How to distil a draft."""
 
-    model: Annotated[str, typer.Option(help="Target to imitate.", autocompletion=models)] = "default"
+    model: Annotated[str, typer.Option(help="Target to imitate.", autocompletion=models)] = "small"
     exclude: Exclude = None
     start: Annotated[Path | None, typer.Option("--from", help="Draft to start from, of the same shape.")] = (
         None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triforce_chat.cli.engines import open_answering
+from triforce_chat.cli.engines import open_answering, with_shown_model
 from triforce_chat.cli.output import print_json, print_record, screen_of, show_warning
 from triforce_chat.cli.reading import read_all
 from triforce_chat.engine.speculation.stack_specs import STACKS
@@ -35,6 +35,7 @@ def verify(
 
     screen = screen_of(options)
     texts = [document.text for document in read_all(documents or [], options, screen)]
+    options = with_shown_model(options, screen)
     settings = dataclasses.replace(
         options.settings,
         dtype="float32" if options.dtype == "auto" else options.dtype,

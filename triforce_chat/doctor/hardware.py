@@ -16,7 +16,7 @@ from triforce_chat.settings.sizes import readable
 if TYPE_CHECKING:
     from triforce_chat.ui.terminal import Screen
 
-LOW_BYTES = 2 * 10**9  # enough for the default model; its conversion needs about a third
+LOW_BYTES = 2 * 10**9  # enough for the small model; its conversion needs about a third
 MIN_COLUMNS = 60
 PATIENCE = 10  # seconds for the driver to answer
 BF16 = (8, 0)  # the first compute capability with bfloat16 arithmetic

@@ -25,7 +25,7 @@ SOFTWARE: tuple[Check, ...] = (
 HARDWARE: tuple[Check, ...] = (hardware.gpu, hardware.memory, hardware.disk)
 STORES: tuple[Check, ...] = (
     stores.settings,
-    stores.default_model,
+    stores.small_model,
     stores.chosen_model,
     stores.shipped_weights,
     stores.document_cache,

@@ -13,12 +13,13 @@ from triforce_chat.doctor.check_result import CheckResult, ok, problem, warning
 from triforce_chat.doctor.software import INSTALL, first_line
 from triforce_chat.errors import ModelError, TriforceError, UsageError
 from triforce_chat.settings.paths import config_file, kv_folder, sessions_file
+from triforce_chat.settings.settings import AUTO
 from triforce_chat.settings.sizes import readable
 
 if TYPE_CHECKING:
     from triforce_chat.models.presets import Preset
 
-DEFAULT_MODEL = "default"
+SMALL = "small"  # the model that answers where no other one can
 
 
 def settings() -> Iterator[CheckResult]:
@@ -38,13 +39,28 @@ def settings() -> Iterator[CheckResult]:
         yield ok("settings", ", ".join([source, *environment.origins.values()]))
 
 
-def default_model() -> Iterator[CheckResult]:
-    """Compare the files of the default model with their checksums, reading all of them."""
+def small_model() -> Iterator[CheckResult]:
+    """Compare the files of the small model with their checksums, if it is here or would answer."""
+    from triforce_chat.models.inventory import folder_of
     from triforce_chat.models.presets import find_preset
 
-    preset = find_preset(DEFAULT_MODEL)
+    preset = find_preset(SMALL)
     assert preset is not None
-    yield from _packed_model(preset)
+    if folder_of(preset) or find_preset(_model_in_effect()[0]) is preset:
+        yield from _packed_model(preset)
+
+
+def _model_in_effect() -> tuple[str, str | None]:
+    """(the model in the settings, one line if it was chosen for this machine)."""
+    from triforce_chat.settings.layers import effective
+
+    name: str = effective().values["model"]
+    if name != AUTO:
+        return name, None
+    from triforce_chat.loading.choose_model import users_choice
+
+    choice = users_choice()
+    return choice.model, choice.summary
 
 
 def _packed_model(preset: Preset) -> Iterator[CheckResult]:
@@ -67,14 +83,15 @@ def _packed_model(preset: Preset) -> Iterator[CheckResult]:
 
 
 def chosen_model() -> Iterator[CheckResult]:
-    """The model in the settings, if it is not the default one: is it on this machine?"""
+    """The model in the settings, if it is not the small one: is it on this machine?"""
     from triforce_chat.models.inventory import folder_of
     from triforce_chat.models.presets import find_preset
-    from triforce_chat.settings.layers import effective
 
-    name = effective().values["model"]
+    name, chosen = _model_in_effect()
+    if chosen:
+        yield ok("model", chosen)
     preset = find_preset(name)
-    if name == DEFAULT_MODEL:
+    if preset is not None and preset.name == SMALL:
         return
     if preset is not None and preset.packed is not None:
         yield from _packed_model(preset)

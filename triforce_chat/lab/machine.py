@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 from triforce_chat import __version__
+from triforce_chat.models.memory import processor
 
 
 def machine() -> dict[str, str | int]:
     """Processor, accelerator and versions, for the record beside every figure."""
     found: dict[str, str | int] = {
-        "processor": _processor(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -27,15 +28,6 @@ def machine() -> dict[str, str | int]:
         found["accelerator"] = torch.cuda.get_device_name()
         found["accelerators"] = torch.cuda.device_count()
     return found
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} logical cores" if names else platform.machine()
 
 
 def finish(device: torch.device) -> None:

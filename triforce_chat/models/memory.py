@@ -1,12 +1,13 @@
-"""Measures the free memory of a device."""
+"""Names the processor and measures the free memory of a device."""
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import torch
 
-MEMINFO = Path("/proc/meminfo")
+MEMINFO, CPUINFO = Path("/proc/meminfo"), Path("/proc/cpuinfo")
 # A container's memory limit and use in bytes, from version 2 of Linux control groups.
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 STATISTICS = Path("/sys/fs/cgroup/memory.stat")
@@ -19,6 +20,16 @@ def free_bytes(device: torch.device) -> int | None:
         return free
     known = [count for count in (_available(), _free_in_cgroup()) if count is not None]
     return min(known, default=None)
+
+
+def processor() -> str:
+    """The processor's name and its number of logical cores, as far as the system tells them."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} logical cores" if names else platform.machine()
 
 
 def _available() -> int | None:

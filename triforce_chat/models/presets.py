@@ -73,7 +73,7 @@ def shipped(name: str) -> str:
 
 def short_name(name: str) -> str:
     """A model's name as shown to users: a name instead of the path for folders of this package."""
-    return {shipped("draft"): "default-draft", shipped("context"): "default-adapter"}.get(name, name)
+    return {shipped("draft"): "small-draft", shipped("context"): "small-adapter"}.get(name, name)
 
 
 def _lwm(size: str, context: int) -> Preset:
@@ -124,13 +124,14 @@ def _yarn_llama(size: str, parameters: str, sizes: Mapping[str, Any]) -> Preset:
 
 PRESETS = (
     Preset(
-        name="default",
+        name="small",
         repository=None,
         context=131_072,
         draft=shipped("draft"),
         adapter=shipped("context"),
         sampling=SMOLLM2,
         sizes=published.SMOLLM2_135M,
+        aliases=("default",),  # its name up to version 0.2, which sessions and settings may hold
         parameters="135M",
         licence="Apache-2.0",
         about="SmolLM2-135M-Instruct",

@@ -55,6 +55,11 @@ def kv_folder() -> Path:
     return cache_folder() / "kv"
 
 
+def cpu_speed_file() -> Path:
+    """The measured speeds of this machine's CPU, as JSON."""
+    return cache_folder() / "cpu-speed.json"
+
+
 def all_paths() -> dict[str, Path]:
     """Every place by its name in ``triforce-chat paths``."""
     from huggingface_hub.constants import HF_HUB_CACHE

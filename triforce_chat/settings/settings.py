@@ -11,6 +11,7 @@ from triforce_chat.engine.speculation import stack_specs
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.specification import SettingSpec, setting, specifications
 
+AUTO = "auto"  # the model that suits this machine
 STACKS = tuple(stack_specs.STACKS)
 POLICIES = ("mean", "minmax")
 MIDDLES = ("auto", "full", "int8")
@@ -27,7 +28,10 @@ class Parameters:
     None leaves the choice to the model's preset, or to the program.
     """
 
-    model: str = setting("default", "Preset name, folder (safetensors or GGUF), .gguf file, or hub id.")
+    model: str = setting(
+        AUTO,
+        "Preset name, folder (safetensors or GGUF), .gguf file, or hub id; auto chooses by this machine.",
+    )
     draft: str = setting(
         "auto", "Draft model with the same vocabulary; auto takes a known one, none leaves it to lookup."
     )

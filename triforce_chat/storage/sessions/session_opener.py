@@ -116,7 +116,7 @@ class SessionOpener:
             return None
         answered = record.answered
         retokenized = bool(session.restore(answered, record.pending))
-        models = {each.model for each in answered}
+        models = {portable_name(each.model) for each in answered}
         differs = retokenized or models - {model_info_of(session)().model}
         return Restored(
             name=record.summary.name,
@@ -156,9 +156,10 @@ def model_info_of(session: ChatSession) -> Callable[[], ModelInfo]:
 
 
 def portable_name(model: str) -> str:
-    """A model's name that is valid in any working directory: paths become absolute."""
+    """A model's name that is valid in any working directory: paths become absolute, aliases names."""
     from triforce_chat.models.presets import find_preset
 
-    if find_preset(model) is None and Path(model).expanduser().exists():
-        return str(Path(model).expanduser().absolute())
-    return model
+    preset = find_preset(model)
+    if preset is not None:
+        return preset.name if model in preset.aliases else model
+    return str(Path(model).expanduser().absolute()) if Path(model).expanduser().exists() else model

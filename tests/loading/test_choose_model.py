@@ -1,0 +1,159 @@
+"""Which model auto chooses on which machine, and what answers where that one cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import torch
+
+from triforce_chat.errors import ModelError, UsageError
+from triforce_chat.loading import choose_model
+from triforce_chat.loading.choose_model import BEST, MIDDLE, SMALL, Computer, choose, obtain
+from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.memory_plan.plan import Memory
+from triforce_chat.models.describe import describe
+from triforce_chat.settings.settings import Settings
+
+GB = 10**9
+
+
+def cpu(memory: int | None = 64 * GB, best_ms: float = 100.0) -> Computer:
+    """A CPU that decodes with the best model in that time, and with others in proportion to their weights."""
+    whole = Dimensions.of(describe(BEST).fields).parameters()
+    return Computer(
+        (torch.device("cpu"), torch.float32, Memory(memory, memory, is_host=True)),
+        None,
+        lambda model: best_ms * model.parameters() / whole,
+    )
+
+
+def gpu(whole: int, free: int | None = None) -> Computer:
+    def step(_model: Dimensions) -> float:
+        pytest.fail("a GPU's speed does not matter")
+
+    memory = Memory(whole if free is None else free, 64 * GB)
+    return Computer((torch.device("cuda"), torch.bfloat16, memory), whole, step)
+
+
+@pytest.mark.parametrize(
+    ("computer", "model"),
+    [
+        (gpu(80 * GB), BEST),
+        (gpu(8 * GB), BEST),
+        (gpu(8 * GB - 1), MIDDLE),
+        (gpu(4 * GB), MIDDLE),
+        (gpu(1 * GB), SMALL),
+        (gpu(80 * GB, free=3 * GB), MIDDLE),  # another program holds the rest
+        (gpu(80 * GB, free=1 * GB), SMALL),
+        (cpu(), BEST),
+        (cpu(None), BEST),  # a system that does not tell
+        (cpu(best_ms=149.9), BEST),
+        (cpu(best_ms=150), MIDDLE),
+        (cpu(best_ms=10_000), MIDDLE),
+        (cpu(7 * GB), MIDDLE),
+        (cpu(3 * GB), SMALL),
+    ],
+)
+def test_the_best_model_that_the_machine_holds_and_decodes_quickly(computer: Computer, model: str) -> None:
+    assert choose(Settings(), computer).model == model
+
+
+def test_what_a_better_model_would_cost() -> None:
+    assert choose(Settings(), cpu()).advice is None
+    assert choose(Settings(), gpu(80 * GB)).advice is None
+    assert (
+        choose(Settings(), cpu(best_ms=412)).advice
+        == f"--model {BEST} answers better and takes about 410 ms a token here instead of 150"
+    )
+    assert choose(Settings(), gpu(6 * GB)).advice == (
+        f"--model {BEST} answers better; it is meant for GPUs of 8.0 GB or more"
+    )
+    short = choose(Settings(), cpu(3 * GB)).advice or ""
+    assert short.startswith(f"{MIDDLE} answers better, but with 16,384 tokens it takes ")
+    assert short.endswith(" of memory; 3.0 GB are free")
+
+
+def test_the_context_that_is_wanted_counts() -> None:
+    assert choose(Settings(context=4096), cpu(5 * GB)).model == MIDDLE
+    assert choose(Settings(context=131_072), cpu(5 * GB)).model == SMALL
+    told = choose(Settings(context=1_000_000), cpu())
+    assert told.model == SMALL
+    assert "made for 131,072 tokens at most" in (told.advice or "")
+
+
+def test_processes_share_a_model_that_they_can_divide() -> None:
+    assert choose(Settings(tp=2), gpu(80 * GB)).model == BEST  # 12 heads on 2 KV heads
+    assert choose(Settings(tp=3), gpu(80 * GB)).model == SMALL  # 9 heads on 3 KV heads
+    assert "3 processes cannot share it" in (choose(Settings(tp=3), gpu(80 * GB)).advice or "")
+
+
+def test_smaller_ones_follow() -> None:
+    assert [*choose(Settings(), cpu()).models] == [BEST, MIDDLE, SMALL]
+    assert [*choose(Settings(), cpu(best_ms=400)).models] == [MIDDLE, SMALL]
+    assert [*choose(Settings(), cpu(1 * GB)).models] == [SMALL]
+
+
+class Source:
+    """Where models are fetched from: some of them cannot be had."""
+
+    def __init__(self, broken: Collection[str]) -> None:
+        self.broken, self.asked = broken, list[str]()
+
+    def __call__(self, name: str) -> None:
+        self.asked.append(name)
+        if name in self.broken:
+            raise ModelError(f"no network for {name}")
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models on this machine."""
+    names: list[str] = []
+    monkeypatch.setattr(choose_model, "is_missing", lambda name: name not in names)
+    return names
+
+
+@pytest.mark.usefixtures("here")
+def test_the_first_that_can_be_had() -> None:
+    models = (BEST, MIDDLE, SMALL)
+    assert obtain(models, Source(())) == (BEST, None)
+    assert obtain(models, Source((BEST,))) == (
+        MIDDLE,
+        f"{MIDDLE} answers, because {BEST} cannot be had now: no network for {BEST}",
+    )
+    name, line = obtain(models, Source((BEST, MIDDLE)))
+    assert (name, line) == (
+        SMALL,
+        f"{SMALL} answers, because {BEST} cannot be had now: no network for {BEST}",
+    )
+    with pytest.raises(ModelError, match=f"no network for {BEST}"):
+        obtain(models, Source(models))
+    with pytest.raises(ModelError, match=f"no network for {SMALL}"):
+        obtain((SMALL,), Source(models))
+
+
+def test_what_is_here_comes_before_another_download(here: list[str]) -> None:
+    here.append(SMALL)
+    source = Source((BEST, MIDDLE))
+    assert obtain((BEST, MIDDLE, SMALL), source)[0] == SMALL
+    assert source.asked == [BEST, SMALL]
+
+
+def test_other_errors_are_not_hidden() -> None:
+    def fetch(_name: str) -> None:
+        raise UsageError("wrong")
+
+    with pytest.raises(UsageError):
+        obtain((BEST, SMALL), fetch)
+
+
+def test_this_computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the measured bandwidth decides."""
+    monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path))
+    settings = Settings(device="cpu")
+    monkeypatch.setattr(choose_model, "available_memory", lambda *_: Memory(64 * GB, 64 * GB, is_host=True))
+    for rate, model in ((1e11, BEST), (2e10, MIDDLE)):
+        monkeypatch.setattr("triforce_chat.loading.cpu_speed.bandwidth", lambda rate=rate: rate)
+        assert choose(settings, choose_model.this_computer(settings)).model == model

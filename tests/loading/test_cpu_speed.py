@@ -1,0 +1,131 @@
+"""The measured speed of the CPU: what it is kept for, and what a damaged file costs."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from triforce_chat.loading import cpu_speed
+from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.models.presets import find_preset
+
+MEASURED = 1e10  # bytes per second
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The measurements that were made, each of ``MEASURED``; the cache folder does not exist yet."""
+    made: list[float] = []
+
+    def measure() -> tuple[float, bool]:
+        made.append(MEASURED)
+        return MEASURED, True
+
+    monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cpu_speed, "measure", measure)
+    return made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "cpu-speed.json"
+
+
+def dimensions(name: str) -> Dimensions:
+    preset = find_preset(name)
+    assert preset is not None
+    return Dimensions.of(preset.sizes)
+
+
+def test_a_step_reads_all_weights_but_an_embedding_of_its_own() -> None:
+    large, middle, small = map(dimensions, ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "small"))
+    assert cpu_speed.step_bytes(small) == 4 * small.parameters()  # the embedding is the output matrix
+    assert cpu_speed.step_bytes(middle) == 4 * (middle.parameters() - 151_936 * 896)
+    assert cpu_speed.step_bytes(middle) == pytest.approx(4 * 494e6, rel=0.01)
+    assert cpu_speed.step_bytes(large) == pytest.approx(4 * 1.54e9, rel=0.01)
+
+
+def test_the_estimate(made: list[float]) -> None:
+    """Two cores of a Xeon that read 28 GB/s took 131 ms and, on two occasions, 400 and 770 ms."""
+    scale = MEASURED / 28e9
+    assert cpu_speed.ms_per_token(dimensions("qwen2.5-coder-0.5b")) * scale == pytest.approx(131, rel=0.2)
+    assert 400 < cpu_speed.ms_per_token(dimensions("qwen2.5-coder-1.5b")) * scale < 770
+    assert len(made) == 1
+
+
+def test_it_is_measured_once(made: list[float], file: Path) -> None:
+    assert [cpu_speed.bandwidth() for _ in range(3)] == [MEASURED] * 3
+    assert len(made) == 1
+    (key,) = json.loads(file.read_text())
+    assert torch.__version__ in key
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_other_threads_and_other_machines_are_measured_themselves(
+    made: list[float], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_speed.bandwidth()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    cpu_speed.bandwidth()
+    monkeypatch.setattr(cpu_speed, "processor", lambda: "another one")
+    cpu_speed.bandwidth()
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    cpu_speed.bandwidth()
+    assert len(made) == len(json.loads(file.read_text())) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", "\udcff", '{"KEY": "fast"}', '{"KEY": -1.0}', '{"KEY": NaN}', '{"KEY": Infinity}'],
+)
+def test_a_damaged_file_is_measured_again(made: list[float], file: Path, text: str) -> None:
+    cpu_speed.bandwidth()
+    (key,) = json.loads(file.read_text())
+    file.write_bytes(text.replace("KEY", key.replace('"', '\\"')).encode("utf-8", "surrogateescape"))
+    assert cpu_speed.bandwidth() == MEASURED
+    assert len(made) == 2
+    assert json.loads(file.read_text()) == {key: MEASURED}
+
+
+def test_a_folder_that_cannot_be_written(made: list[float], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, where the folder would be")
+    assert [cpu_speed.bandwidth() for _ in range(2)] == [MEASURED] * 2
+    assert len(made) == 2
+
+
+def test_a_disturbed_measurement_is_not_kept(
+    made: list[float], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_speed, "measure", lambda: (1e8, False))
+    assert cpu_speed.bandwidth() == 1e8
+    assert not file.exists()
+    monkeypatch.setattr(cpu_speed, "measure", lambda: (2e8, True))
+    assert [cpu_speed.bandwidth() for _ in range(2)] == [2e8] * 2
+    assert made == []
+
+
+@pytest.mark.parametrize(("share", "undisturbed"), [(0.95, True), (0.6, False)])
+def test_other_programs_on_the_cores_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, share: float, undisturbed: bool
+) -> None:
+    """A clock that advances by a hundredth of a second whenever it is read; the threads run for a share of it."""
+    ticks = count()
+    clock = SimpleNamespace(
+        perf_counter=lambda: next(ticks) / 100,
+        process_time=lambda: share * torch.get_num_threads() * next(ticks) / 100,
+    )
+    monkeypatch.setattr(cpu_speed, "time", clock)
+    monkeypatch.setattr(cpu_speed, "SIDE", 1024)
+    assert cpu_speed.measure()[1] is undisturbed
+
+
+def test_the_measurement_is_plausible_and_short() -> None:
+    started = time.perf_counter()
+    assert 1e8 < cpu_speed.measure()[0] < 1e13
+    assert time.perf_counter() - started < 10 * cpu_speed.DURATION  # however busy the machine is

@@ -1,0 +1,111 @@
+"""How fast this machine's CPU decodes with a model, from one measurement that is kept in the cache folder.
+
+Decoding a token reads every weight once and computes only two operations with each, so a CPU waits for its memory, and
+the time of a token is the bytes of the weights over the bandwidth at which products of a matrix and a vector read them.
+That bandwidth belongs to the machine and not to the model: it can be measured in a fraction of a second, before any
+model is downloaded. A step of a model reaches about half of it (``SHARE``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.models.memory import processor
+from triforce_chat.settings.paths import cpu_speed_file
+
+SIDE = 8192  # rows and columns of the measured fp32 matrix: 256 MiB, more than most processors' caches hold
+# Rows of a product: it takes a millisecond or so, short enough that programs which share the cores let some pass.
+ROWS = 512
+DURATION = 0.5  # seconds of products
+UNDISTURBED = 0.8  # share of that time for which the threads must have run, or other programs had the cores
+# The share of the bandwidth that a step of a model reaches. Its products are hundreds of small ones with barriers
+# between them, and norms, attention and sampling come on top. On two cores of a Xeon that read 28 GB/s, models of
+# 0.49 and 1.5 billion weights read 15 and 8 to 15 GB/s.
+SHARE = 0.5
+FP32 = torch.float32.itemsize
+
+
+def ms_per_token(model: Dimensions) -> float:
+    """Estimated milliseconds of a decoding step with fp32 weights on this machine's CPU."""
+    return 1000 * step_bytes(model) / (SHARE * bandwidth())
+
+
+def step_bytes(model: Dimensions) -> int:
+    """Bytes of the fp32 weights that a decoding step reads: all but an embedding, of which it reads one row."""
+    return FP32 * (model.parameters() - (0 if model.tied else model.embedding))
+
+
+def bandwidth() -> float:
+    """Bytes per second at which a matrix-vector product reads its matrix here.
+
+    It is measured the first time, and again as long as other programs disturbed the measurement.
+    """
+    path, key = cpu_speed_file(), _key()
+    known = _read(path)
+    rate = known.get(key)
+    if isinstance(rate, float) and math.isfinite(rate) and rate > 0:
+        return rate
+    rate, undisturbed = measure()
+    if undisturbed:
+        _write(path, {**known, key: rate})
+    return rate
+
+
+def measure() -> tuple[float, bool]:
+    """Measure that bandwidth with the threads that torch now uses: (bytes per second, undisturbed).
+
+    The matrix is read again and again, block by block. Of every block the fastest product counts, because other
+    programs only ever slow one down. Takes under a second.
+    """
+    matrix = torch.ones(SIDE, SIDE)  # not zeros, which the system may leave unallocated
+    vector, blocks = torch.ones(SIDE), matrix.split(ROWS)
+    best = [math.inf] * len(blocks)
+    started, ran = time.perf_counter(), time.process_time()
+    while math.inf in best or time.perf_counter() < started + DURATION:
+        best = [min(known, _seconds(block, vector)) for known, block in zip(best, blocks, strict=True)]
+    possible = torch.get_num_threads() * (time.perf_counter() - started)
+    return matrix.nbytes / sum(best), time.process_time() - ran >= UNDISTURBED * possible
+
+
+def _seconds(block: torch.Tensor, vector: torch.Tensor) -> float:
+    started = time.perf_counter()
+    torch.mv(block, vector)
+    return time.perf_counter() - started
+
+
+def _key() -> str:
+    """What a measurement is valid for: a cache folder may be shared by machines and outlive a version of torch."""
+    return f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The measurements in the file; none if it is missing or damaged."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text("utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _write(path: Path, rates: dict[str, Any]) -> None:
+    """Replace the file at once, so that nobody reads half of it. A folder that cannot be written keeps nothing."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(rates, file, indent=1)
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
