@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.judging import greedy_test, sampling_test
 from support.labs import Lab
 from torch import Tensor
 
@@ -18,10 +19,9 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import (
     SamplingTest,
     gaps,
-    greedy_test,
     judge,
     kolmogorov_p,
-    sampling_test,
+    rounding,
     tokens_of,
 )
 from triforce_chat.engine.forward.runner import Runner
@@ -214,7 +214,7 @@ def twins(lab: Lab, prompt: Sequence[int], difference: float) -> tuple[Engine, i
     return Engine(Runner(stock), 400, TextCodec(engine.decode), None, engine.options), choice, twin
 
 
-@pytest.mark.parametrize("difference", [0.0, 2e-7, 2e-6])
+@pytest.mark.parametrize("difference", [0.0, 2e-7])
 def test_a_tie_is_counted_as_one(rough: Lab, difference: float) -> None:
     prompt = rough.text(30)
     engine, choice, twin = twins(rough, prompt, difference)
@@ -226,7 +226,23 @@ def test_a_tie_is_counted_as_one(rough: Lab, difference: float) -> None:
     assert (verdict.identical, verdict.ties, verdict.mismatches) == (False, 1, 0)
 
 
-@pytest.mark.parametrize("difference", [1e-3, 0.1])
+def test_rounding_is_what_other_widths_change(rough: Lab) -> None:
+    engine, request, made = rough.engine(), Request(rough.text(60), MADE), rough.text(MADE, seed=5)
+    found = rounding(engine, request, made)
+    logits = rough.logits([*request.prompt, *made])
+    assert 0 < found < 1e-5 * float(logits.abs().max())
+
+    def rescored(request: Request, made: Sequence[int], rows: int = 64) -> Any:
+        """A target whose scores move with the number of rows."""
+        for scores, tokens in plain(request, made, rows):
+            yield scores + 0.01 * rows * torch.arange(scores.shape[-1]), tokens
+
+    plain = engine.rescore
+    engine.rescore = rescored  # type: ignore[method-assign]
+    assert rounding(engine, request, made) > 10
+
+
+@pytest.mark.parametrize("difference", [3e-5, 1e-3, 0.1])
 def test_a_clear_difference_is_no_tie(rough: Lab, difference: float) -> None:
     prompt = rough.text(30)
     engine, choice, twin = twins(rough, prompt, difference)
@@ -257,7 +273,7 @@ def test_a_wrong_rule_is_found_by_greedy_answers(rough: Lab, monkeypatch: pytest
 
 def test_gaps_are_those_of_stock_logits(rough: Lab) -> None:
     request, made = Request(rough.text(30), 6), [3, 1, 4, 1, 5, 9]
-    found = [gap for gap, _, _ in gaps(rough.engine(), request, made)]
+    found = [gap for gap, _ in gaps(rough.engine(), request, made)]
     logits = rough.logits([*request.prompt, *made])[29:-1]
     expected = logits.max(-1).values - logits.gather(-1, torch.tensor(made)[:, None])[:, 0]
     assert torch.allclose(torch.tensor(found), expected, atol=1e-4)

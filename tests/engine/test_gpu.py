@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.judging import greedy_test, sampling_test
 from support.labs import SMALL_BUDGET, perturbed, random_model, spell
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -16,7 +17,7 @@ from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.exactness import greedy_test, sampling_test, tokens_of
+from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling

@@ -12,12 +12,13 @@ from triforce_chat.cli.engines import open_answering, with_shown_model
 from triforce_chat.cli.output import print_json, print_record, screen_of, show_warning
 from triforce_chat.cli.reading import read_all
 from triforce_chat.engine.speculation.stack_specs import STACKS
-from triforce_chat.errors import ExactnessError
+from triforce_chat.errors import ExactnessError, UsageError
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
     from triforce_chat.engine.protocol import EngineProtocol
 
+TOKENS, QUICK_TOKENS = 512, 64  # decoded by each stack in each test
 BUDGET = 128  # tokens, far below the text's length: a retrieval cache that holds everything proves nothing
 
 
@@ -26,9 +27,15 @@ def verify(
     documents: Annotated[
         list[str] | None, typer.Argument(metavar="[DOC...]", help="Text to test on.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens per stack and test.")] = 256,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per stack and test.", show_default=str(TOKENS))
+    ] = None,
+    quick: Annotated[bool, typer.Option(help=f"Only {QUICK_TOKENS} tokens per stack and test.")] = False,
 ) -> None:
     """Test that speculative decoding is exact here; --stack auto tests every stack."""
+    if quick and tokens:
+        raise UsageError("--quick sets the number of tokens itself; leave out --tokens")
+    tokens = QUICK_TOKENS if quick else tokens or TOKENS
     from triforce_chat.chat.records import outcome_object
     from triforce_chat.prompts import prompt
     from triforce_chat.ui.self_test import show_outcome

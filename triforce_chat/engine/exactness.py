@@ -15,6 +15,10 @@ from triforce_chat.engine.events import Text
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.ops import warp_fully
 
+ROUNDING_TOKENS = 128  # of prompt and answer, over which the target's rounding is measured
+ROUNDING_SCORES = 8  # best scores of each of them
+ROUNDING_WIDTHS = (1, 2, 6, 17)  # rows of a forward; one forward of all rows is compared with each
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -22,7 +26,7 @@ class Judgement:
 
     tokens: int
     identical: bool
-    ties: int | None  # differences within rounding; None: sampled, not greedy
+    ties: int | None  # differences that are the target's own rounding; None: sampled, not greedy
     mismatches: int  # all other differences of a greedy answer
 
 
@@ -44,29 +48,48 @@ def judge(engine: EngineProtocol, request: Request, fast: Sequence[int], plain: 
 class Doubts(NamedTuple):
     """Greedy tokens that differ from the target's argmax given the same prefix."""
 
-    ties: int  # scores within rounding of the best
+    ties: int  # scores that the target's own rounding could have made the best
     mismatches: int  # scores below that
     widest: float  # largest distance from the best score, in logits
 
 
 def doubts(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Doubts:
     """Score the answer ``made`` again, over the full cache alone."""
-    doubtful = [(gap, tolerance) for gap, tolerance, chosen in gaps(engine, request, made) if not chosen]
-    ties = sum(gap <= tolerance for gap, tolerance in doubtful)
-    return Doubts(ties, len(doubtful) - ties, max((gap for gap, _ in doubtful), default=0.0))
+    doubtful = [gap for gap, chosen in gaps(engine, request, made) if not chosen]
+    if not doubtful:
+        return Doubts(0, 0, 0.0)
+    # Both scores may be off by as much, one up and one down.
+    ties = sum(gap <= 2 * rounding(engine, request, made) for gap in doubtful)
+    return Doubts(ties, len(doubtful) - ties, max(doubtful))
 
 
-def gaps(
-    engine: EngineProtocol, request: Request, made: Sequence[int]
-) -> Iterator[tuple[float, float, bool]]:
-    """For each made token: (distance of its score from the best, tolerance for rounding, whether it is the argmax)."""
-    relative = max(1e-5, 2 * torch.finfo(engine.target.shape.dtype).eps)
+def gaps(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Iterator[tuple[float, bool]]:
+    """For each made token: (distance of its score from the best, whether it is the argmax)."""
     for scores, tokens in engine.rescore(request, made):
         best = scores.max(-1).values
         below = best - scores.gather(-1, tokens[:, None])[:, 0]
-        scale = best.abs().clamp_min(1)
-        chosen = scores.argmax(-1) == tokens
-        yield from zip(below.tolist(), (relative * scale).tolist(), chosen.tolist(), strict=True)
+        yield from zip(below.tolist(), (scores.argmax(-1) == tokens).tolist(), strict=True)
+
+
+def rounding(engine: EngineProtocol, request: Request, made: Sequence[int]) -> float:
+    """How far the target's own scores vary, in logits, when it computes the same rows in forwards of other widths.
+
+    Rounding depends on how many rows a product has. This is the largest difference over the best scores of the last
+    tokens of prompt and answer; scores that are farther apart than twice that were not swapped by rounding.
+    """
+    history = [*request.prompt, *made]
+    start = max(1, len(history) - ROUNDING_TOKENS)
+    last = replace(request, prompt=history[:start], spans=())
+    usual = _rescored(engine, last, history[start:], ROUNDING_TOKENS)
+    best = usual.topk(min(ROUNDING_SCORES, usual.shape[-1])).indices
+    others = (_rescored(engine, last, history[start:], width) for width in ROUNDING_WIDTHS)
+    widest = max(float((other - usual).gather(-1, best).abs().max()) for other in others)
+    # Orders of summation that happen to agree prove nothing about others.
+    return max(widest, float(usual.abs().max()) * torch.finfo(torch.float32).eps)
+
+
+def _rescored(engine: EngineProtocol, request: Request, made: Sequence[int], width: int) -> Tensor:
+    return torch.cat([scores.clone() for scores, _ in engine.rescore(request, made, width)])
 
 
 class SamplingTest:
@@ -119,24 +142,6 @@ def kolmogorov_p(values: Sequence[float]) -> float:
         return 1.0
     tail = sum((-1.0) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 101))
     return min(1.0, max(0.0, 2 * tail))
-
-
-def greedy_test(engine: EngineProtocol, request: Request) -> Judgement:
-    """Decode speculatively and plainly, and compare."""
-    return judge(engine, request, tokens_of(engine, request), tokens_of(engine, request, plain=True))
-
-
-def sampling_test(
-    engine: EngineProtocol, request: Request, seeds: Sequence[int], enough: float = math.inf
-) -> SamplingTest:
-    """Sample one answer per seed, until there are ``enough`` tokens, and test all tokens together."""
-    test = SamplingTest()
-    for seed in seeds:
-        if len(test.transformed) >= enough:
-            break
-        sampled = replace(request, sampling=replace(request.sampling, seed=seed))
-        test.add(engine, sampled, tokens_of(engine, sampled))
-    return test
 
 
 def tokens_of(engine: EngineProtocol, request: Request, plain: bool = False) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.emulated_graphs import captured_pair, emulate
+from support.judging import sampling_test
 from support.labs import SMALL_BUDGET, spell
 from support.no_sync import no_waits
 from support.toys import CPU, LONGER, ROOM, Stack, ToyModel, three_levels, toy, unwaited
@@ -20,7 +21,7 @@ from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text, Verified
-from triforce_chat.engine.exactness import sampling_test, tokens_of
+from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling import executor, sampler
 from triforce_chat.engine.sampling.executor import GraphExecutor
