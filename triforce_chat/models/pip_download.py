@@ -69,9 +69,10 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, total: int, arrived: 
 
 def _bytes_below(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # pip moves its files meanwhile
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # passes over folders that pip deletes meanwhile
+        for name in names:
+            with suppress(OSError):
+                total += (Path(parent) / name).stat().st_size
     return total
 
 
