@@ -11,6 +11,26 @@ CONTEXTS = (8_192, 32_768, 124_928)
 KINDS = ("date", "object", "place", "name", "number", "two-step", "absent")
 
 
+def comprehension() -> str:
+    """Questions about novels, by model and context."""
+    header = ("model", "context", "right", "one passage", "two passages", "not in the book", "denied", "commonest opening")
+    names = [
+        ("small", "h200-comprehension-small", CONTEXTS),
+        ("qwen2.5-coder-0.5b", "h200-comprehension-0.5b", CONTEXTS),
+        ("qwen2.5-coder-1.5b", "h200-comprehension-1.5b", CONTEXTS[:2]),
+    ]
+    lines = []
+    for model, name, contexts in names:
+        for context in contexts:
+            (found,) = rows(f"{name}-{context}")
+            right, asked = found["right"], found["asked"]
+            total = f"**{sum(right.values())} of {sum(asked.values())}**"
+            groups = (f"{right[group]} of {asked[group]}" for group in ("one", "two", "absent"))
+            opening = f"“{found['opening']}” {found['opening_share']:.0%}"
+            lines.append((f"`{model}`", f"{context:,}", total, *groups, str(found["denied"]), opening))
+    return table(header, lines) + "\n" + source("h200-comprehension-1.5b-8192")
+
+
 def facts() -> str:
     """Planted facts by kind and context."""
     header = ("kind", *(f"{context:,} tokens" for context in CONTEXTS))
@@ -208,6 +228,7 @@ def _fact_aims() -> Iterator[tuple[str, str, str]]:
 
 
 TABLES = {
+    "comprehension": comprehension,
     "facts": facts,
     "depths": depths,
     "denied": denied,
