@@ -17,6 +17,7 @@ from support.labs import ARCHITECTURES, Lab
 from support.places import TESTS
 
 from triforce_chat.documents import apart, child
+from triforce_chat.loading import device
 
 # Programs that tests start import the same helpers.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -85,4 +86,6 @@ def built_in_settings() -> Iterator[None]:
                 patch.delenv(name)
         patch.setenv("TRIFORCE_CHAT_CONFIG", os.devnull)
         patch.setenv("TRIFORCE_CHAT_MODEL", "small")  # the same on every machine, and quick
+        patch.setenv("TRIFORCE_CHAT_DTYPE", "float32")  # likewise, for programs that tests start
+        patch.setattr(device, "bfloat16_pays", lambda: False)
         yield

@@ -13,7 +13,16 @@ KINDS = ("date", "object", "place", "name", "number", "two-step", "absent")
 
 def comprehension() -> str:
     """Questions about novels, by model and context."""
-    header = ("model", "context", "right", "one passage", "two passages", "not in the book", "denied", "commonest opening")
+    header = (
+        "model",
+        "context",
+        "right",
+        "one passage",
+        "two passages",
+        "not in the book",
+        "denied",
+        "commonest opening",
+    )
     names = [
         ("small", "h200-comprehension-small", CONTEXTS),
         ("qwen2.5-coder-0.5b", "h200-comprehension-0.5b", CONTEXTS),

@@ -48,6 +48,7 @@ def chosen(shelf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Chos
     """Sets what suits this machine, the best first; nobody has named a model."""
     monkeypatch.chdir(shelf)
     monkeypatch.delenv("TRIFORCE_CHAT_MODEL")
+    monkeypatch.delenv("TRIFORCE_CHAT_DTYPE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
 
@@ -166,6 +167,7 @@ def test_the_old_name_of_the_small_model() -> None:
 @pytest.mark.parametrize(("size", "model"), [("24GB", BEST), ("6GB", MIDDLE), ("1GB", SMALL)])
 def test_a_plan_for_a_card(monkeypatch: pytest.MonkeyPatch, size: str, model: str) -> None:
     monkeypatch.delenv("TRIFORCE_CHAT_MODEL")
+    monkeypatch.delenv("TRIFORCE_CHAT_DTYPE")
     told = json.loads(run("plan", "--device-memory", size, "--host-memory", "64GB", "--json").out)
     assert (told["model"], told["automatic"]) == (model, True)
     named = ("--model", "small", "--device-memory", size, "--host-memory", "64GB", "--json")
@@ -193,6 +195,7 @@ def test_the_list_needs_no_right_settings(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_doctor_looks_for_the_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TRIFORCE_CHAT_MODEL")
+    monkeypatch.delenv("TRIFORCE_CHAT_DTYPE")
     monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path))
     monkeypatch.setattr(choose_model, "users_choice", lambda: Choice((MIDDLE, SMALL), ADVICE))
     assert [*stores.small_model()] == []  # neither here nor chosen

@@ -27,6 +27,7 @@ CARD = ("--device-memory", "24GB", "--host-memory", "128GB")
 def nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No model is on this machine, none can be had, and whoever loads weights fails."""
     monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRIFORCE_CHAT_DTYPE")  # set for all tests
     for name in ("snapshot_download", "hf_hub_download"):
         monkeypatch.setattr(huggingface_hub, name, unreachable)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))

@@ -42,6 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRIFORCE_CHAT_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.delenv("TRIFORCE_CHAT_MODEL")  # set for all tests, and above the file
+    monkeypatch.delenv("TRIFORCE_CHAT_DTYPE")
     (tmp_path / "config.toml").write_text("model = 'small'")
     return tmp_path / "cache"
 

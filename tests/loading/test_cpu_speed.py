@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from triforce_chat.loading import cpu_speed
+from triforce_chat.loading import cpu_speed, device
+from triforce_chat.loading.device import device_and_dtype
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.models.presets import find_preset
+from triforce_chat.settings.settings import Settings
 
 MEASURED = 1e10  # bytes per second
 
@@ -129,3 +131,39 @@ def test_the_measurement_is_plausible_and_short() -> None:
     started = time.perf_counter()
     assert 1e8 < cpu_speed.measure()[0] < 1e13
     assert time.perf_counter() - started < 10 * cpu_speed.DURATION  # however busy the machine is
+
+
+def test_bfloat16_is_measured_once(file: Path, made: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = iter([1.4, 1.6])
+    monkeypatch.setattr(cpu_speed, "bfloat16_gain", lambda: next(gains))
+    assert [cpu_speed.bfloat16_pays() for _ in range(3)] == [False] * 3
+    file.unlink()
+    assert [cpu_speed.bfloat16_pays() for _ in range(3)] == [True] * 3
+    cpu_speed.bandwidth()  # the other measurement is kept beside it
+    assert len(made) == len(json.loads(file.read_text())) - 1 == 1
+    assert cpu_speed.bfloat16_pays()
+
+
+def test_the_gain_is_a_ratio_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    products: list[torch.dtype] = []
+
+    def seconds(x: torch.Tensor, weight: torch.Tensor) -> float:
+        products.append(weight.dtype)
+        return 0.001 if x.dtype == weight.dtype == torch.float32 else slow
+
+    monkeypatch.setattr(cpu_speed, "_seconds_of_product", seconds)
+    slow = 0.0005
+    assert cpu_speed.bfloat16_gain() == pytest.approx(2)
+    assert len(products) == 2 * cpu_speed.PRODUCT_REPEATS
+    products.clear()
+    slow = 0.4
+    assert cpu_speed.bfloat16_gain() == pytest.approx(0.0025)
+    assert products == [torch.float32, torch.bfloat16]  # once is enough
+
+
+def test_a_cpu_with_fast_bfloat16_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_and_dtype(Settings(device="cpu")) == ("cpu", torch.float32)
+    monkeypatch.setattr(device, "bfloat16_pays", lambda: True)
+    assert device_and_dtype(Settings(device="cpu")) == ("cpu", torch.bfloat16)
+    assert device_and_dtype(Settings(device="cpu", tp=2)) == ("cpu", torch.float32)
+    assert device_and_dtype(Settings(device="cpu", dtype="float32")) == ("cpu", torch.float32)

@@ -49,6 +49,7 @@ EVERY_KEY = pytest.mark.parametrize("spec", persistent().values(), ids=lambda sp
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIFORCE_CHAT_MODEL")  # set for all tests
+    monkeypatch.delenv("TRIFORCE_CHAT_DTYPE")
 
 
 @pytest.fixture

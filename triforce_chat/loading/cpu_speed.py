@@ -1,4 +1,4 @@
-"""How fast this machine's CPU decodes with a model, from one measurement that is kept in the cache folder.
+"""What this machine's CPU is good at, measured once and kept in the cache folder.
 
 Decoding a token reads every weight once and computes only two operations with each, so a CPU waits for its memory, and
 the time of a token is the bytes of the weights over the bandwidth at which products of a matrix and a vector read them.
@@ -33,6 +33,9 @@ UNDISTURBED = 0.8  # share of that time for which the threads must have run, or 
 # 0.49 and 1.5 billion weights read 15 and 8 to 15 GB/s.
 SHARE = 0.5
 FP32 = torch.float32.itemsize
+# The product that decides about bfloat16: as many rows as matrix units need to show, and 2 ms where there are none.
+PRODUCT_ROWS, PRODUCT_SIDE, PRODUCT_REPEATS = 64, 1024, 5
+PAYS = 1.5  # a bfloat16 product must be so many times as fast as an fp32 one
 
 
 def ms_per_token(model: Dimensions) -> float:
@@ -59,6 +62,39 @@ def bandwidth() -> float:
     if undisturbed:
         _write(path, {**known, key: rate})
     return rate
+
+
+def bfloat16_pays() -> bool:
+    """Whether this CPU multiplies matrices in bfloat16 natively, and so faster than in fp32.
+
+    Such CPUs (AMX, AVX-512 BF16) read a prompt several times as fast in bfloat16 and need half the memory; on others
+    bfloat16 is emulated and up to hundreds of times slower. It is measured the first time.
+    """
+    path, key = cpu_speed_file(), f"{_key()}, bfloat16"
+    known = _read(path).get(key)
+    if isinstance(known, bool):
+        return known
+    pays = bfloat16_gain() >= PAYS
+    _write(path, {**_read(path), key: pays})
+    return pays
+
+
+def bfloat16_gain() -> float:
+    """How many times as fast a product of matrices is in bfloat16 as in fp32; takes milliseconds, or up to a second."""
+    x, weight = torch.ones(PRODUCT_ROWS, PRODUCT_SIDE), torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)
+    narrow = x.bfloat16(), weight.bfloat16()
+    full = half = math.inf
+    for _ in range(PRODUCT_REPEATS):  # in turns, so that other programs disturb both alike
+        full, half = min(full, _seconds_of_product(x, weight)), min(half, _seconds_of_product(*narrow))
+        if half > 10 * full:
+            break  # emulated, and slow
+    return full / half
+
+
+def _seconds_of_product(x: torch.Tensor, weight: torch.Tensor) -> float:
+    started = time.perf_counter()
+    torch.nn.functional.linear(x, weight)
+    return time.perf_counter() - started
 
 
 def measure() -> tuple[float, bool]:

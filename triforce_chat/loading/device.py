@@ -7,6 +7,7 @@ import re
 import torch
 
 from triforce_chat.errors import UsageError
+from triforce_chat.loading.cpu_speed import bfloat16_pays
 from triforce_chat.settings.settings import Settings
 from triforce_chat.settings.sizes import readable
 
@@ -27,12 +28,14 @@ def device_and_dtype(settings: Settings) -> tuple[str, torch.dtype]:
 def dtype_on(kind: str, settings: Settings) -> torch.dtype:
     """The dtype in the settings, or the default of a "cpu" or "cuda" device.
 
-    On a CPU that is fp32, because most CPUs have no fast 16-bit arithmetic.
+    On a CPU that is fp32 unless the CPU has fast bfloat16 arithmetic, which most lack. Several processes that share a
+    model on CPUs use fp32, as each would measure for itself.
     """
     if settings.dtype != "auto":
         chosen: torch.dtype = getattr(torch, settings.dtype)
         return chosen
-    return torch.float32 if kind == "cpu" else torch.bfloat16
+    narrow = kind != "cpu" or (settings.tp == 1 and bfloat16_pays())
+    return torch.bfloat16 if narrow else torch.float32
 
 
 def require_gpu(settings: Settings) -> None:
