@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from triforce_chat.loading.choose_model import BEST, MIDDLE, SMALL, Computer, ch
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.plan import Memory
 from triforce_chat.models.describe import describe
+from triforce_chat.settings.paths import failed_download_mark
 from triforce_chat.settings.settings import Settings
 
 GB = 10**9
@@ -108,9 +111,10 @@ class Source:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models on this machine."""
     names: list[str] = []
+    monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path))
     monkeypatch.setattr(choose_model, "is_missing", lambda name: name not in names)
     return names
 
@@ -139,6 +143,22 @@ def test_what_is_here_comes_before_another_download(here: list[str]) -> None:
     source = Source((BEST, MIDDLE))
     assert obtain((BEST, MIDDLE, SMALL), source)[0] == SMALL
     assert source.asked == [BEST, SMALL]
+
+
+def test_a_start_without_a_network_waits_once_an_hour(here: list[str]) -> None:
+    here.append(SMALL)
+    models, unreachable = (BEST, MIDDLE, SMALL), Source((BEST, MIDDLE))
+    first, second = (obtain(models, unreachable) for _ in range(2))
+    assert first[0] == second[0] == SMALL
+    assert unreachable.asked == [BEST, SMALL, SMALL]
+    assert second[1] is not None
+    assert f"'triforce-chat models pull {BEST}' tries again now" in second[1]
+    mark = failed_download_mark()
+    os.utime(mark, (time.time() - 3601,) * 2)
+    assert obtain(models, Source(()))[0] == BEST
+    mark.touch()
+    here.remove(SMALL)
+    assert obtain(models, Source(()))[0] == BEST  # nothing else could answer
 
 
 def test_other_errors_are_not_hidden() -> None:

@@ -6,7 +6,9 @@ on a CPU, decodes at about a reader's pace. Where that one cannot be had, a smal
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -24,6 +26,7 @@ from triforce_chat.models.inventory import folder_of
 from triforce_chat.models.presets import find_preset
 from triforce_chat.settings.layers import user_values
 from triforce_chat.settings.options import Options
+from triforce_chat.settings.paths import failed_download_mark
 from triforce_chat.settings.settings import Settings
 from triforce_chat.settings.sizes import readable
 
@@ -32,6 +35,7 @@ GPU_BYTES = 8 * 10**9  # memory of a GPU from which on it gets the best candidat
 READING_PACE = 150  # milliseconds per token
 USEFUL_CONTEXT = 16_384  # tokens; a candidate whose context would have to be shorter is too large
 DIGITS = 2  # significant ones of an estimated time
+RETRY_AFTER = 3600  # seconds after a failed download
 
 Fetch = Callable[[str], object]  # makes sure that a model is on this machine; raises ModelError
 
@@ -136,16 +140,30 @@ def obtain(models: Sequence[str], fetch: Fetch) -> tuple[str, str | None]:
     """Fetch the first of the models that can be had: (its name, one line if another was wanted).
 
     After the first failure those that are on this machine come first, because the next download would fail
-    likewise, after a wait. Raises ModelError if none can be had.
+    likewise, after a wait. For an hour after a failure a machine that has one of them does not even try: without a
+    network every start would wait. Raises ModelError if none can be had.
     """
     wanted, *others = models
-    failure = _failure(fetch, wanted)
+    if is_missing(wanted) and failed_lately() and not all(map(is_missing, others)):
+        failure: ModelError | None = ModelError(
+            f"a download failed within the last hour; 'triforce-chat models pull {wanted}' tries again now"
+        )
+    else:
+        failure = _failure(fetch, wanted)
     if failure is None:
         return wanted, None
     for name in sorted(others, key=is_missing):
         if _failure(fetch, name) is None:
             return name, f"{name} answers, because {wanted} cannot be had now: {failure}"
     raise failure
+
+
+def failed_lately() -> bool:
+    """Whether a download failed within the last hour."""
+    try:
+        return 0 <= time.time() - failed_download_mark().stat().st_mtime < RETRY_AFTER
+    except OSError:
+        return False
 
 
 def is_missing(name: str) -> bool:
@@ -158,5 +176,8 @@ def _failure(fetch: Fetch, name: str) -> ModelError | None:
     try:
         fetch(name)
     except ModelError as error:
+        if is_missing(name):
+            with suppress(OSError):  # a cache that cannot be written to costs the wait again
+                failed_download_mark().touch()
         return error
     return None

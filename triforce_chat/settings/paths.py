@@ -60,6 +60,11 @@ def cpu_speed_file() -> Path:
     return cache_folder() / "cpu-speed.json"
 
 
+def failed_download_mark() -> Path:
+    """An empty file whose time is that of the last failed download of a model that the program had chosen."""
+    return cache_folder() / "download-failed"
+
+
 def all_paths() -> dict[str, Path]:
     """Every place by its name in ``triforce-chat paths``."""
     from huggingface_hub.constants import HF_HUB_CACHE
