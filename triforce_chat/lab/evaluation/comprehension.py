@@ -24,9 +24,7 @@ from triforce_chat.lab.tasks.dialogue import Dialogue
 from triforce_chat.prompts import prompt
 
 ANSWER_TOKENS = 64
-MARGIN = (
-    200  # tokens of the book before the first and after the last passage of a part, where there are so many
-)
+MARGIN = 200  # tokens of the book before a part's first passage and after its last, if there are so many
 OPENING_WORDS = 3
 GRAM = 4
 _NOT = r"(?:\bnot|\bnever|n['’]t)"
