@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from triforce_chat.engine.cache.storage import KVCache, KVView
@@ -87,6 +86,8 @@ def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     if prefill_attention.serves(query, view.length):
         return prefill_attention.attention(query, keys, values, scale)
     keys, values = repeated(keys, heads), repeated(values, heads)
+    from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes a second
+
     mask = causal_lower_right(n, view.length)
     return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
 
