@@ -147,11 +147,11 @@ def test_bfloat16_is_measured_once(file: Path, made: list[float], monkeypatch: p
 def test_the_gain_is_a_ratio_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     products: list[torch.dtype] = []
 
-    def seconds(x: torch.Tensor, weight: torch.Tensor) -> float:
+    def seconds(_product: object, x: torch.Tensor, weight: torch.Tensor) -> float:
         products.append(weight.dtype)
         return 0.001 if x.dtype == weight.dtype == torch.float32 else slow
 
-    monkeypatch.setattr(cpu_speed, "_seconds_of_product", seconds)
+    monkeypatch.setattr(cpu_speed, "_seconds", seconds)
     slow = 0.0005
     assert cpu_speed.bfloat16_gain() == pytest.approx(2)
     assert len(products) == 2 * cpu_speed.PRODUCT_REPEATS

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from triforce_chat.models.shapes import BigShape
     from triforce_chat.ui.terminal import Screen
 
-INFLATED = (
-    "small"  # the model that --inflate enlarges unless another one is named: it has a draft, and loads fast
-)
+# The model that --inflate enlarges unless another one is named: it has a draft, and loads fast.
+INFLATED = "small"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,10 +17,8 @@ from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import OPTIONS, Options
 from triforce_chat.settings.specification import SettingSpec
 
-COMPLETIONS = {
-    "model": answering,
-    "draft": drafts,
-}  # the values of other settings are in their specifications
+# The values of other settings are in their specifications.
+COMPLETIONS = {"model": answering, "draft": drafts}
 Command = Callable[..., None]
 
 Documents = Annotated[

@@ -13,11 +13,14 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import linear
 
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.models.memory import processor
@@ -85,16 +88,10 @@ def bfloat16_gain() -> float:
     narrow = x.bfloat16(), weight.bfloat16()
     full = half = math.inf
     for _ in range(PRODUCT_REPEATS):  # in turns, so that other programs disturb both alike
-        full, half = min(full, _seconds_of_product(x, weight)), min(half, _seconds_of_product(*narrow))
+        full, half = min(full, _seconds(linear, x, weight)), min(half, _seconds(linear, *narrow))
         if half > 10 * full:
             break  # emulated, and slow
     return full / half
-
-
-def _seconds_of_product(x: torch.Tensor, weight: torch.Tensor) -> float:
-    started = time.perf_counter()
-    torch.nn.functional.linear(x, weight)
-    return time.perf_counter() - started
 
 
 def measure() -> tuple[float, bool]:
@@ -108,14 +105,16 @@ def measure() -> tuple[float, bool]:
     best = [math.inf] * len(blocks)
     started, ran = time.perf_counter(), time.process_time()
     while math.inf in best or time.perf_counter() < started + DURATION:
-        best = [min(known, _seconds(block, vector)) for known, block in zip(best, blocks, strict=True)]
+        best = [
+            min(known, _seconds(torch.mv, block, vector)) for known, block in zip(best, blocks, strict=True)
+        ]
     possible = torch.get_num_threads() * (time.perf_counter() - started)
     return matrix.nbytes / sum(best), time.process_time() - ran >= UNDISTURBED * possible
 
 
-def _seconds(block: torch.Tensor, vector: torch.Tensor) -> float:
+def _seconds(product: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> float:
     started = time.perf_counter()
-    torch.mv(block, vector)
+    product(first, second)
     return time.perf_counter() - started
 
 

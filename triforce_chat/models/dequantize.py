@@ -15,9 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-CHUNK = (
-    1 << 20
-)  # weights that are dequantized at a time, so that temporary tensors stay in the processor's cache
+CHUNK = 1 << 20  # weights that are dequantized at a time: temporary tensors stay in the processor's cache
 
 
 def dequantize(data: np.ndarray[Any, Any], kind: Kind) -> np.ndarray[Any, Any]:
