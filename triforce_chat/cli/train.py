@@ -40,14 +40,22 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """How to train a long-context adapter."""
+    """How to train an adapter."""
 
-    model: Annotated[str, typer.Option(help="Model to stretch.", autocompletion=models)] = "smollm2-135m"
+    model: Annotated[str, typer.Option(help="Model to train.", autocompletion=models)] = "smollm2-135m"
     exclude: Exclude = None
     start: Annotated[Path | None, typer.Option("--from", help="Adapter to start from, of the same rank.")] = (
         None
     )
-    factor: Annotated[float, typer.Option(help="YaRN factor, over the model's own positions.")] = 16.0
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of TOML files with questions and replies about the texts; these alone are learnt."
+        ),
+    ] = None
+    factor: Annotated[
+        float, typer.Option(help="YaRN factor, over the model's own positions; 1 leaves them as they are.")
+    ] = 16.0
     lengths: Annotated[
         str, typer.Option(help="Lengths of the sequences; one listed twice is drawn twice as often.")
     ] = "2048,8192,32768,124928"
@@ -55,6 +63,9 @@ class ContextOptions:
     rank: Annotated[int, typer.Option(help="Rank of the low-rank updates.")] = 32
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 4e-4
     chats: Annotated[int, typer.Option(help="Conversations that the model has with itself first.")] = 2048
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Compute activations again for the gradient: less memory.")
+    ] = False
     steps: Annotated[int, typer.Option(help="Most steps.", min=1)] = 300
     minutes: Minutes = 25.0
     seed: Seed = 0
@@ -74,6 +85,7 @@ class ContextOptions:
             seed=self.seed,
             lengths=lengths,
             tokens=self.tokens,
+            checkpoint=self.checkpoint,
         )
 
 
@@ -82,10 +94,17 @@ class DraftOptions:
     """How to distil a draft."""
 
     model: Annotated[str, typer.Option(help="Target to imitate.", autocompletion=models)] = "small"
+    also: Annotated[
+        list[str] | None,
+        typer.Option(help="Another target that shares the draft; may be repeated.", autocompletion=models),
+    ] = None
     exclude: Exclude = None
     start: Annotated[Path | None, typer.Option("--from", help="Draft to start from, of the same shape.")] = (
         None
     )
+    vocabulary: Annotated[
+        int, typer.Option(help="Tokens that the draft knows, the most frequent ones; 0: all.", min=0)
+    ] = 0
     hidden: Annotated[int, typer.Option(help="Width of the draft.")] = 256
     layers: Annotated[int, typer.Option(help="Layers of the draft.")] = 3
     writing: Annotated[float, typer.Option(help="Minutes that the target writes answers.")] = 5.0
@@ -105,6 +124,7 @@ class DraftOptions:
         from triforce_chat.lab.training.draft import DraftRecipe
 
         return DraftRecipe(
+            vocabulary=self.vocabulary,
             hidden=self.hidden,
             layers=self.layers,
             mlp=4 * self.hidden,
@@ -116,7 +136,7 @@ class DraftOptions:
 
 
 def context(data: Data, out: Out, chosen: ContextOptions, debug: bool = False) -> None:
-    """Train an adapter that lets a model read longer texts: YaRN and LoRA. On several GPUs under torchrun."""
+    """Train an adapter (YaRN, LoRA) to read longer texts, or to answer better. On several GPUs under torchrun."""
     with failures(debug):
         lengths = tuple(parse_list(chosen.lengths, repeats=True))
         require_writable(out)
@@ -126,7 +146,7 @@ def context(data: Data, out: Out, chosen: ContextOptions, debug: bool = False) -
 
         with joined(device_and_dtype(Settings(device=chosen.device))[0]) as ranks:
             loaded = load(chosen.model, ranks.device)
-            builder = books(loaded, data, chosen.exclude or [])
+            builder = books(loaded, data, chosen.exclude or [], chosen.questions)
             recipe = chosen.recipe(lengths)
             train_context(loaded, builder, recipe, chosen.chats, out, print_figures, chosen.start, ranks)
 
@@ -144,7 +164,7 @@ def draft(
         require_writable(out)
         if not (chosen.writing or chosen.texts):
             raise UsageError("nothing to learn from; give --writing or --texts")
-        loaded = load(chosen.model, chosen.device)
+        targets = [load(model, chosen.device) for model in (chosen.model, *(chosen.also or []))]
         from triforce_chat.lab.training.jobs import Generation, books, train_draft
 
         held_out = [file for path in unseen for file in (path, *path.rglob("*"))]
@@ -152,8 +172,8 @@ def draft(
         plan = Generation(
             minutes=chosen.writing, sequences=chosen.sequences, lengths=lengths, texts=chosen.texts
         )
-        own, others = books(loaded, data, names), books(loaded, unseen, [])
-        train_draft(loaded, own, others, chosen.recipe(), plan, out, print_figures, chosen.start)
+        own, others = books(targets[0], data, names), books(targets[0], unseen, [])
+        train_draft(targets, own, others, chosen.recipe(), plan, out, print_figures, chosen.start)
 
 
 app.command()(flattened(context))

@@ -86,7 +86,7 @@ def build_engine(
             Runner(target.model, group=group),
             plan.workload.context,
             TextCodec(decoder(target.tokenizer), target.eos_ids),
-            Runner(draft.model, target.vocab_size) if draft else None,
+            draft_runner(draft, target) if draft else None,
             stack_for(spec.settings, target),
             prefix_store,
             kv_storage(plan, spec.settings, hooks.note),
@@ -95,6 +95,12 @@ def build_engine(
         if not is_out_of_memory(error):
             raise
         raise no_memory(plan.workload.context) from error
+
+
+def draft_runner(draft: LoadedModel, target: LoadedModel) -> Runner:
+    """The draft's forward, with logits as wide as the target's."""
+    known = draft.draft_vocabulary
+    return Runner(draft.model, target.vocab_size, target_ids=known.target_ids if known else None)
 
 
 def draft_name(settings: Settings, target: Description) -> str | None:

@@ -24,6 +24,7 @@ from triforce_chat.errors import ModelError
 from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
+from triforce_chat.models.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_header import check_gguf
@@ -51,6 +52,7 @@ class LoadedModel:
     draft: str | None = None  # name of its draft model, once chosen
     offloaded: bool = False  # keys and values of some or all layers are in host memory
     largest_budget: int = 4096  # tokens of the retrieval cache, by the memory plan
+    draft_vocabulary: DraftVocabulary | None = None  # of a draft that knows only some of its target's tokens
 
 
 def load_model(
@@ -96,6 +98,9 @@ def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
     The logits may differ in width, because padding columns belong to no token.
     """
     theirs, own = (usable_tokens(each.tokenizer, each.vocab_size) for each in (target, draft))
+    if draft.draft_vocabulary is not None:
+        _check_draft_vocabulary(target, draft, draft.draft_vocabulary)
+        return
     differing = {token for token, _ in theirs ^ own}
     if not differing:
         return
@@ -109,6 +114,16 @@ def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
         f"{pair}: both vocabularies have {len(own):,} tokens, but {len(differing):,} of them "
         "differ in text or id; choose a draft of the same family"
     )
+
+
+def _check_draft_vocabulary(target: LoadedModel, draft: LoadedModel, vocabulary: DraftVocabulary) -> None:
+    if vocabulary.tokenizer != vocabulary_hash(target.tokenizer):
+        raise ModelError(
+            f"draft {draft.name} cannot draft for {target.name}: it was made for another tokenizer"
+        )
+    ids = vocabulary.target_ids
+    if len(ids) + 1 != draft.vocab_size or int(ids.max()) >= target.vocab_size:
+        raise ModelError(f"draft {draft.name} is damaged: its weights and its vocabulary differ in size")
 
 
 def vocabulary_hash(tokenizer: Any) -> str:
@@ -250,4 +265,5 @@ def _loaded(source: ModelSource, model: Any, tokenizer: Any) -> LoadedModel:
         vocab_size=vocab_size,
         eos_ids=frozenset(number for number in end_token_ids(model, tokenizer) if number < vocab_size),
         sampling=source.preset.sampling if source.preset else MappingProxyType({}),
+        draft_vocabulary=read_draft_vocabulary(source.folder),
     )

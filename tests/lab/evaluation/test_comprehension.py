@@ -10,15 +10,21 @@ from triforce_chat.documents import Document, Page
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation.comprehension import (
     MARGIN,
-    ReadBook,
     commonest_opening,
     contains,
     excerpts,
-    read_books,
     repeated_grams,
     says_absent,
 )
-from triforce_chat.lab.tasks.book_questions import KINDS, BookQuestion, QuestionSet, parse, question_sets
+from triforce_chat.lab.tasks.book_questions import (
+    KINDS,
+    BookQuestion,
+    QuestionSet,
+    ReadBook,
+    parse,
+    question_sets,
+    read_books,
+)
 
 SHIPPED = list(question_sets())
 QUOTES = [

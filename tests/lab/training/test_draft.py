@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -14,12 +15,23 @@ from safetensors.torch import load_file
 from support.trained_models import builder_of, load, save_target
 from transformers import AutoModelForCausalLM
 
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.training import draft as module
 from triforce_chat.lab.training.course import LOG
-from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, accepted, fresh_draft, penalized
+from triforce_chat.lab.training.draft import (
+    DraftRecipe,
+    DraftTraining,
+    Taught,
+    accepted,
+    fresh_draft,
+    frequent_tokens,
+    penalized,
+)
 from triforce_chat.lab.training.lessons import Lessons, Teacher
-from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
+from triforce_chat.models.load import LoadedModel, vocabulary_hash
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +53,7 @@ def recipe(**changes: Any) -> DraftRecipe:
 
 
 def training(loaded: LoadedModel, lessons: Lessons, folder: Path, **changes: Any) -> DraftTraining:
-    return DraftTraining(loaded, lessons, lessons, recipe(**changes), folder)
+    return DraftTraining([Taught(loaded, lessons, lessons)], recipe(**changes), folder)
 
 
 def test_the_embedding_spans_the_leading_directions(loaded: LoadedModel) -> None:
@@ -146,16 +158,17 @@ def test_a_stopped_training_goes_on(
 def test_a_draft_can_begin_with_another(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
     first = training(loaded, lessons, tmp_path / "first", steps=30)
     first.run(lambda _: None)
-    second = DraftTraining(loaded, lessons, lessons, recipe(), tmp_path / "second", tmp_path / "first")
+    taught = [Taught(loaded, lessons, lessons)]
+    second = DraftTraining(taught, recipe(), tmp_path / "second", tmp_path / "first")
     for ours, theirs in zip(second.draft.parameters(), first.draft.parameters(), strict=True):
         assert torch.equal(ours, theirs.bfloat16().float())
     assert second.draft.lm_head.weight is second.draft.get_input_embeddings().weight
     assert second.course.step == 0
     for changes in ({"layers": 2}, {"hidden": 16}):
         with pytest.raises(UsageError, match="no draft of this"):
-            DraftTraining(loaded, lessons, lessons, recipe(**changes), tmp_path / "third", tmp_path / "first")
+            DraftTraining(taught, recipe(**changes), tmp_path / "third", tmp_path / "first")
     with pytest.raises(UsageError, match="no draft of this"):
-        DraftTraining(loaded, lessons, lessons, recipe(), tmp_path / "third", tmp_path / "nowhere")
+        DraftTraining(taught, recipe(), tmp_path / "third", tmp_path / "nowhere")
 
 
 def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
@@ -164,3 +177,51 @@ def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, lessons: Lesso
     again = training(loaded, lessons, tmp_path, steps=2).run(lambda _: None)
     assert again == first
     assert (tmp_path / "model.safetensors").read_bytes() == weights
+
+
+def test_a_draft_knows_the_most_frequent_tokens(loaded: LoadedModel, lessons: Lessons) -> None:
+    known = frequent_tokens([Taught(loaded, lessons, lessons)], 20)
+    times = torch.bincount(torch.tensor([token for window in lessons.windows for token in window.tokens]))
+    ends = set(loaded.eos_ids)
+    assert known.tolist() == sorted(set(known.tolist()))
+    assert ends < set(known.tolist())
+    least = min(int(times[token]) for token in known.tolist() if token not in ends)
+    assert all(n <= least for token, n in enumerate(times.tolist()) if token not in known)
+
+
+def test_a_draft_of_few_tokens_learns_from_two_targets(
+    loaded: LoadedModel, lessons: Lessons, tmp_path: Path
+) -> None:
+    twin = dataclasses.replace(loaded, name="twin")
+    taught = [Taught(loaded, lessons, lessons), Taught(twin, lessons, lessons)]
+    count = loaded.vocab_size - 40
+    made = DraftTraining(taught, recipe(vocabulary=count, steps=150), tmp_path)
+    assert made.draft.config.vocab_size == count + 1
+    before = made.test()
+    after = made.run(lambda _: None)
+    assert after["accepted at 1 by twin"] == after[f"accepted at 1 by {loaded.name}"]
+    assert after["accepted at 1 by twin"] > before["accepted at 1 by twin"] + 0.2
+    stored = read_draft_vocabulary(tmp_path)
+    assert stored is not None
+    assert torch.equal(stored.target_ids, frequent_tokens(taught, count))
+    assert stored.tokenizer == vocabulary_hash(loaded.tokenizer)
+    # What a runner makes of it: the target's ids, no chance for what the draft doesn't know, the same acceptance.
+    runner = Runner(copy.deepcopy(made.draft), loaded.vocab_size, target_ids=stored.target_ids)
+    window = lessons.windows[0]
+    ids = torch.tensor([window.tokens])
+    logits = runner(ids, FullCache(runner.shape, len(window.tokens)), ids.shape[1])[0]
+    assert logits.shape == (ids.shape[1], loaded.vocab_size)
+    unknown = torch.ones(loaded.vocab_size, dtype=torch.bool)
+    unknown[stored.target_ids] = False
+    assert torch.isneginf(logits[:, unknown]).all()
+    assert torch.isfinite(logits[:, ~unknown]).all()
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_what_a_draft_does_not_know_counts_as_rejected(
+    loaded: LoadedModel, lessons: Lessons, tmp_path: Path, count: int
+) -> None:
+    made = DraftTraining([Taught(loaded, lessons, lessons)], recipe(vocabulary=count), tmp_path)
+    assert made.subset is not None
+    known = (lessons.hidden @ loaded.model.lm_head.weight.T).softmax(-1)[:, made.subset.target_ids]
+    assert 0 < made.test()["accepted at 1"] <= float(known.sum(-1).mean()) + 1e-3

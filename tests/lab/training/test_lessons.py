@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,7 +211,8 @@ def test_the_penalty_counts_what_the_answer_said_and_no_more(monkeypatch: pytest
 
 
 def test_every_answer_keeps_the_penalty_that_it_was_drawn_with(loaded: LoadedModel) -> None:
-    teacher = Teacher(loaded, builder_of(loaded), Lessons())
+    damped = dataclasses.replace(loaded, sampling={"repetition_penalty": 1.1})
+    teacher = Teacher(damped, builder_of(loaded), Lessons())
     torch.manual_seed(0)
     teacher.continue_text(random.Random(0), texts=2, each=10, length=100, tokens=20)
     windows = teacher.lessons.windows

@@ -79,7 +79,7 @@ def test_questions_without_an_end_are_dropped(loaded: LoadedModel) -> None:
 def test_everyday_chats_keep_what_the_model_answers(
     loaded: LoadedModel, form: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("triforce_chat.lab.training.selfchat.ANSWERED", [(0.0, 1.0)])
+    monkeypatch.setattr("triforce_chat.lab.training.selfchat.HEAT", 0.0)
     endless = dataclasses.replace(loaded, eos_ids=frozenset())
     rng = random.Random(1)
     rows = everyday_chats(endless, random.Random(1), 5, answer=6)

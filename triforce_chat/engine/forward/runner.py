@@ -90,21 +90,50 @@ class FusedLoop:
         return self.runner.widened(logits)[None]
 
 
+class Subset:
+    """Ids and logits of a draft that knows only some tokens of its target's vocabulary.
+
+    target_ids: [D], its tokens; one more id, D, is embedded for all others and never proposed. ``width``: the target's.
+    """
+
+    def __init__(self, target_ids: Tensor, width: int) -> None:
+        self.target_ids, self.width = target_ids, width
+        self.own = torch.full((width,), len(target_ids), device=target_ids.device)
+        self.own[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        """The draft's ids of the target's ids [n]."""
+        return self.own[ids]
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """The draft's logits [n, D + 1] at the target's ids: [n, V]; tokens that it doesn't know get -inf."""
+        wide = logits.new_full((len(logits), self.width), float("-inf"))
+        return wide.index_copy_(1, self.target_ids, logits[:, : len(self.target_ids)])
+
+
 class Runner:
     """One model's weights. The cache is an argument of each forward, so one target serves several levels.
 
     Modifies the model: it gets this program's attention function and, on a CPU, packed weights. ``vocabulary`` is the
     width of the logits (None: the model's own); a draft model gets its target's, as models of one family pad the same
-    vocabulary to different widths. All ranks that share a model must construct their runners at the same time.
+    vocabulary to different widths, and with ``target_ids`` [D], if it knows only those of the target's tokens, a last
+    embedding for all others. All ranks that share a model must construct their runners at the same time.
     """
 
-    def __init__(self, model: Any, vocabulary: int | None = None, group: RankGroup = SINGLE) -> None:
+    def __init__(
+        self,
+        model: Any,
+        vocabulary: int | None = None,
+        group: RankGroup = SINGLE,
+        target_ids: Tensor | None = None,
+    ) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
         self.model, self.group = model, group
         self.known: int = model.config.vocab_size  # ids from here on are padding without an embedding
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
+        self.subset = None if target_ids is None else Subset(target_ids.to(self.device), self.vocabulary)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # for work outside of forwards on this thread
         self.shape = Shape.of(model.config, model.dtype, model.device, group.size)
@@ -190,7 +219,9 @@ class Runner:
         return logits
 
     def widened(self, logits: Tensor) -> Tensor:
-        """Logits [n, V] cut or padded to the width of ``vocabulary``."""
+        """Logits [n, V] as wide as ``vocabulary``: those of a subset at the target's ids, others cut or padded."""
+        if self.subset:
+            return self.subset.widened(logits)
         return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
 
     @torch.inference_mode()
@@ -206,6 +237,8 @@ class Runner:
 
     def embedded(self, ids: Tensor) -> Tensor:
         """Ids with an embedding: a padding id that the target drew has no text, so any token may stand for it."""
+        if self.subset:
+            return self.subset.embedded(ids)
         return ids.clamp_max(self.known - 1) if self.known < self.vocabulary else ids
 
     def _hidden(self, ids: Tensor, cache: KVCache) -> Tensor:

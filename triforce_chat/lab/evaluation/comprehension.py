@@ -7,19 +7,16 @@ accepted strings, so that every verdict can be checked by hand.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from triforce_chat.chat.template import ChatFormat, Message
-from triforce_chat.documents import Document
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation.continuations import Asked, continuations
 from triforce_chat.lab.evaluation.tasks import SAYS_ABSENT, holds
-from triforce_chat.lab.tasks.book_questions import BookQuestion, QuestionSet, find_quote
+from triforce_chat.lab.tasks.book_questions import BookQuestion, Placed, ReadBook
 from triforce_chat.lab.tasks.dialogue import Dialogue
 from triforce_chat.prompts import prompt
 
@@ -49,32 +46,12 @@ _POSSESSIVE = re.compile(r"['’]s\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A question with the tokens of the book in which its passages begin."""
-
-    question: BookQuestion
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
 class Excerpt:
     """Tokens [start, end) of a book, and the questions whose passages lie there."""
 
     start: int
     end: int
     placed: Sequence[Placed]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBook:
-    """A tokenized book with its questions in the order of their passages."""
-
-    title: str
-    author: str
-    ids: Sequence[int]
-    placed: Sequence[Placed]
-    missing: int  # questions whose passages this edition lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +81,6 @@ class Summary:
     repeated_grams: float
     opening: str  # the commonest first words
     opening_share: float
-
-
-def read_books(
-    form: ChatFormat, documents: Sequence[Document], sets: Sequence[QuestionSet]
-) -> list[ReadBook]:
-    """Each document with its set of questions. Raises UsageError for a document without one."""
-    return [_read(form, document, sets) for document in documents]
-
-
-def _read(form: ChatFormat, document: Document, sets: Sequence[QuestionSet]) -> ReadBook:
-    found = [(_places(each.questions, document.text), each) for each in sets]
-    places, chosen = max(found, key=lambda pair: len(pair[0]))
-    if len(places) * 2 < len(chosen.questions):
-        titles = ", ".join(each.title for each in sets)
-        raise UsageError(f"no questions about {document.title}; there are some about {titles}")
-    ends = form.token_ends(document.text)
-    placed = [
-        Placed(question, bisect_right(ends, min(spots)), bisect_right(ends, max(spots)))
-        for question, spots in places
-    ]
-    placed.sort(key=lambda each: (each.first, each.last))
-    missing = len(chosen.questions) - len(placed)
-    return ReadBook(chosen.title, chosen.author, form.encode(document.text), placed, missing)
-
-
-def _places(questions: Sequence[BookQuestion], text: str) -> list[tuple[BookQuestion, list[int]]]:
-    spots = ((question, [find_quote(quote, text) for quote in question.evidence]) for question in questions)
-    return [(question, [at for at in each if at is not None]) for question, each in spots if None not in each]
 
 
 def excerpts(book: ReadBook, length: int) -> Iterator[Excerpt]:
@@ -194,7 +143,7 @@ def _judged(
         question=question.text,
         accepted=question.answers,
         said=said,
-        right=any(contains(said, each) for each in question.answers) if question.answers else denied,
+        right=denied if question.absent else any(contains(said, each) for each in question.answers),
         denied=denied,
     )
 

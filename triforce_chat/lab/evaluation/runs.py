@@ -31,7 +31,7 @@ from triforce_chat.lab.evaluation.tables import (
     window_table,
 )
 from triforce_chat.lab.evaluation.tasks import planted_set
-from triforce_chat.lab.tasks.book_questions import question_sets
+from triforce_chat.lab.tasks.book_questions import question_sets, read_books
 from triforce_chat.lab.tasks.books import Book
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.models.load import LoadedModel
@@ -204,7 +204,7 @@ def comprehension(
 ) -> Findings:
     """Questions about novels at each length of context; 0 asks without the novel."""
     form, sampling = ChatFormat(loaded.tokenizer), sampling_of(settings, loaded)
-    books = reading.read_books(form, texts, list(question_sets()))
+    books = read_books(form, texts, list(question_sets()))
     found: list[reading.Answered] = []
     for length in lengths:
         for book in books:

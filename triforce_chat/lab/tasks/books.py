@@ -62,16 +62,22 @@ def load_books(paths: Iterable[str | Path], encode: Encode, exclude: Iterable[st
     read, and unreadable ones are skipped. Raises ``DocumentError`` for a named file that cannot be read and
     ``UsageError`` when there is no text at all.
     """
-    excluded = set(exclude)
-    found: dict[Path, Book | None] = {}
-    for path in map(Path, paths):
-        for file in sorted(_files(path.expanduser())):
-            if file not in found and excluded.isdisjoint((file.name, file.stem)):
-                found[file] = _book(file, encode) if file == path.expanduser() else _book_if_any(file, encode)
+    named = {Path(path).expanduser() for path in paths}
+    found = {
+        file: _book(file, encode) if file in named else _book_if_any(file, encode)
+        for file in text_files(named, exclude)
+    }
     books = [book for _, book in sorted(found.items()) if book is not None]
     if not books:
         raise UsageError("there is no text; name .txt or .md files, or folders that hold some")
     return books
+
+
+def text_files(paths: Iterable[str | Path], exclude: Iterable[str] = ()) -> list[Path]:
+    """The files at ``paths`` and the .txt and .md files in folders there, sorted, without those to ``exclude``."""
+    excluded = set(exclude)
+    files = {file for path in paths for file in _files(Path(path).expanduser())}
+    return sorted(file for file in files if excluded.isdisjoint((file.name, file.stem)))
 
 
 def paragraphs(text: str) -> Iterator[str]:

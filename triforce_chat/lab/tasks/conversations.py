@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from triforce_chat.chat.template import ChatFormat
+from triforce_chat.lab.tasks.book_questions import ReadBook
 from triforce_chat.lab.tasks.books import Book, PieceTokenizer
 from triforce_chat.lab.tasks.dialogue import Dialogue, Example
 from triforce_chat.lab.tasks.facts import PRESENT, Fact, make_facts
 from triforce_chat.lab.tasks.needles import insert_facts
+from triforce_chat.lab.tasks.reading import about_part
 from triforce_chat.lab.tasks.reports import Report, reports
 from triforce_chat.prompts import prompt
 
@@ -47,6 +49,7 @@ class ExampleBuilder:
 
     tokenizer: Any
     books: Sequence[Book]
+    questioned: Sequence[ReadBook] = ()  # books with questions and replies
     format: ChatFormat = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +64,17 @@ class ExampleBuilder:
         book = rng.choice(self.books)
         dialogue = Dialogue(self.format, _system(rng), book.title)
         return dialogue.prefix(self._text(rng, book, length - len(dialogue.prefix([]))))
+
+    def with_questions(self, rng: random.Random, length: int, questions: int) -> Example:
+        """A conversation of ``length`` tokens about a part of a book, with up to ``questions`` questions.
+
+        Raises ``ValueError`` if no book with questions is that long.
+        """
+        long = [book for book in self.questioned if len(book.ids) >= length]
+        if not long:
+            raise ValueError(f"no book with questions has {length:,} tokens")
+        book = rng.choice(long)
+        return about_part(Dialogue(self.format, _system(rng), book.title), rng, book, length, questions)
 
     def with_facts(self, rng: random.Random, length: int, questions: int, split: str = "train") -> Example:
         """A conversation of ``length`` tokens about one document with inserted facts: ``questions`` questions."""

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ REPORTED, PLANTED = 0.3, 0.55
 REPORT_LENGTH = 2_048  # tokens of the shortest document with a report
 TOKENS_PER_QUESTION = 200  # of a document that is asked about, up to ``MOST_QUESTIONS``
 MOST_QUESTIONS = 120
+TOKENS_PER_READING, MOST_READINGS = 500, 24  # the same for questions that come with a book
 WHOLE_REACH = 0.3  # of the training, after which every length takes its turn
 # cuDNN's backward pass over long rows takes less time than flash-attention's; the others are for what it refuses.
 ATTENTION = [
@@ -46,7 +48,7 @@ ATTENTION = [
 class ContextRecipe:
     """What is trained, and for how long. Lengths in tokens, shortest first."""
 
-    factor: float = 16.0  # of YaRN, over the positions that the model was made for
+    factor: float = 16.0  # of YaRN, over the positions that the model was made for; 1 leaves them as they are
     rank: int = 32
     alpha: float = 32.0
     rate: float = 4e-4
@@ -57,6 +59,9 @@ class ContextRecipe:
     tokens: int = 131_072  # of a step
     chats_per_step: int = 24  # short self-distilled conversations
     readings_per_step: int = 4  # those about documents
+    checkpoint: bool = (
+        False  # compute activations again for the gradient, where they would not fit into memory
+    )
 
     def length(self, step: int, progress: float) -> int:
         """Of the sequences of a step: short ones teach to find things, then it has to hold far away too."""
@@ -65,7 +70,12 @@ class ContextRecipe:
 
 
 def example(builder: ExampleBuilder, rng: random.Random, length: int, kind: float) -> Example:
-    """A sequence of ``length`` tokens; ``kind``, in [0, 1), chooses of which sort. Raises ValueError if too short."""
+    """A sequence of ``length`` tokens; ``kind``, in [0, 1), chooses of which sort. Raises ValueError if too short.
+
+    If there are books with questions, all sequences are about these.
+    """
+    if builder.questioned:
+        return builder.with_questions(rng, length, max(1, min(MOST_READINGS, length // TOKENS_PER_READING)))
     questions = max(1, min(MOST_QUESTIONS, length // TOKENS_PER_QUESTION))
     if kind < REPORTED and length >= REPORT_LENGTH:
         return builder.with_reports(rng, length, questions)
@@ -77,6 +87,8 @@ def example(builder: ExampleBuilder, rng: random.Random, length: int, kind: floa
 def stretched(config: Any, factor: float) -> dict[str, Any]:
     """The RoPE parameters and positions of a configuration after YaRN with ``factor``."""
     original = config.max_position_embeddings
+    if factor == 1:
+        return {"rope_parameters": dict(config.rope_parameters), "max_position_embeddings": original}
     parameters = {
         "rope_type": "yarn",
         "rope_theta": config.rope_parameters["rope_theta"],
@@ -123,6 +135,9 @@ class ContextTraining:
         self.model = copy.deepcopy(loaded.model)
         self.rope = stretched(self.model.config, recipe.factor)
         stretch(self.model, self.rope)
+        if recipe.checkpoint:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()
         self.updates = attach(self.model, recipe.rank, recipe.alpha, recipe.seed)
         if start is not None:
             load_updates(start, self.updates)
@@ -186,10 +201,12 @@ class ContextTraining:
                 answers[row, start:end] = True
         device = self.model.device
         targets, answers = ids[:, 1:].flatten().to(device), answers[:, 1:].flatten().to(device)
+        counted = answers if self.builder.questioned else torch.ones_like(answers)
+        targets, answers = targets[counted], answers[counted]
         text = ~answers
-        weights = text / text.sum() + ANSWERS * answers / answers.sum().clamp_min(1)
-        with parametrize.cached():
-            hidden = self._hidden(self.model, ids.to(device))[:, :-1].flatten(0, 1)
+        weights = text / text.sum().clamp_min(1) + ANSWERS * answers / answers.sum().clamp_min(1)
+        with self._weights():
+            hidden = self._hidden(self.model, ids.to(device))[:, :-1].flatten(0, 1)[counted]
             loss = next_token_loss(hidden, self.model.lm_head.weight, targets, weights)
             loss.backward()
         return {
@@ -197,6 +214,14 @@ class ContextTraining:
             "answers": answers.sum(),
             "of answers": self._lost(hidden, targets, answers),
         }
+
+    @contextmanager
+    def _weights(self) -> Iterator[None]:
+        """The updated weights, made once: not where a block runs, which may run again for the gradient."""
+        with parametrize.cached():
+            for path in self.updates:
+                _ = self.model.get_submodule(path).weight
+            yield
 
     @torch.no_grad()
     def _lost(self, hidden: Tensor, targets: Tensor, answers: Tensor) -> Tensor:
@@ -215,7 +240,7 @@ class ContextTraining:
         counted = (at >= starts - 1) & (at < ends - 1)
         with torch.no_grad():
             wanted = self._hidden(self.teacher, ids)[counted]
-        with parametrize.cached():
+        with self._weights():
             loss = divergence(self._hidden(self.model, ids)[counted], wanted, self.model.lm_head.weight)
             loss.backward()
         return loss.detach()

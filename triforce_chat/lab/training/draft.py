@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -21,12 +22,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from triforce_chat.engine.forward.runner import Subset
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.training.course import Course, Log, Optimizer
 from triforce_chat.lab.training.lessons import Batch, Lessons
-from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+from triforce_chat.models.load import LoadedModel, vocabulary_hash
 
-SLICE = 8192  # positions whose logits exist at a time
+SLICE, TEST_SLICE = 8192, 2048  # positions whose logits exist at a time
 SAVE_EVERY, TEST_EVERY = 1000, 250  # steps
 HEATS = (1.0, 0.6, 0.3)  # temperatures that take turns in the second half
 TESTED = (0.0, 0.6, 1.0)
@@ -36,6 +39,7 @@ TESTED = (0.0, 0.6, 1.0)
 class DraftRecipe:
     """The draft's shape and its training."""
 
+    vocabulary: int = 0  # tokens that it knows, the most frequent ones; 0: all that the target knows
     hidden: int = 256
     layers: int = 3
     mlp: int = 1024
@@ -122,12 +126,39 @@ def compiled_distance() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(distance, dynamic=True)
 
 
-def fresh_draft(target: Any, recipe: DraftRecipe) -> LlamaForCausalLM:
-    """A small Llama whose embedding is the target's, projected on its leading singular directions."""
+class Taught(NamedTuple):
+    """A target, what its draft learns from it, and texts of it that only judge the draft."""
+
+    target: LoadedModel
+    lessons: Lessons
+    unseen: Lessons
+
+
+def frequent_tokens(taught: Sequence[Taught], count: int) -> Tensor:
+    """The ``count`` tokens that occur most often in lessons, in ascending order: [count].
+
+    Among those that occur equally often, or never, the lower ids come first: byte-pair encodings number their tokens
+    by frequency. The targets' end tokens are always among them.
+    """
+    width = min(each.target.vocab_size for each in taught)
+    times = Counter(token for each in taught for window in each.lessons.windows for token in window.tokens)
+    seen = torch.zeros(width, dtype=torch.int64)
+    for token, number in times.items():
+        seen[token] = number
+    for each in taught:
+        seen[list(each.target.eos_ids)] = 1 << 62
+    return seen.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+def fresh_draft(target: Any, recipe: DraftRecipe, known: Tensor | None = None) -> LlamaForCausalLM:
+    """A small Llama whose embedding is the target's, projected on its leading singular directions.
+
+    known: [D], the target's tokens that it knows (None: all); one more embedding stands for the others.
+    """
     torch.manual_seed(recipe.seed)
     heads = recipe.hidden // recipe.head_dim
     config = LlamaConfig(
-        vocab_size=target.config.vocab_size,
+        vocab_size=target.config.vocab_size if known is None else len(known) + 1,
         hidden_size=recipe.hidden,
         intermediate_size=recipe.mlp,
         num_hidden_layers=recipe.layers,
@@ -136,14 +167,17 @@ def fresh_draft(target: Any, recipe: DraftRecipe) -> LlamaForCausalLM:
         max_position_embeddings=1024,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
-        bos_token_id=target.config.bos_token_id,
-        eos_token_id=target.config.eos_token_id,
+        bos_token_id=target.config.bos_token_id if known is None else None,
+        eos_token_id=target.config.eos_token_id if known is None else None,
     )
     draft = LlamaForCausalLM(config).to(target.device)
     weights = target.get_input_embeddings().weight.float()
     _, _, directions = torch.linalg.svd(weights.T @ weights)
+    projected = weights @ directions[: recipe.hidden].T
+    if known is not None:
+        projected = torch.cat([projected[known.to(target.device)], projected.mean(0, keepdim=True)])
     with torch.no_grad():
-        draft.get_input_embeddings().weight.copy_(weights @ directions[: recipe.hidden].T)
+        draft.get_input_embeddings().weight.copy_(projected)
     return draft
 
 
@@ -159,35 +193,51 @@ def begin_with(draft: LlamaForCausalLM, folder: Path) -> None:
 class DraftTraining:
     """One training run; ``folder`` receives the draft, the log and the state to resume from.
 
-    ``start`` is a draft's folder of the same shape whose weights it begins with.
+    Several targets of one vocabulary take turns at the steps. ``start`` is a draft's folder of the same shape whose
+    weights it begins with.
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        lessons: Lessons,
-        unseen: Lessons,
-        recipe: DraftRecipe,
-        folder: Path,
-        start: Path | None = None,
+        self, taught: Sequence[Taught], recipe: DraftRecipe, folder: Path, start: Path | None = None
     ) -> None:
-        self.target, self.lessons, self.unseen = loaded.model, lessons, unseen
-        self.recipe, self.folder = recipe, folder
-        self.draft = fresh_draft(loaded.model, recipe)
+        self.taught, self.recipe, self.folder = taught, recipe, folder
+        first = taught[0].target
+        self.vocabulary = self._vocabulary(start)
+        known = None if self.vocabulary is None else self.vocabulary.target_ids.to(first.model.device)
+        self.subset = None if known is None else Subset(known, first.vocab_size)
+        heads = [each.target.model.lm_head.weight for each in taught]
+        self.heads = heads if known is None else [head[known] for head in heads]
+        self.draft = fresh_draft(first.model, recipe, known)
         if start is not None:
             begin_with(self.draft, start)
         self.course = Course(recipe.steps, recipe.minutes, recipe.rate, warmup=100)
         self.optimizer = Optimizer(self.draft.parameters(), self.course, recipe.decay)
+
+    def _vocabulary(self, start: Path | None) -> DraftVocabulary | None:
+        """What the draft knows: as in an interrupted training, or as the draft that it starts with."""
+        count = self.recipe.vocabulary
+        if not count:
+            return None
+        for folder in (self.folder, start):
+            found = folder and read_draft_vocabulary(folder)
+            if found and len(found.target_ids) == count:
+                return found
+        tokenizer = vocabulary_hash(self.taught[0].target.tokenizer)
+        made = DraftVocabulary(frequent_tokens(self.taught, count), tokenizer)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        made.save(self.folder)
+        return made
 
     def run(self, report: Callable[[dict[str, float]], None]) -> dict[str, float]:
         """Train to the end; returns the expected acceptance on unseen text by temperature."""
         self.optimizer.resume(self.folder)
         log = Log(self.folder, self.course.step)
         rng = random.Random(f"{self.recipe.seed}-{self.course.step}")
-        batches = self.lessons.batches(self.recipe.windows, rng)
+        batches = [each.lessons.batches(self.recipe.windows, rng) for each in self.taught]
         lost: dict[str, Tensor] = {}
         while not self.course.done:
-            lost = {"loss": self._step(next(batches))}
+            turn = self.course.step % len(batches)
+            lost = {"loss": self._step(next(batches[turn]), self.heads[turn])}
             if self.course.step % TEST_EVERY == 0:
                 report(log.add(self.course, {**lost, **self.test()}))
             if self.course.step % SAVE_EVERY == 0:
@@ -198,41 +248,55 @@ class DraftTraining:
         self.save()
         return figures
 
-    def _step(self, batch: Batch) -> Tensor:
+    def _step(self, batch: Batch, teacher_head: Tensor) -> Tensor:
         late = self.course.progress > 0.5
         heat = HEATS[self.course.step % len(HEATS)] if late else 1.0
+        batch = self._own(batch)
         hidden = self._hidden(batch.tokens)[batch.window, batch.place]
         kl, tv = (0.3, 1.0) if late else (1.0, 0.0)
-        heads = self.draft.lm_head.weight, self.target.lm_head.weight
-        summed: Tensor = Distance.apply(hidden, heads[0], batch, heads[1], heat, kl, tv)  # type: ignore[no-untyped-call]
+        head = self.draft.lm_head.weight[: len(teacher_head)]
+        summed: Tensor = Distance.apply(hidden, head, batch, teacher_head, heat, kl, tv)  # type: ignore[no-untyped-call]
         loss = summed / len(hidden)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
 
+    def _own(self, batch: Batch) -> Batch:
+        """The batch in the draft's ids."""
+        return batch if self.subset is None else batch._replace(tokens=self.subset.embedded(batch.tokens))
+
     def _hidden(self, tokens: Tensor) -> Tensor:
         device = tokens.device.type
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             out: Tensor = self.draft.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        hidden: Tensor = out.to(self.target.dtype)
+        hidden: Tensor = out.to(self.heads[0].dtype)
         return hidden
 
     @torch.no_grad()
     def test(self, windows: int = 256) -> dict[str, float]:
-        """Expected acceptance on unseen text at each tested temperature."""
-        chosen = self.unseen.windows[:: max(1, len(self.unseen.windows) // windows)]
-        batch = self.unseen.batch(chosen)
-        hidden = self._hidden(batch.tokens)[batch.window, batch.place]
+        """Expected acceptance on unseen text of each target at each tested temperature."""
+        figures: dict[str, float] = {}
+        for each in self.taught:
+            by = f" by {each.target.name}" if len(self.taught) > 1 else ""
+            found = self._tested(each, windows)
+            figures |= {f"accepted at {heat:g}{by}": value for heat, value in found.items()}
+        return figures
+
+    def _tested(self, taught: Taught, windows: int) -> dict[float, float]:
+        unseen, teacher_head = taught.unseen, taught.target.model.lm_head.weight
+        batch = unseen.batch(unseen.windows[:: max(1, len(unseen.windows) // windows)])
+        hidden = self._hidden(self._own(batch).tokens)[batch.window, batch.place]
         head = self.draft.lm_head.weight.to(hidden.dtype)
         sums = dict.fromkeys(TESTED, 0.0)
-        for first in range(0, len(hidden), SLICE):
-            rows = slice(first, first + SLICE)
-            under = batch.seen(rows, len(head)), batch.penalty(rows)
-            p, _ = penalized((batch.states[rows] @ self.target.lm_head.weight.T).float(), *under)
-            q, _ = penalized((hidden[rows] @ head.T).float(), *under)
+        for first in range(0, len(hidden), TEST_SLICE):
+            rows = slice(first, first + TEST_SLICE)
+            under = batch.seen(rows, len(teacher_head)), batch.penalty(rows)
+            found = hidden[rows] @ head.T
+            p, _ = penalized((batch.states[rows] @ teacher_head.T).float(), *under)
+            q, _ = penalized((self.subset.widened(found) if self.subset else found).float(), *under)
             for heat in TESTED:
                 sums[heat] += float(accepted(p, q, heat).sum())
-        return {f"accepted at {heat:g}": total / len(hidden) for heat, total in sums.items()}
+        return {heat: total / len(hidden) for heat, total in sums.items()}
 
     def save(self) -> None:
         """Write the draft as a transformers folder in bf16."""

@@ -5,22 +5,26 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from triforce_chat.chat.template import ChatFormat
+from triforce_chat.documents import read
 from triforce_chat.errors import UsageError
-from triforce_chat.lab.tasks.books import load_books
+from triforce_chat.lab.tasks.book_questions import ReadBook, read_books, sets_in
+from triforce_chat.lab.tasks.books import load_books, text_files
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.training.cards import write_card
 from triforce_chat.lab.training.context import REPORTED, ContextRecipe, ContextTraining, example
-from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, begin_with, fresh_draft
+from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, Taught, begin_with, fresh_draft
 from triforce_chat.lab.training.lessons import Lessons, Teacher
 from triforce_chat.lab.training.ranks import ALONE, Ranks
 from triforce_chat.lab.training.selfchat import Row, document_chats, everyday_chats, short_chats
-from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
+from triforce_chat.models.load import LoadedModel, vocabulary_hash
 
 TEXT = 8192  # tokens of running text
 
@@ -39,12 +43,32 @@ class Generation:
     texts: int = 640  # that are only read, of TEXT tokens each
 
 
-def books(loaded: LoadedModel, data: Sequence[Path], exclude: Sequence[str]) -> ExampleBuilder:
-    """What builds examples from the texts in ``data``. Raises UsageError if there are none."""
-    found = load_books(data, ChatFormat(loaded.tokenizer).encode, exclude)
+def books(
+    loaded: LoadedModel, data: Sequence[Path], exclude: Sequence[str], questions: Path | None = None
+) -> ExampleBuilder:
+    """What builds examples from the texts in ``data``, with the questions about some of them in a folder.
+
+    Raises UsageError if there are no texts, or no questions about any.
+    """
+    form = ChatFormat(loaded.tokenizer)
+    found = load_books(data, form.encode, exclude)
     if not found:
         raise UsageError("--data holds no text")
-    return ExampleBuilder(loaded.tokenizer, found)
+    questioned = _questioned(form, data, exclude, questions) if questions else []
+    return ExampleBuilder(loaded.tokenizer, found, questioned)
+
+
+def _questioned(
+    form: ChatFormat, data: Sequence[Path], exclude: Sequence[str], folder: Path
+) -> list[ReadBook]:
+    """The books in ``data`` that questions in ``folder`` are about. Raises UsageError if there are none."""
+    sets, found = sets_in(folder), []
+    for file in text_files(data, exclude):
+        with suppress(UsageError):  # not every text has questions
+            found += read_books(form, [read(str(file))], sets)
+    if not found:
+        raise UsageError(f"the questions in {folder} are about none of the texts")
+    return found
 
 
 def self_chats(
@@ -92,13 +116,21 @@ def train_context(
     training.run(heard)
     if not ranks.first:
         return
-    purpose = (
-        f"Lets {loaded.name} read {training.rope['max_position_embeddings']:,} tokens: YaRN (factor "
-        f"{recipe.factor:g}) with a low-rank update of every linear layer, trained on books, on books with "
-        "planted facts and reports that are asked about, and on conversations of the untouched model with itself."
-    )
-    titles = [book.title for book in builder.books]
-    write_card(folder, "Long-context adapter", purpose, loaded.name, recipe, titles, last)
+    reach = f"{training.rope['max_position_embeddings']:,} tokens"
+    if builder.questioned:
+        purpose = (
+            f"Lets {loaded.name} answer questions about books of up to {reach}, and say so when a text does not "
+            "answer: a low-rank update of every linear layer, trained on questions about books and on conversations "
+            "of the untouched model with itself."
+        )
+    else:
+        purpose = (
+            f"Lets {loaded.name} read {reach}: YaRN (factor {recipe.factor:g}) with a low-rank update of every "
+            "linear layer, trained on books, on books with planted facts and reports that are asked about, and on "
+            "conversations of the untouched model with itself."
+        )
+    titles = [book.title for book in builder.questioned or builder.books]
+    write_card(folder, "Adapter", purpose, loaded.name, recipe, titles, last)
 
 
 def check_context(loaded: LoadedModel, builder: ExampleBuilder, recipe: ContextRecipe) -> None:
@@ -122,6 +154,8 @@ def teach(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: 
     torch.manual_seed(seed)
     teacher, started, turn = Teacher(loaded, builder, lessons), time.perf_counter(), 0
     teacher.read(rng, plan.texts, TEXT)
+    if plan.minutes:
+        teacher.chat(rng, plan.sequences, plan.tokens)
     while time.perf_counter() - started < 60 * plan.minutes:
         length = plan.lengths[turn % len(plan.lengths)]
         texts = max(1, min(plan.sequences // 16, plan.prefix_tokens // length))
@@ -140,7 +174,7 @@ def teach(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: 
 
 
 def train_draft(
-    loaded: LoadedModel,
+    targets: Sequence[LoadedModel],
     builder: ExampleBuilder,
     unseen: ExampleBuilder,
     recipe: DraftRecipe,
@@ -149,23 +183,50 @@ def train_draft(
     tell: Tell,
     start: Path | None = None,
 ) -> None:
-    """Distil a draft into ``folder``; ``unseen`` holds texts that only judge it."""
-    check_draft_shape(loaded, recipe)
+    """Distil a draft for ``targets`` of one vocabulary into ``folder``; ``unseen`` holds texts that only judge it.
+
+    The targets share the minutes of ``plan``. Raises UsageError for a shape that the draft can't have.
+    """
+    first = targets[0]
+    check_draft_shape(first, recipe)
+    check_same_tokens(targets)
     if start is not None:
-        begin_with(fresh_draft(loaded.model, recipe), start)  # complains before minutes are spent
+        known = read_draft_vocabulary(start)
+        begin_with(
+            fresh_draft(first.model, recipe, known.target_ids if known else None), start
+        )  # complains early
     few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
-    judges = teach_some(loaded, unseen, few, recipe.seed)
-    lessons = teach(loaded, builder, plan, recipe.seed, tell)
-    training = DraftTraining(loaded, lessons, judges, recipe, folder, start)
+    plan = replace(plan, minutes=plan.minutes / len(targets), texts=plan.texts // len(targets))
+    taught = [
+        Taught(
+            target,
+            unseen=teach_some(target, unseen, few, recipe.seed),
+            lessons=teach(target, builder, plan, recipe.seed, tell),
+        )
+        for target in targets
+    ]
+    training = DraftTraining(taught, recipe, folder, start)
     figures = training.run(tell)
-    purpose = f"A draft for {loaded.name}: a small Llama with the same vocabulary, distilled from it."
+    names = " and ".join(target.name for target in targets)
+    purpose = f"A draft for {names}: a small Llama with the same tokenizer, distilled from what they write."
     titles = [book.title for book in builder.books]
-    write_card(folder, "Draft", purpose, loaded.name, recipe, titles, figures)
+    write_card(folder, "Draft", purpose, first.name, recipe, titles, figures)
+
+
+def check_same_tokens(targets: Sequence[LoadedModel]) -> None:
+    """Raise UsageError for targets that can't share a draft."""
+    hashes = {vocabulary_hash(target.tokenizer) for target in targets}
+    if len(hashes) > 1 or len({target.vocab_size for target in targets}) > 1:
+        raise UsageError("the targets have different vocabularies and can't share a draft")
 
 
 def check_draft_shape(loaded: LoadedModel, recipe: DraftRecipe) -> None:
     """Raise UsageError for a width that no draft of this target can have."""
     wide: int = loaded.model.config.hidden_size
+    if recipe.vocabulary >= loaded.vocab_size:
+        raise UsageError(
+            f"--vocabulary must be below {loaded.vocab_size:,}, the target's own; 0 means all of it"
+        )
     if recipe.hidden > wide or recipe.hidden % recipe.head_dim:
         raise UsageError(
             f"--hidden must be a multiple of {recipe.head_dim} and at most {wide}, the target's own"

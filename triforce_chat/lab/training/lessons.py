@@ -17,13 +17,16 @@ from torch import Tensor
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.lab.generation import Generator
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
+from triforce_chat.lab.training.everyday import everyday
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
-from triforce_chat.lab.training.selfchat import opening, temper
+from triforce_chat.lab.training.selfchat import opening, own_penalty, temper
 from triforce_chat.models.load import LoadedModel
 
 SINKS, RECENT, SCORED = 16, 368, 192  # tokens of a window, and how many of its last are learnt
-# (temperature, repetition penalty); most often as the small presets answer.
-HEATS = (*[(0.0, 1.1)] * 3, (0.0, 1.0), (0.3, 1.1), (0.6, 1.0), (0.6, 1.1), (1.0, 1.0), (1.0, 1.1))
+PLAIN_HEATS, OWN_HEATS = (
+    (0.0, 0.6, 1.0),
+    (0.0, 0.0, 0.0, 0.3, 0.6, 1.0),
+)  # temperatures, without and with penalty
 LONGEST_SUFFIX = 64  # tokens between a shared text and where its continuations begin
 TEXT_ROWS = 8  # of real text at a time
 
@@ -115,6 +118,12 @@ class Lessons:
         )
 
 
+def heats(loaded: LoadedModel) -> list[tuple[float, float]]:
+    """(temperature, repetition penalty) of what the target writes; most often under its own penalty."""
+    penalty = own_penalty(loaded)
+    return [(heat, penalty) for heat in OWN_HEATS] + [(heat, 1.0) for heat in PLAIN_HEATS]
+
+
 class Teacher:
     """Makes lessons with a target on texts."""
 
@@ -143,6 +152,12 @@ class Teacher:
         asked = [self.form.encode(rng.choice(wordings)) + behind for _ in range(count)]
         self._generate(rng, prefixes, asked, each, tokens)
 
+    def chat(self, rng: random.Random, count: int, tokens: int) -> None:
+        """Answers to ``count`` short everyday questions without a document."""
+        before, behind = opening(self.form)
+        asked = [[before[-1], *self.form.encode(everyday(rng)), *behind] for _ in range(count)]
+        self._generate(rng, [before[:-1]], asked, count, tokens)
+
     def continue_text(self, rng: random.Random, texts: int, each: int, length: int, tokens: int) -> None:
         """Continuations of raw text, from ``each`` places shortly behind a shared beginning."""
         prefixes, suffixes = [], []
@@ -161,7 +176,7 @@ class Teacher:
         tokens: int,
     ) -> None:
         device = self.loaded.model.device
-        heat = temper(rng, len(suffixes), device, HEATS)
+        heat = temper(rng, len(suffixes), device, heats(self.loaded))
         sampled = self.generator.run(torch.tensor(list(prefixes), device=device), suffixes, heat, tokens)
         made, lengths, penalties = sampled.tokens.tolist(), sampled.lengths.tolist(), heat.penalty.tolist()
         for i, (suffix, answer, n) in enumerate(zip(suffixes, made, lengths, strict=True)):

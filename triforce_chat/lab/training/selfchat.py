@@ -21,7 +21,7 @@ from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.models.load import LoadedModel
 
 SHORTEST = 3  # tokens of a question worth an answer
-ANSWERED = ((0.0, 1.1), (0.7, 1.0))  # (temperature, repetition penalty)
+HEAT = 0.7  # temperature of the answers that are not greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,16 @@ def temper(rng: random.Random, count: int, device: Any, heats: Sequence[tuple[fl
     )
 
 
+def answered(loaded: LoadedModel) -> tuple[tuple[float, float], ...]:
+    """(temperature, repetition penalty) of answers: greedy ones under the model's own penalty."""
+    return (0.0, own_penalty(loaded)), (HEAT, 1.0)
+
+
+def own_penalty(loaded: LoadedModel) -> float:
+    """The repetition penalty that the model's authors, or its preset, recommend."""
+    return loaded.sampling.get("repetition_penalty", 1.0)
+
+
 def short_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int = 192) -> list[Row]:
     """About ``count`` questions and answers of up to ``answer`` tokens."""
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
@@ -80,7 +90,7 @@ def _answered(
         return []
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
     before, behind = opening(ChatFormat(loaded.tokenizer))
-    heat = temper(rng, len(asked), device, ANSWERED)
+    heat = temper(rng, len(asked), device, answered(loaded))
     prefix, last = torch.tensor([before[:-1]], device=device), before[-1:]
     said = generator.run(prefix, [last + ids + behind for ids in asked], heat, most)
     return [(before + ids + behind, then) for ids, then in zip(asked, made(said), strict=True)]
@@ -98,7 +108,7 @@ def document_chats(
     form = ChatFormat(loaded.tokenizer)
     _, behind = opening(form)
     asked = [form.encode(rng.choice((*SUMMARIES, *QUESTIONS))) + behind for _ in range(each * len(prefixes))]
-    heat = temper(rng, len(asked), device, ANSWERED)
+    heat = temper(rng, len(asked), device, answered(loaded))
     said = generator.run(torch.tensor(list(prefixes), device=device), asked, heat, answer)
     heads = [[*prefixes[i // each], *question] for i, question in enumerate(asked)]
     return [Row(head + ids, len(head)) for head, ids in zip(heads, made(said), strict=True)]
