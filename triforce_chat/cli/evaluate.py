@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,9 +98,15 @@ def comprehension(
     contexts: Annotated[
         str, typer.Option(help="Context lengths in tokens; 0 asks without the book.")
     ] = LENGTHS,
+    questions: Annotated[
+        Path | None, typer.Option(help="Folder of TOML files with other questions than the program's own.")
+    ] = None,
 ) -> None:
     """Questions about novels that this program has a list for, answered greedily and judged by accepted strings."""
     lengths, options = parse_list(contexts, minimum=0), greedy(options)
+    from triforce_chat.lab.tasks.book_questions import question_sets, sets_in
+
+    sets = list(question_sets()) if questions is None else sets_in(questions)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
@@ -109,7 +116,7 @@ def comprehension(
     engine, loaded, _ = open_engine(EngineSpec(options.settings, capacity), screen)
     from triforce_chat.lab.evaluation import runs
 
-    found = runs.comprehension(engine, loaded, options.settings, texts, lengths, progress(screen))
+    found = runs.comprehension(engine, loaded, options.settings, texts, sets, lengths, progress(screen))
     show(options, screen, found)
 
 

@@ -30,7 +30,7 @@ from triforce_chat.settings.paths import failed_download_mark
 from triforce_chat.settings.settings import Settings
 from triforce_chat.settings.sizes import readable
 
-BEST, MIDDLE, SMALL = CANDIDATES = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "small")
+BEST, MIDDLE, SMALL = CANDIDATES = ("large", "medium", "small")
 GPU_BYTES = 8 * 10**9  # memory of a GPU from which on it gets the best candidate
 READING_PACE = 150  # milliseconds per token
 USEFUL_CONTEXT = 16_384  # tokens; a candidate whose context would have to be shorter is too large

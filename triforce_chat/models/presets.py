@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -73,7 +73,8 @@ def shipped(name: str) -> str:
 
 def short_name(name: str) -> str:
     """A model's name as shown to users: a name instead of the path for folders of this package."""
-    return {shipped("draft"): "small-draft", shipped("context"): "small-adapter"}.get(name, name)
+    names = {"draft": "small-draft", "context": "small-adapter", "medium": "medium-adapter", "large": "large-adapter"}
+    return {shipped(folder): short for folder, short in names.items()}.get(name, name)
 
 
 def _lwm(size: str, context: int) -> Preset:
@@ -108,6 +109,12 @@ def _qwen_coder(size: str, parameters: str, sizes: Mapping[str, Any], wheels: Pa
     )
 
 
+def _reader(name: str, coder: Preset) -> Preset:
+    """A coder model with our adapter, which answers questions about books."""
+    about = coder.about.replace(" in 4 bits with YaRN", ", trained to answer about books")
+    return replace(coder, name=name, adapter=shipped(name), about=about)
+
+
 def _yarn_llama(size: str, parameters: str, sizes: Mapping[str, Any]) -> Preset:
     """Peng et al., arXiv 2309.00071. A base model, which continues texts and was not trained to answer."""
     return Preset(
@@ -122,6 +129,8 @@ def _yarn_llama(size: str, parameters: str, sizes: Mapping[str, Any]) -> Preset:
     )
 
 
+CODER_0_5B = _qwen_coder("0.5B", "630M", published.QWEN2_5_CODER_0_5B, packed.QWEN_CODER_0_5B)
+CODER_1_5B = _qwen_coder("1.5B", "1.8B", published.QWEN2_5_CODER_1_5B, packed.QWEN_CODER_1_5B)
 PRESETS = (
     Preset(
         name="small",
@@ -137,6 +146,8 @@ PRESETS = (
         about="SmolLM2-135M-Instruct",
         packed=packed.SMOLLM2_135M,
     ),
+    _reader("medium", CODER_0_5B),
+    _reader("large", CODER_1_5B),
     Preset(
         name="smollm2-135m",
         repository=None,
@@ -149,8 +160,8 @@ PRESETS = (
         about="SmolLM2-135M-Instruct as published",
         packed=packed.SMOLLM2_135M,
     ),
-    _qwen_coder("0.5B", "630M", published.QWEN2_5_CODER_0_5B, packed.QWEN_CODER_0_5B),
-    _qwen_coder("1.5B", "1.8B", published.QWEN2_5_CODER_1_5B, packed.QWEN_CODER_1_5B),
+    CODER_0_5B,
+    CODER_1_5B,
     _yarn_llama("7b", "6.7B", published.YARN_LLAMA_2_7B),
     _yarn_llama("13b", "13B", published.YARN_LLAMA_2_13B),
     _lwm("128K", 131_072),

@@ -38,7 +38,10 @@ _DENIAL = re.compile(
     r"|\bwithout (?:\w+ )?(?:naming|saying|stating|specifying|mentioning|telling)\b"
     r"|\bnever (?:says|learn|names|mentions|states|tells us)\b"
     r"|\bbut not (?:who|whom|whose|what|which|where|when|why|how)\b"
-    r"|\b(?:unnamed|unspecified|unknown)\b",
+    r"|\b(?:text|book|novel|document|story|passage|chapter|excerpt|author|narrator) (?:\w+ )?"
+    r"(?:gives?|provides?|offers?|mentions?|names?|states?) (?:us )?no\b"
+    rf"|\b(?:does|do|did) ?{_NOT} (?:\w+ )?(?:name|specify|identify|state)\b"
+    r"|\b(?:unnamed|unspecified|unidentified|unknown)\b",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W_]+")

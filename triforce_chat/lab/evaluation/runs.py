@@ -31,7 +31,7 @@ from triforce_chat.lab.evaluation.tables import (
     window_table,
 )
 from triforce_chat.lab.evaluation.tasks import planted_set
-from triforce_chat.lab.tasks.book_questions import question_sets, read_books
+from triforce_chat.lab.tasks.book_questions import QuestionSet, read_books
 from triforce_chat.lab.tasks.books import Book
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.models.load import LoadedModel
@@ -199,12 +199,13 @@ def comprehension(
     loaded: LoadedModel,
     settings: Settings,
     texts: Sequence[Document],
+    sets: Sequence[QuestionSet],
     lengths: Sequence[int],
     watch: Watch,
 ) -> Findings:
-    """Questions about novels at each length of context; 0 asks without the novel."""
+    """The questions about each book at each length of context; 0 asks without the book."""
     form, sampling = ChatFormat(loaded.tokenizer), sampling_of(settings, loaded)
-    books = read_books(form, texts, list(question_sets()))
+    books = read_books(form, texts, sets)
     found: list[reading.Answered] = []
     for length in lengths:
         for book in books:
