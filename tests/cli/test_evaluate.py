@@ -248,6 +248,31 @@ def test_comprehension_by_length_and_from_memory(tmp_path: Path, shelf: Path) ->
     assert "without the book" in run(*arguments).stdout
 
 
+def test_comprehension_of_own_questions(tmp_path: Path, shelf: Path) -> None:
+    quotes = [f"Dog number {number} came by at noon." for number in range(4)]
+    (tmp_path / "dogs.txt").write_text("".join(f"{quote}\n\n{TEXT}" for quote in quotes))
+    (tmp_path / "own").mkdir()
+    blocks = [
+        f'[[question]]\nkind = "what"\nquestion = "When came dog {i}?"\nevidence = ["{quote}"]\n'
+        + ("absent = true\n" if i == 3 else 'answers = ["noon"]\n')
+        for i, quote in enumerate(quotes)
+    ]
+    (tmp_path / "own" / "dogs.toml").write_text('title = "Dogs"\nauthor = "A"\n' + "".join(blocks))
+    arguments = ("comprehension", tmp_path / "dogs.txt", "--model", shelf / "model", "--contexts", "2000")
+    value = found(*arguments, "--questions", tmp_path / "own")
+    asked = [f"When came dog {i}?" for i in range(4)]
+    assert [each["question"] for each in value["answers"]] == asked
+    assert [each["accepted"] for each in value["answers"]] == [["noon"]] * 3 + [[]]
+    assert value["rows"][0]["asked"] == {"one": 3, "two": 0, "absent": 1}
+    without = run(*arguments)
+    assert without.exit_code == 2
+    assert "no questions about dogs; there are some about A Tale" in " ".join(without.stderr.split())
+    for folder in (shelf, tmp_path / "nowhere"):
+        refused = run(*arguments, "--questions", folder)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "holds no .toml files with questions" in " ".join(refused.stderr.split())
+
+
 def test_comprehension_needs_a_novel_with_questions(shelf: Path) -> None:
     result = run("comprehension", shelf / "a.txt", "--model", shelf / "model")
     assert result.exit_code == 2

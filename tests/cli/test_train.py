@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import commands
 from support.long_texts import prose
 from support.trained_models import load, save_target
 from typer.testing import CliRunner
@@ -18,9 +19,13 @@ from triforce_chat.cli.app import app
 from triforce_chat.cli.options import parse_list
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Text, Verified
+from triforce_chat.engine.forward.runner import Subset
 from triforce_chat.lab.training import context, jobs
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
+from triforce_chat.models import load as loading
+from triforce_chat.models import registry
+from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
 from triforce_chat.settings.settings import Settings
 
 LENGTHS = "1200,1250,1300"
@@ -136,6 +141,144 @@ def test_a_draft_says_how_often_it_is_accepted(draft: Path) -> None:
     for heat in ("0", "0.6", "1"):
         assert f"| accepted at {heat} | 0." in card
     assert card.endswith("## Data\n\n- one\n- two\n")  # what judges is not trained on
+
+
+SHIPS = [f"The ship of number {number} is here." for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def questions(shelf: Path) -> Path:
+    """A folder with the questions about one more text."""
+    made = shelf / "questions"
+    made.mkdir()
+    blocks = [
+        f'[[question]]\nkind = "where"\nquestion = "Where is ship {i}?"\nreply = "It is here."\n'
+        f'evidence = ["{quote}"]\n'
+        for i, quote in enumerate(SHIPS)
+    ]
+    (made / "ships.toml").write_text('title = "The Ships"\nauthor = "A. Nonymous"\n' + "\n".join(blocks))
+    (shelf / "novels").mkdir()
+    parts = [part for i, quote in enumerate(SHIPS) for part in (prose(i, 6), quote)]
+    (shelf / "novels" / "ships.txt").write_text("\n\n".join([*parts, prose(50, 20)]))
+    (shelf / "novels" / "empty.txt").write_text("")  # passed over, as without questions
+    return made
+
+
+def test_an_adapter_can_learn_from_questions(shelf: Path, questions: Path, tmp_path: Path) -> None:
+    more = ("--data", shelf / "novels", "--questions", questions, "--checkpoint")
+    result = train_context(shelf, tmp_path / "made", *more)
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in (tmp_path / "made" / "log.jsonl").read_text().splitlines()]
+    assert len(lines) == 3
+    for line in lines:
+        assert 0 < line["answers"] < 100
+        assert line["loss"] == pytest.approx(context.ANSWERS * line["of answers"], rel=1e-3)
+    assert load(tmp_path / "made").context == 4096
+    card = (tmp_path / "made" / "README.md").read_text()
+    assert "answer questions about books of up to 4,096 tokens" in card
+    assert "| checkpoint | True |" in card
+    assert card.endswith("## Data\n\n- The Ships\n")
+
+
+def test_questions_about_none_of_the_texts(shelf: Path, questions: Path, tmp_path: Path) -> None:
+    other = train_context(shelf, tmp_path / "out", "--questions", questions)
+    refused(other, 2, f"the questions in {questions} are about none of the texts")
+    left_out = ("--data", shelf / "novels", "--exclude", "ships", "--questions", questions)
+    refused(train_context(shelf, tmp_path / "out", *left_out), 2, "are about none of the texts")
+    empty = train_context(shelf, tmp_path / "out", "--questions", shelf / "novels")
+    refused(empty, 2, "holds no .toml files with questions")
+    long = ("--data", shelf / "novels", "--questions", questions, "--lengths", "1200,4090")
+    refused(train_context(shelf, tmp_path / "out", *long), 2, "no book with questions has 4,090 tokens")
+
+
+@pytest.mark.parametrize(
+    ("name", "base"), [("medium", "qwen2.5-coder-0.5b"), ("large", "qwen2.5-coder-1.5b")]
+)
+def test_our_adapters_are_not_trained_again(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, base: str
+) -> None:
+    monkeypatch.setattr(registry, "wheel_model", lambda **_: shelf / "base")
+    monkeypatch.setattr(loading, "merge", lambda *_: None)  # its weights are of another size
+    again = train_context(shelf, tmp_path / "out", "--model", name)
+    refused(again, 2, f"{name} has an adapter already; train its base {base}")
+
+
+@pytest.fixture(scope="module")
+def reduced(shelf: Path) -> Path:
+    """A draft of two targets that knows a part of their tokens."""
+    save_target(shelf / "twin", seed=1, hidden_size=64, head_dim=16)
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch)
+        targets = ("--model", shelf / "base", "--also", shelf / "twin", "--lengths", "400")
+        result = train_draft(shelf, shelf / "reduced", *targets, "--vocabulary", 200, "--steps", 40)
+    assert result.exit_code == 0, result.output
+    return shelf / "reduced"
+
+
+@pytest.mark.parametrize("target", ["base", "twin"])
+def test_a_draft_of_few_tokens_is_used(
+    shelf: Path, reduced: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    known = read_draft_vocabulary(reduced)
+    assert known is not None
+    assert len(known.target_ids) == 200
+    (shelf / "short.txt").write_text(prose(3, 4))
+    limits = ("--max-tokens", 20, "--device", "cpu", "--temperature", 0, "--json")
+    model = ("--model", shelf / target, "--draft", reduced)
+    widened, widths = Subset.widened, []
+
+    def seen(subset: Subset, logits: torch.Tensor) -> torch.Tensor:
+        widths.append(logits.shape[-1])
+        return widened(subset, logits)
+
+    monkeypatch.setattr(Subset, "widened", seen)
+    told = commands.run("ask", shelf / "short.txt", "Why?", *model, "--stack", "naive", *limits).json
+    assert set(widths) == {201}
+    plain = commands.run(
+        "ask", shelf / "short.txt", "Why?", "--model", shelf / target, "--draft", "none", *limits
+    )
+    assert told["draft"] == str(reduced)
+    assert told["token_ids"] == plain.json["token_ids"]
+    assert f"| accepted at 1 by {shelf / target} | 0." in (reduced / "README.md").read_text()
+
+
+def test_a_draft_of_few_tokens_can_be_trained_further(shelf: Path, reduced: Path, tmp_path: Path) -> None:
+    more = ("--model", shelf / "twin", "--from", reduced, "--lengths", "400", "--writing", 0)
+    result = train_draft(shelf, tmp_path / "made", *more, "--vocabulary", 200)
+    assert result.exit_code == 0, result.output
+    found, before = read_draft_vocabulary(tmp_path / "made"), read_draft_vocabulary(reduced)
+    assert found is not None
+    assert before is not None
+    assert torch.equal(found.target_ids, before.target_ids)
+
+
+@pytest.mark.parametrize("vocabulary", [0, 199])
+def test_a_draft_of_another_vocabulary_is_refused_at_once(
+    shelf: Path, reduced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: int
+) -> None:
+    monkeypatch.setattr(jobs, "teach_some", lambda *_: pytest.fail("minutes were spent before"))
+    more = ("--model", shelf / "base", "--from", reduced, "--vocabulary", vocabulary)
+    refused(train_draft(shelf, tmp_path / "out", *more), 2, "holds no draft of this --hidden")
+
+
+def test_targets_of_different_tokens_share_no_draft(shelf: Path, tmp_path: Path) -> None:
+    save_target(tmp_path / "other", hidden_size=64, head_dim=16)
+    tokenizer = load(tmp_path / "other").tokenizer
+    tokenizer.add_tokens(["unheard"])
+    tokenizer.save_pretrained(tmp_path / "other")
+    targets = ("--model", shelf / "base", "--also", tmp_path / "other")
+    told = "the targets have different vocabularies and can't share a draft"
+    refused(train_draft(shelf, tmp_path / "out", *targets), 2, told)
+    save_target(tmp_path / "wide", hidden_size=64, head_dim=16, vocab_size=512)
+    targets = ("--model", shelf / "base", "--also", tmp_path / "wide")
+    refused(train_draft(shelf, tmp_path / "out", *targets), 2, told)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_draft_cannot_know_more_than_its_target(shelf: Path, tmp_path: Path, more: int) -> None:
+    width = load(shelf / "base").vocab_size
+    result = train_draft(shelf, tmp_path, "--model", shelf / "base", "--vocabulary", width + more)
+    refused(result, 2, f"--vocabulary must be below {width:,}, the target's own; 0 means all of it")
 
 
 def test_a_training_goes_on_in_its_folder(

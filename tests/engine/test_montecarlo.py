@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.labs import Lab
+from support.reduced_drafts import with_reduced_draft
 from support.rules import middle_draws_from_its_target
 from support.toys import CPU, ToyCache, ToyModel, Walk, drafting, fixed_table, nothing, ruled
 from torch import Tensor
@@ -104,6 +105,11 @@ def hierarchy(lab: Lab, name: str = "triforce", draft: bool = True) -> Engine:
 @pytest.mark.parametrize("draft", [True, False], ids=["draft", "lookup"])
 def test_the_joint_law_of_the_first_tokens(small: Lab, draft: bool) -> None:
     assert joint_p(small, hierarchy(small, draft=draft), 800) > ALARM
+
+
+@pytest.mark.parametrize("stack", ["triforce", "naive"])
+def test_the_joint_law_with_a_draft_of_few_tokens(small: Lab, stack: str) -> None:
+    assert joint_p(small, hierarchy(with_reduced_draft(small, [1, 2, 6]), stack), 400) > ALARM
 
 
 def test_the_joint_law_with_a_nucleus(small: Lab) -> None:

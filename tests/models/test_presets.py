@@ -9,6 +9,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from safetensors import safe_open
 from support.tiny_models import SENTENCEPIECE, VOCABULARY, save_published, save_sentencepiece, save_tokenizer
 
 from triforce_chat.chat.template import ChatFormat, Message
@@ -18,7 +19,9 @@ from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.models import presets, registry
+from triforce_chat.models.adapter import WEIGHTS
 from triforce_chat.models.load import LoadedModel, load_model
+from triforce_chat.models.packed import PackedModel
 from triforce_chat.models.pickles import pull
 from triforce_chat.models.presets import PRESETS, find_preset
 from triforce_chat.models.progress import ignore_progress
@@ -330,6 +333,54 @@ def test_the_coder_models_are_counted_as_their_files_are(name: str, parameters: 
     assert preset.packed is not None
     assert Dimensions.of(preset.sizes).parameters() == parameters
     assert preset.packed.converted_size == 2 * parameters  # bf16
+
+
+@pytest.mark.parametrize(
+    ("name", "base"), [("medium", "qwen2.5-coder-0.5b"), ("large", "qwen2.5-coder-1.5b")]
+)
+def test_our_adapters_belong_to_the_coder_models(
+    name: str, base: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    preset, coder = find_preset(name), find_preset(base)
+    assert preset is not None
+    assert coder is not None
+    assert (preset.context, preset.packed, preset.sizes) == (131_072, coder.packed, coder.sizes)
+    assert (preset.sampling, preset.licence, preset.draft) == (coder.sampling, coder.licence, coder.draft)
+    assert preset.about != coder.about
+    asked: list[PackedModel] = []
+
+    def wheel_model(packed: PackedModel, **_: object) -> Path:
+        asked.append(packed)
+        return tmp_path
+
+    monkeypatch.setattr(registry, "wheel_model", wheel_model)
+    source = registry.resolve(name)
+    assert asked == [coder.packed]
+    assert (source.name, source.folder, source.preset) == (name, tmp_path, preset)
+    adapter = source.adapter
+    assert adapter is not None
+    assert (
+        adapter.folder == Path(presets.shipped(name)) == Path(presets.__file__).parents[1] / "weights" / name
+    )
+    assert (adapter.base, adapter.context) == (base, preset.context)
+    assert adapter.rope == {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 4,
+        "original_max_position_embeddings": 32_768,
+    }
+    assert presets.short_name(presets.shipped(name)) == f"{name}-adapter"
+    shapes = weight_shapes(Path(presets.shipped(name)) / WEIGHTS)
+    layers, wide = coder.sizes["num_hidden_layers"], coder.sizes["hidden_size"]
+    assert len(shapes) == 2 * 7 * layers  # every linear layer of every block
+    last = f"base_model.model.model.layers.{layers - 1}.mlp.up_proj"
+    assert shapes[f"{last}.lora_A.weight"] == [adapter.rank, wide]
+    assert shapes[f"{last}.lora_B.weight"] == [coder.sizes["intermediate_size"], adapter.rank]
+
+
+def weight_shapes(file: Path) -> dict[str, list[int]]:
+    with safe_open(file, "pt") as tensors:
+        return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
 
 
 def answers(engine: Engine, request: Request) -> tuple[list[int], list[int]]:

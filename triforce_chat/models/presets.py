@@ -73,7 +73,12 @@ def shipped(name: str) -> str:
 
 def short_name(name: str) -> str:
     """A model's name as shown to users: a name instead of the path for folders of this package."""
-    names = {"draft": "small-draft", "context": "small-adapter", "medium": "medium-adapter", "large": "large-adapter"}
+    names = {
+        "draft": "small-draft",
+        "context": "small-adapter",
+        "medium": "medium-adapter",
+        "large": "large-adapter",
+    }
     return {shipped(folder): short for folder, short in names.items()}.get(name, name)
 
 

@@ -112,6 +112,11 @@ def test_accepted_strings_are_whole_words(said: str, accepted: str, right: bool)
         "The book only says that he fell abroad, without naming the country.",
         "It says that he had lunch there but not what he ate.",
         "We never learn the cook's name.",
+        "The text gives no name for the child; it says only that he fell.",
+        "George says that the cook is to go, but he doesn't name her.",
+        "The guard is not identified.",
+        "An unidentified guard.",
+        "There is no answer to that in the text.",
     ],
 )
 def test_a_denial_is_recognized(said: str) -> None:
@@ -125,6 +130,9 @@ def test_a_denial_is_recognized(said: str) -> None:
         "She did not tell him because she was afraid.",
         "He had never been to London, but told her about it.",
         "Her name was Anne, and no other sister was there.",
+        "He gave no answer and left the room.",
+        "She does not love him.",
+        "He found nothing in the drawer, and could not be told why.",
     ],
 )
 def test_an_answer_is_no_denial(said: str) -> None:

@@ -8,18 +8,23 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.long_texts import prose, spelled
 from support.places import SUPPORT
 from support.trained_models import LENGTHS, builder_of, chats, load, recipe, save_target, training
+from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
+from triforce_chat.documents import Document, Page
+from triforce_chat.lab.tasks.book_questions import BookQuestion, QuestionSet, read_books
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.tasks.dialogue import Example
 from triforce_chat.lab.training import context as module
-from triforce_chat.lab.training.context import ContextTraining, stretched
+from triforce_chat.lab.training.context import ContextTraining, example, stretched
 from triforce_chat.lab.training.course import LOG
 from triforce_chat.lab.training.ranks import Ranks
 from triforce_chat.models.adapter import WEIGHTS
@@ -211,3 +216,140 @@ def test_yarn_keeps_the_base_and_its_positions(loaded: LoadedModel) -> None:
         },
         "max_position_embeddings": 2048,
     }
+
+
+def test_a_factor_of_one_keeps_the_positions(
+    loaded: LoadedModel, questioned: ExampleBuilder, tmp_path: Path
+) -> None:
+    config = loaded.model.config
+    assert stretched(config, 1.0) == {
+        "rope_parameters": config.rope_parameters,
+        "max_position_embeddings": 512,
+    }
+    made = training(loaded, questioned, tmp_path / "made", factor=1.0, steps=1)
+    assert made.model.config.rope_parameters == config.rope_parameters
+    before, after = (model.base_model.rotary_emb for model in (loaded.model, made.model))
+    assert torch.equal(before.inv_freq, after.inv_freq)
+    assert before.attention_scaling == after.attention_scaling == 1
+    made.run(lambda _: None)
+    adapted = load(tmp_path / "made")
+    assert adapted.context == 512
+    assert adapted.model.config.rope_parameters == config.rope_parameters
+    assert torch.equal(adapted.model.base_model.rotary_emb.inv_freq, before.inv_freq)
+
+
+# Books with questions
+
+
+SHIPS = [f"The ship of number {number} is here." for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def questioned(loaded: LoadedModel, builder: ExampleBuilder) -> ExampleBuilder:
+    questions = [BookQuestion("where", f"{quote[4:20]}?", (quote,), reply="It is here.") for quote in SHIPS]
+    text = "\n\n".join(part for i, quote in enumerate(SHIPS) for part in (prose(i, 6), quote))
+    document = Document("Ships", "ships.txt", (Page(1, text + "\n\n" + prose(50, 30)),))
+    books = read_books(builder.format, [document], [QuestionSet("Ships", "A. Nonymous", tuple(questions))])
+    return ExampleBuilder(loaded.tokenizer, builder.books, books)
+
+
+def gradients(made: ContextTraining) -> list[Tensor]:
+    found = []
+    for parameter in made.optimizer.parameters:
+        assert parameter.grad is not None
+        found.append(parameter.grad)
+        parameter.grad = None
+    return found
+
+
+def moved_a_little(made: ContextTraining) -> ContextTraining:
+    """Updates begin at zero, where half of their gradients are zero, too."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for update in made.updates.values():
+            update.b.normal_(0, 0.05, generator=generator)
+    return made
+
+
+def test_books_with_questions_are_all_that_is_read(
+    loaded: LoadedModel, questioned: ExampleBuilder, tmp_path: Path
+) -> None:
+    made = training(loaded, questioned, tmp_path)
+    for step in range(4):
+        length, examples = made._examples(step)
+        for each in examples:
+            assert len(each.ids) == length
+            assert "# Ships\n\n" in spelled(questioned.format, each.ids)
+            assert 1 <= len(each.answers) <= length // module.TOKENS_PER_READING
+    most = example(questioned, random.Random(0), 3000, 0.0)
+    assert example(questioned, random.Random(0), 3000, 0.9) == most
+
+
+def test_only_answers_are_learnt_from_questions(
+    loaded: LoadedModel, questioned: ExampleBuilder, tmp_path: Path
+) -> None:
+    made = moved_a_little(training(loaded, questioned, tmp_path))
+    rng = random.Random(0)
+    ids = [[rng.randrange(3, 300) for _ in range(50)] for _ in range(2)]
+    examples = [Example(ids[0], [(10, 14), (40, 50)]), Example(ids[1], [(20, 23)])]
+    figures = made._read(examples)
+    assert int(figures["answers"]) == 17
+    logits = made.model(torch.tensor(ids)).logits[:, :-1]
+    each = cross_entropy(logits.flatten(0, 1), torch.tensor(ids)[:, 1:].flatten(), reduction="none")
+    answered = torch.zeros(2, 49, dtype=torch.bool)
+    answered[0, 9:13] = answered[0, 39:49] = answered[1, 19:22] = True
+    plain = module.ANSWERS * each[answered.flatten()].mean()
+    torch.testing.assert_close(figures["loss"], plain.detach())
+    torch.testing.assert_close(figures["of answers"], plain.detach() / module.ANSWERS)
+    found = gradients(made)
+    for gradient, expected in zip(found, torch.autograd.grad(plain, made.optimizer.parameters), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
+    # What stands behind the last answer is no target, and nothing that comes later is read.
+    examples[1] = Example([*ids[1][:23], *reversed(ids[1][23:])], [(20, 23)])
+    torch.testing.assert_close(made._read(examples)["loss"], figures["loss"])
+
+
+def test_the_figures_count_the_answers_tokens(
+    loaded: LoadedModel, questioned: ExampleBuilder, tmp_path: Path
+) -> None:
+    told: list[dict[str, float]] = []
+    made = training(loaded, questioned, tmp_path, steps=3, tokens=2600)
+    counts = [
+        sum(end - start for each in made._examples(step)[1] for start, end in each.answers)
+        for step in range(3)
+    ]
+    made.run(told.append)
+    assert [figures["answers"] for figures in told] == counts
+    for figures in told:
+        assert figures["loss"] == pytest.approx(module.ANSWERS * figures["of answers"], rel=1e-4)
+
+
+def test_activations_that_are_computed_again_change_nothing(
+    loaded: LoadedModel, questioned: ExampleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = type(loaded.model.base_model.layers[0].self_attn)
+    forward, calls = attention.forward, [0]
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        calls[0] += 1
+        return forward(*arguments, **named)
+
+    monkeypatch.setattr(attention, "forward", counted)
+    found, times = [], []
+    for name, checkpoint in (("whole", False), ("again", True)):
+        made = training(loaded, questioned, tmp_path / name, steps=1, checkpoint=checkpoint)
+        examples = moved_a_little(made)._examples(0)[1]
+        calls[0] = 0
+        made._read(examples)
+        times.append(calls[0])
+        found.append(gradients(made))
+        training(loaded, questioned, tmp_path / name, steps=1, checkpoint=checkpoint).run(lambda _: None)
+    assert times[1] == 2 * times[0] > 0
+    for plain, again in zip(*found, strict=True):
+        assert plain.abs().max() > 0
+        torch.testing.assert_close(plain, again, rtol=1e-4, atol=1e-6)
+    whole, again = (load_file(tmp_path / name / WEIGHTS) for name in ("whole", "again"))
+    assert whole.keys() == again.keys()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(tensor, again[name], rtol=1e-2, atol=1e-4)
+    assert not loaded.model.training

@@ -25,11 +25,11 @@ from triforce_chat.lab.training.draft import (
     DraftTraining,
     Taught,
     accepted,
-    fresh_draft,
     frequent_tokens,
+    fresh_draft,
     penalized,
 )
-from triforce_chat.lab.training.lessons import Lessons, Teacher
+from triforce_chat.lab.training.lessons import Lessons, Teacher, Window
 from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
 
@@ -215,6 +215,29 @@ def test_a_draft_of_few_tokens_learns_from_two_targets(
     unknown[stored.target_ids] = False
     assert torch.isneginf(logits[:, unknown]).all()
     assert torch.isfinite(logits[:, ~unknown]).all()
+
+
+def test_a_draft_of_few_tokens_can_begin_with_another(
+    loaded: LoadedModel, lessons: Lessons, tmp_path: Path
+) -> None:
+    """It knows the same tokens, whatever is frequent in its own lessons, and its folder says which."""
+    first = training(loaded, lessons, tmp_path / "first", vocabulary=40, steps=2)
+    first.run(lambda _: None)
+    other = Lessons()
+    other.windows = [Window(list(range(200, 300)), 1, 0)]
+    taught = [Taught(loaded, other, lessons)]
+    second = DraftTraining(taught, recipe(vocabulary=40), tmp_path / "second", tmp_path / "first")
+    assert first.vocabulary is not None
+    assert second.vocabulary is not None
+    assert not torch.equal(frequent_tokens(taught, 40), first.vocabulary.target_ids)
+    stored = read_draft_vocabulary(tmp_path / "second")
+    assert stored is not None
+    for found in (stored, second.vocabulary):
+        assert torch.equal(found.target_ids, first.vocabulary.target_ids)
+        assert found.tokenizer == first.vocabulary.tokenizer
+    for count in (0, 39):
+        with pytest.raises(UsageError, match="no draft of this"):
+            DraftTraining(taught, recipe(vocabulary=count), tmp_path / "third", tmp_path / "first")
 
 
 @pytest.mark.parametrize("count", [2, 40])

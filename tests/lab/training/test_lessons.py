@@ -14,13 +14,15 @@ from support.long_texts import spelled
 from support.trained_models import builder_of, load, save_target
 from torch import Tensor
 
+from triforce_chat.chat.template import Message
 from triforce_chat.engine.cache.storage import Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.lab.generation import Sampled
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.tasks.dialogue import Example
 from triforce_chat.lab.training import lessons as module
-from triforce_chat.lab.training.lessons import RECENT, SINKS, Lessons, Teacher, Window
+from triforce_chat.lab.training.everyday import everyday
+from triforce_chat.lab.training.lessons import RECENT, SINKS, Lessons, Teacher, Window, heats
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.models.load import LoadedModel
 
@@ -218,3 +220,30 @@ def test_every_answer_keeps_the_penalty_that_it_was_drawn_with(loaded: LoadedMod
     windows = teacher.lessons.windows
     assert {round(window.penalty, 3) for window in windows} == {1.0, 1.1}
     assert all(window.said == (window.count if window.penalty > 1 else 0) for window in windows)
+
+
+def test_answers_to_everyday_questions(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    witness = Witness.of(loaded, monkeypatch)
+    torch.manual_seed(0)
+    witness.teacher.chat(random.Random(1), count=6, tokens=30)
+    lessons, form = witness.teacher.lessons, witness.teacher.form
+    rng = random.Random(1)
+    asked = [everyday(rng) for _ in range(6)]
+    assert len(set(asked)) > 3
+    for text, start, question, window in zip(
+        witness.texts, witness.starts, asked, lessons.windows, strict=True
+    ):
+        assert text[:start] == form.render([Message("user", form.encode(question))])
+        assert window.tokens == text  # shorter than what a draft sees
+        assert window.count == len(text) - start <= 30
+        kept = lessons.hidden[window.offset : window.offset + window.count]
+        torch.testing.assert_close(kept, witness.states(text)[start - 1 : -1], rtol=1e-4, atol=1e-4)
+
+
+def test_heats_have_the_targets_own_penalty(loaded: LoadedModel) -> None:
+    assert set(heats(loaded)) == {(heat, 1.0) for heat in (0.0, 0.3, 0.6, 1.0)}
+    found = heats(dataclasses.replace(loaded, sampling={"repetition_penalty": 1.1, "temperature": 0.4}))
+    assert {penalty for _, penalty in found} == {1.0, 1.1}
+    assert {heat for heat, penalty in found if penalty == 1.0} == {0.0, 0.6, 1.0}
+    assert [penalty for _, penalty in found].count(1.1) > len(found) / 2
+    assert found.count((0.0, 1.1)) > found.count((1.0, 1.1)) > 0

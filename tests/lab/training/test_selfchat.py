@@ -15,7 +15,9 @@ from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.lab.training.everyday import everyday
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.lab.training.selfchat import (
+    HEAT,
     SHORTEST,
+    answered,
     document_chats,
     everyday_chats,
     opening,
@@ -113,3 +115,9 @@ def test_tempers_are_drawn_from_the_given_ones() -> None:
     drawn = temper(random.Random(0), 50, "cpu", [(0.0, 1.1), (0.7, 1.0)])
     pairs = zip(drawn.temperature.tolist(), drawn.penalty.tolist(), strict=True)
     assert {(round(heat, 4), round(penalty, 4)) for heat, penalty in pairs} == {(0.0, 1.1), (0.7, 1.0)}
+
+
+def test_greedy_answers_are_under_the_models_own_penalty(loaded: LoadedModel) -> None:
+    assert answered(loaded) == ((0.0, 1.0), (HEAT, 1.0))
+    damped = dataclasses.replace(loaded, sampling={"repetition_penalty": 1.3})
+    assert answered(damped) == ((0.0, 1.3), (HEAT, 1.0))

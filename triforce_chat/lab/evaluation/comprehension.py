@@ -24,16 +24,21 @@ ANSWER_TOKENS = 64
 MARGIN = 200  # tokens of the book before a part's first passage and after its last, if there are so many
 OPENING_WORDS = 3
 GRAM = 4
+PHRASES = [phrase for phrase in SAYS_ABSENT if phrase != "no answer"]  # which people in novels may give, too
 _NOT = r"(?:\bnot|\bnever|n['’]t)"
 _TELLS = (
     r"(?:mention|state|specif|say|said|provid|giv|contain|includ|tell|told|nam|reveal|disclos|describ|indicat|"
     r"found|known|clear|identif|discuss)"
 )
 _DENIAL = re.compile(
-    rf"\b(?:document|text|book|passage|novel|story|chapter|excerpt|author|it|there) (?:\w+ ){{0,3}}\w*{_NOT} "
+    rf"\b(?:document|text|book|passages?|novel|story|chapter|excerpt|author|it|there) (?:\w+ ){{0,3}}\w*{_NOT} "
     rf"(?:\w+ ){{0,2}}{_TELLS}"
     rf"|\b(?:is|are|was|were|be|been)(?: ?{_NOT}) (?:\w+ ){{0,2}}{_TELLS}"
-    r"|\bno (?:\w+ )?(?:mention|information|indication|details?|answer)\b"
+    r"|\bno (?:\w+ )?(?:mention|information|indication|details?)\b"
+    r"|\bno answer (?:\w+ ){0,3}in (?:the|this)\b"
+    r"|\bno (?:passage|part|chapter) (?:\w+ ){0,3}mentions\b"
+    r"|\bnothing (?:about \w+ )?in (?:the|this) (?:document|text|book|passage|excerpt)\b"
+    r"|\b(?:cannot|can not|can['’]t) be told from\b"
     r"|\b(?:cannot|can not|can['’]t|could not|couldn['’]t) (?:\w+ ){0,2}(?:find|found|answer|determine)"
     r"|\bwithout (?:\w+ )?(?:naming|saying|stating|specifying|mentioning|telling)\b"
     r"|\bnever (?:says|learn|names|mentions|states|tells us)\b"
@@ -187,7 +192,7 @@ def _words(text: str) -> str:
 
 def says_absent(said: str) -> bool:
     """Whether an answer says that the text does not hold what was asked for."""
-    return _DENIAL.search(said) is not None or any(holds(said, phrase) for phrase in SAYS_ABSENT)
+    return _DENIAL.search(said) is not None or any(holds(said, phrase) for phrase in PHRASES)
 
 
 def repeated_grams(texts: Sequence[str]) -> float:

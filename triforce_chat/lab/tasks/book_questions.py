@@ -89,7 +89,7 @@ def sets_in(folder: Path) -> list[QuestionSet]:
     for file in sorted(folder.glob("*.toml")):
         try:
             sets.append(parse(file.read_text("utf-8")))
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise UsageError(f"{file} holds no set of questions: {error}") from error
     if not sets:
         raise UsageError(f"{folder} holds no .toml files with questions")

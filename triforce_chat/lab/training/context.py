@@ -106,6 +106,13 @@ def stretch(model: Any, rope: dict[str, Any]) -> None:
     model.base_model.rotary_emb = type(rotary)(config=model.config).to(model.device)
 
 
+def recompute_activations(model: Any) -> None:
+    """Keep only what enters each block for the gradient, by the function that older transformers name otherwise."""
+    new = getattr(model, "activation_checkpointing_enable", None)
+    (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    model.train()
+
+
 class ContextTraining:
     """One training run; ``folder`` receives the adapter, the log and the state to resume from.
 
@@ -136,8 +143,7 @@ class ContextTraining:
         self.rope = stretched(self.model.config, recipe.factor)
         stretch(self.model, self.rope)
         if recipe.checkpoint:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-            self.model.train()
+            recompute_activations(self.model)
         self.updates = attach(self.model, recipe.rank, recipe.alpha, recipe.seed)
         if start is not None:
             load_updates(start, self.updates)

@@ -218,15 +218,14 @@ class DraftTraining:
         count = self.recipe.vocabulary
         if not count:
             return None
-        for folder in (self.folder, start):
-            found = folder and read_draft_vocabulary(folder)
-            if found and len(found.target_ids) == count:
-                return found
-        tokenizer = vocabulary_hash(self.taught[0].target.tokenizer)
-        made = DraftVocabulary(frequent_tokens(self.taught, count), tokenizer)
+        stored = [read_draft_vocabulary(folder) for folder in (self.folder, start) if folder]
+        known = next((each for each in stored if each and len(each.target_ids) == count), None)
+        if known is None:
+            tokenizer = vocabulary_hash(self.taught[0].target.tokenizer)
+            known = DraftVocabulary(frequent_tokens(self.taught, count), tokenizer)
         self.folder.mkdir(parents=True, exist_ok=True)
-        made.save(self.folder)
-        return made
+        known.save(self.folder)
+        return known
 
     def run(self, report: Callable[[dict[str, float]], None]) -> dict[str, float]:
         """Train to the end; returns the expected acceptance on unseen text by temperature."""

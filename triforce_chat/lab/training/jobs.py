@@ -13,7 +13,7 @@ import torch
 
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.documents import read
-from triforce_chat.errors import UsageError
+from triforce_chat.errors import DocumentError, UsageError
 from triforce_chat.lab.tasks.book_questions import ReadBook, read_books, sets_in
 from triforce_chat.lab.tasks.books import load_books, text_files
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
@@ -23,7 +23,6 @@ from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, Taught,
 from triforce_chat.lab.training.lessons import Lessons, Teacher
 from triforce_chat.lab.training.ranks import ALONE, Ranks
 from triforce_chat.lab.training.selfchat import Row, document_chats, everyday_chats, short_chats
-from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
 
 TEXT = 8192  # tokens of running text
@@ -64,7 +63,7 @@ def _questioned(
     """The books in ``data`` that questions in ``folder`` are about. Raises UsageError if there are none."""
     sets, found = sets_in(folder), []
     for file in text_files(data, exclude):
-        with suppress(UsageError):  # not every text has questions
+        with suppress(UsageError, DocumentError):  # not every text has questions, or can be read
             found += read_books(form, [read(str(file))], sets)
     if not found:
         raise UsageError(f"the questions in {folder} are about none of the texts")
@@ -191,10 +190,8 @@ def train_draft(
     check_draft_shape(first, recipe)
     check_same_tokens(targets)
     if start is not None:
-        known = read_draft_vocabulary(start)
-        begin_with(
-            fresh_draft(first.model, recipe, known.target_ids if known else None), start
-        )  # complains early
+        known = torch.arange(recipe.vocabulary) if recipe.vocabulary else None
+        begin_with(fresh_draft(first.model, recipe, known), start)  # complains early
     few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
     plan = replace(plan, minutes=plan.minutes / len(targets), texts=plan.texts // len(targets))
     taught = [
