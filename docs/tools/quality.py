@@ -8,6 +8,7 @@ from statistics import fmean
 from records import factor, number, record, row, rows, source, span, table
 
 CONTEXTS = (8_192, 32_768, 124_928)
+OWN_PENALTY = {"large": 1.0, "medium": 1.1}  # of the presets
 KINDS = ("date", "object", "place", "name", "number", "two-step", "absent")
 
 
@@ -25,7 +26,9 @@ def comprehension() -> str:
     )
     names = [
         ("small", "h200-comprehension-small", CONTEXTS),
+        ("medium", "h200-comprehension-medium", CONTEXTS[:1]),
         ("qwen2.5-coder-0.5b", "h200-comprehension-0.5b", CONTEXTS),
+        ("large", "h200-comprehension-large", CONTEXTS[:2]),
         ("qwen2.5-coder-1.5b", "h200-comprehension-1.5b", CONTEXTS[:2]),
     ]
     lines = []
@@ -37,7 +40,7 @@ def comprehension() -> str:
             groups = (f"{right[group]} of {asked[group]}" for group in ("one", "two", "absent"))
             opening = f"“{found['opening']}” {found['opening_share']:.0%}"
             lines.append((f"`{model}`", f"{context:,}", total, *groups, str(found["denied"]), opening))
-    return table(header, lines) + "\n" + source("h200-comprehension-1.5b-8192")
+    return table(header, lines) + "\n" + source("h200-comprehension-large-8192")
 
 
 def facts() -> str:
@@ -236,8 +239,34 @@ def _fact_aims() -> Iterator[tuple[str, str, str]]:
         yield f"planted facts found at {context:,} tokens", f"{aim} of 100", _right("h200-facts", context)
 
 
+def summaries() -> str:
+    """Every chapter with its summaries, whole; those that a penalty changed only as a count."""
+    found = [each for each in rows("cpu-summaries") if each["repetition_penalty"] == OWN_PENALTY[each["model"]]]
+    parts = []
+    for each in found:
+        if each["model"] == "large":
+            parts.append(f"**{each['book']}**, {each['chapter'].title()} ({each['prompt_tokens']:,} tokens)\n")
+        parts.append(f"> `{each['model']}`: {each['text']}\n")
+    return "\n".join(parts) + "\n" + source("cpu-summaries")
+
+
+def loops() -> str:
+    """How many of the summaries repeat themselves until they are cut off."""
+    header = ("model", "repetition penalty", "summaries", "cut off at 512 tokens", "four-word sequences repeated")
+    groups = sorted({(each["model"], each["repetition_penalty"]) for each in rows("cpu-summaries")})
+    lines = []
+    for model, penalty in groups:
+        found = rows("cpu-summaries", model=model, repetition_penalty=penalty)
+        cut = sum(each["finish_reason"] == "length" for each in found)
+        repeated = fmean(each["repeated_grams"] for each in found)
+        lines.append((f"`{model}`", f"{penalty:g}", str(len(found)), str(cut), f"{repeated:.0%}"))
+    return table(header, lines)
+
+
 TABLES = {
     "comprehension": comprehension,
+    "summaries": summaries,
+    "loops": loops,
     "facts": facts,
     "depths": depths,
     "denied": denied,

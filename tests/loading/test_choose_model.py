@@ -175,5 +175,5 @@ def test_this_computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(device="cpu")
     monkeypatch.setattr(choose_model, "available_memory", lambda *_: Memory(64 * GB, 64 * GB, is_host=True))
     for rate, model in ((1e11, BEST), (2e10, MIDDLE)):
-        monkeypatch.setattr("triforce_chat.loading.cpu_speed.bandwidth", lambda rate=rate: rate)
+        monkeypatch.setattr("triforce_chat.loading.cpu_speed.bandwidth", lambda _, rate=rate: rate)
         assert choose(settings, choose_model.this_computer(settings)).model == model

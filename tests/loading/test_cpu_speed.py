@@ -25,7 +25,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The measurements that were made, each of ``MEASURED``; the cache folder does not exist yet."""
     made: list[float] = []
 
-    def measure() -> tuple[float, bool]:
+    def measure(_dtype: torch.dtype) -> tuple[float, bool]:
         made.append(MEASURED)
         return MEASURED, True
 
@@ -47,10 +47,11 @@ def dimensions(name: str) -> Dimensions:
 
 def test_a_step_reads_all_weights_but_an_embedding_of_its_own() -> None:
     large, middle, small = map(dimensions, ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "small"))
-    assert cpu_speed.step_bytes(small) == 4 * small.parameters()  # the embedding is the output matrix
-    assert cpu_speed.step_bytes(middle) == 4 * (middle.parameters() - 151_936 * 896)
-    assert cpu_speed.step_bytes(middle) == pytest.approx(4 * 494e6, rel=0.01)
-    assert cpu_speed.step_bytes(large) == pytest.approx(4 * 1.54e9, rel=0.01)
+    full, half = torch.float32, torch.bfloat16
+    assert cpu_speed.step_bytes(small, full) == 4 * small.parameters()  # the embedding is the output matrix
+    assert cpu_speed.step_bytes(middle, full) == 4 * (middle.parameters() - 151_936 * 896)
+    assert cpu_speed.step_bytes(middle, full) == pytest.approx(4 * 494e6, rel=0.01)
+    assert cpu_speed.step_bytes(large, half) == pytest.approx(2 * 1.54e9, rel=0.01)
 
 
 def test_the_estimate(made: list[float]) -> None:
@@ -61,8 +62,15 @@ def test_the_estimate(made: list[float]) -> None:
     assert len(made) == 1
 
 
+def test_narrow_weights_are_measured_themselves(made: list[float], file: Path) -> None:
+    model = dimensions("medium")
+    full, half = (cpu_speed.ms_per_token(model, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert half == full / 2
+    assert len(made) == len(json.loads(file.read_text())) == 2
+
+
 def test_it_is_measured_once(made: list[float], file: Path) -> None:
-    assert [cpu_speed.bandwidth() for _ in range(3)] == [MEASURED] * 3
+    assert [cpu_speed.bandwidth(torch.float32) for _ in range(3)] == [MEASURED] * 3
     assert len(made) == 1
     (key,) = json.loads(file.read_text())
     assert torch.__version__ in key
@@ -72,13 +80,13 @@ def test_it_is_measured_once(made: list[float], file: Path) -> None:
 def test_other_threads_and_other_machines_are_measured_themselves(
     made: list[float], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpu_speed.bandwidth()
+    cpu_speed.bandwidth(torch.float32)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    cpu_speed.bandwidth()
+    cpu_speed.bandwidth(torch.float32)
     monkeypatch.setattr(cpu_speed, "processor", lambda: "another one")
-    cpu_speed.bandwidth()
+    cpu_speed.bandwidth(torch.float32)
     monkeypatch.setattr(torch, "__version__", "99.0")
-    cpu_speed.bandwidth()
+    cpu_speed.bandwidth(torch.float32)
     assert len(made) == len(json.loads(file.read_text())) == 4
 
 
@@ -87,28 +95,28 @@ def test_other_threads_and_other_machines_are_measured_themselves(
     ["", "{", "[]", "7", "\udcff", '{"KEY": "fast"}', '{"KEY": -1.0}', '{"KEY": NaN}', '{"KEY": Infinity}'],
 )
 def test_a_damaged_file_is_measured_again(made: list[float], file: Path, text: str) -> None:
-    cpu_speed.bandwidth()
+    cpu_speed.bandwidth(torch.float32)
     (key,) = json.loads(file.read_text())
     file.write_bytes(text.replace("KEY", key.replace('"', '\\"')).encode("utf-8", "surrogateescape"))
-    assert cpu_speed.bandwidth() == MEASURED
+    assert cpu_speed.bandwidth(torch.float32) == MEASURED
     assert len(made) == 2
     assert json.loads(file.read_text()) == {key: MEASURED}
 
 
 def test_a_folder_that_cannot_be_written(made: list[float], tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where the folder would be")
-    assert [cpu_speed.bandwidth() for _ in range(2)] == [MEASURED] * 2
+    assert [cpu_speed.bandwidth(torch.float32) for _ in range(2)] == [MEASURED] * 2
     assert len(made) == 2
 
 
 def test_a_disturbed_measurement_is_not_kept(
     made: list[float], file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_speed, "measure", lambda: (1e8, False))
-    assert cpu_speed.bandwidth() == 1e8
+    monkeypatch.setattr(cpu_speed, "measure", lambda _: (1e8, False))
+    assert cpu_speed.bandwidth(torch.float32) == 1e8
     assert not file.exists()
-    monkeypatch.setattr(cpu_speed, "measure", lambda: (2e8, True))
-    assert [cpu_speed.bandwidth() for _ in range(2)] == [2e8] * 2
+    monkeypatch.setattr(cpu_speed, "measure", lambda _: (2e8, True))
+    assert [cpu_speed.bandwidth(torch.float32) for _ in range(2)] == [2e8] * 2
     assert made == []
 
 
@@ -124,12 +132,12 @@ def test_other_programs_on_the_cores_are_noticed(
     )
     monkeypatch.setattr(cpu_speed, "time", clock)
     monkeypatch.setattr(cpu_speed, "SIDE", 1024)
-    assert cpu_speed.measure()[1] is undisturbed
+    assert cpu_speed.measure(torch.float32)[1] is undisturbed
 
 
 def test_the_measurement_is_plausible_and_short() -> None:
     started = time.perf_counter()
-    assert 1e8 < cpu_speed.measure()[0] < 1e13
+    assert 1e8 < cpu_speed.measure(torch.float32)[0] < 1e13
     assert time.perf_counter() - started < 10 * cpu_speed.DURATION  # however busy the machine is
 
 
@@ -139,7 +147,7 @@ def test_bfloat16_is_measured_once(file: Path, made: list[float], monkeypatch: p
     assert [cpu_speed.bfloat16_pays() for _ in range(3)] == [False] * 3
     file.unlink()
     assert [cpu_speed.bfloat16_pays() for _ in range(3)] == [True] * 3
-    cpu_speed.bandwidth()  # the other measurement is kept beside it
+    cpu_speed.bandwidth(torch.float32)  # the other measurement is kept beside it
     assert len(made) == len(json.loads(file.read_text())) - 1 == 1
     assert cpu_speed.bfloat16_pays()
 

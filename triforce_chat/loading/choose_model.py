@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 
 import torch
@@ -70,7 +71,8 @@ def this_computer(settings: Settings) -> Computer:
     """The device in the settings, as it is now. Raises UsageError for a device that this machine lacks."""
     name, dtype = device_and_dtype(settings)
     device = torch.device(name)
-    return Computer((device, dtype, available_memory(device, settings.tp)), gpu_memory(device))
+    machine = device, dtype, available_memory(device, settings.tp)
+    return Computer(machine, gpu_memory(device), partial(ms_per_token, dtype=dtype))
 
 
 def users_choice() -> Choice:

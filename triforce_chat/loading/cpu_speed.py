@@ -26,7 +26,9 @@ from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.models.memory import processor
 from triforce_chat.settings.paths import cpu_speed_file
 
-SIDE = 8192  # rows and columns of the measured fp32 matrix: 256 MiB, more than most processors' caches hold
+SIDE = (
+    8192  # rows and columns of the measured matrix: 128 MiB or more, more than most processors' caches hold
+)
 # Rows of a product: it takes a millisecond or so, short enough that programs which share the cores let some pass.
 ROWS = 512
 DURATION = 0.5  # seconds of products
@@ -35,33 +37,34 @@ UNDISTURBED = 0.8  # share of that time for which the threads must have run, or 
 # between them, and norms, attention and sampling come on top. On two cores of a Xeon that read 28 GB/s, models of
 # 0.49 and 1.5 billion weights read 15 and 8 to 15 GB/s.
 SHARE = 0.5
-FP32 = torch.float32.itemsize
 # The product that decides about bfloat16: as many rows as matrix units need to show, and 2 ms where there are none.
 PRODUCT_ROWS, PRODUCT_SIDE, PRODUCT_REPEATS = 64, 1024, 5
 PAYS = 1.5  # a bfloat16 product must be so many times as fast as an fp32 one
 
 
-def ms_per_token(model: Dimensions) -> float:
-    """Estimated milliseconds of a decoding step with fp32 weights on this machine's CPU."""
-    return 1000 * step_bytes(model) / (SHARE * bandwidth())
+def ms_per_token(model: Dimensions, dtype: torch.dtype = torch.float32) -> float:
+    """Estimated milliseconds of a decoding step with weights of that dtype on this machine's CPU."""
+    return 1000 * step_bytes(model, dtype) / (SHARE * bandwidth(dtype))
 
 
-def step_bytes(model: Dimensions) -> int:
-    """Bytes of the fp32 weights that a decoding step reads: all but an embedding, of which it reads one row."""
-    return FP32 * (model.parameters() - (0 if model.tied else model.embedding))
+def step_bytes(model: Dimensions, dtype: torch.dtype) -> int:
+    """Bytes of the weights that a decoding step reads: all but an embedding, of which it reads one row."""
+    return dtype.itemsize * (model.parameters() - (0 if model.tied else model.embedding))
 
 
-def bandwidth() -> float:
-    """Bytes per second at which a matrix-vector product reads its matrix here.
+def bandwidth(dtype: torch.dtype) -> float:
+    """Bytes per second at which the product of a matrix of that dtype and a vector reads the matrix here.
 
     It is measured the first time, and again as long as other programs disturbed the measurement.
     """
     path, key = cpu_speed_file(), _key()
+    if dtype != torch.float32:
+        key += f", {dtype} matrix"
     known = _read(path)
     rate = known.get(key)
     if isinstance(rate, float) and math.isfinite(rate) and rate > 0:
         return rate
-    rate, undisturbed = measure()
+    rate, undisturbed = measure(dtype)
     if undisturbed:
         _write(path, {**known, key: rate})
     return rate
@@ -94,19 +97,19 @@ def bfloat16_gain() -> float:
     return full / half
 
 
-def measure() -> tuple[float, bool]:
+def measure(dtype: torch.dtype) -> tuple[float, bool]:
     """Measure that bandwidth with the threads that torch now uses: (bytes per second, undisturbed).
 
     The matrix is read again and again, block by block. Of every block the fastest product counts, because other
     programs only ever slow one down. Takes under a second.
     """
-    matrix = torch.ones(SIDE, SIDE)  # not zeros, which the system may leave unallocated
-    vector, blocks = torch.ones(SIDE), matrix.split(ROWS)
+    matrix = torch.ones(SIDE, SIDE, dtype=dtype)  # not zeros, which the system may leave unallocated
+    vector, blocks = torch.ones(1, SIDE, dtype=dtype), matrix.split(ROWS)
     best = [math.inf] * len(blocks)
     started, ran = time.perf_counter(), time.process_time()
     while math.inf in best or time.perf_counter() < started + DURATION:
         best = [
-            min(known, _seconds(torch.mv, block, vector)) for known, block in zip(best, blocks, strict=True)
+            min(known, _seconds(linear, vector, block)) for known, block in zip(best, blocks, strict=True)
         ]
     possible = torch.get_num_threads() * (time.perf_counter() - started)
     return matrix.nbytes / sum(best), time.process_time() - ran >= UNDISTURBED * possible

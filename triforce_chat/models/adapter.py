@@ -68,20 +68,19 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def merge(model: Any, adapter: Adapter) -> None:
-    """Add ``scale * B @ A`` to the weights it was trained for, in place; computed in fp32.
+    """Add ``scale * B @ A`` to the weights it was trained for, in place.
 
     A: [rank, in], B: [out, rank], the weight: [out, in]. Raises ModelError, leaving the
     model unchanged, if the adapter belongs to another model.
     """
     import torch
 
-    from triforce_chat.models.sharding import add_in_place
+    from triforce_chat.models.sharding import add_product
 
     pairs = {path: _weight(model, adapter, path, pair) for path, pair in _pairs(adapter).items()}
     with torch.no_grad():
         for weight, down, up in pairs.values():
-            down, up = down.to(weight.device).float(), up.to(weight.device).float()
-            add_in_place(weight, adapter.scale * (up @ down))
+            add_product(weight, up.to(weight.device), down.to(weight.device), adapter.scale)
 
 
 def _object(path: Path) -> dict[str, Any]:

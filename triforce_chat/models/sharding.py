@@ -77,11 +77,23 @@ def split(model: Any, ranks: int) -> Any:
         return type(model).maybe_distribute_model(model, config, mesh).requires_grad_(False)
 
 
-def add_in_place(weight: Tensor, change: Tensor) -> None:
-    """Add ``change`` to a weight, in fp32. If the weight is split over ranks, each adds its part."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
+def add_product(weight: Tensor, up: Tensor, down: Tensor, scale: float) -> None:
+    """Add ``scale * up @ down`` to a weight [out, in]; up: [out, rank], down: [rank, in].
 
-    if isinstance(weight, DTensor):
-        mine = distribute_tensor(change, weight.device_mesh, weight.placements, src_data_rank=None)
-        weight, change = weight.to_local(), mine.to_local()
-    weight.copy_(weight.float() + change)
+    The weight gets new memory: written in place, a weight that is mapped from a file would be copied page by page,
+    which takes six times as long. If it is split over ranks, each adds its part.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    up, down = up.to(weight.dtype), down.to(weight.dtype)
+    if not isinstance(weight, DTensor):
+        weight.data = torch.addmm(weight, up, down, alpha=scale)
+        return
+    rows, columns = (
+        [placement if placement.is_shard(dim) else Replicate() for placement in weight.placements]
+        for dim in (0, 1)
+    )
+    mesh = weight.device_mesh
+    own_up = distribute_tensor(up, mesh, rows, src_data_rank=None).to_local()
+    own_down = distribute_tensor(down, mesh, columns, src_data_rank=None).to_local()
+    weight.to_local().addmm_(own_up, own_down, alpha=scale)
