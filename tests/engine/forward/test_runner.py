@@ -110,5 +110,5 @@ def test_sampled_answers_go_beyond_what_the_draft_knows(lab: Lab, stack: str) ->
         for seed in range(8)
         for token in answer(few.engine(stack), prompt, 30, temperature=1.0, seed=seed)[0]
     ]
-    assert set(said) - set(KNOWN)
-    assert set(said) & set(KNOWN)
+    beyond = [token not in KNOWN for token in said]
+    assert 0.5 < sum(beyond) / len(beyond) < 1
