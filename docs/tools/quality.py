@@ -241,18 +241,28 @@ def _fact_aims() -> Iterator[tuple[str, str, str]]:
 
 def summaries() -> str:
     """Every chapter with its summaries, whole; those that a penalty changed only as a count."""
-    found = [each for each in rows("cpu-summaries") if each["repetition_penalty"] == OWN_PENALTY[each["model"]]]
+    found = [
+        each for each in rows("cpu-summaries") if each["repetition_penalty"] == OWN_PENALTY[each["model"]]
+    ]
     parts = []
     for each in found:
         if each["model"] == "large":
-            parts.append(f"**{each['book']}**, {each['chapter'].title()} ({each['prompt_tokens']:,} tokens)\n")
+            parts.append(
+                f"**{each['book']}**, {each['chapter'].title()} ({each['prompt_tokens']:,} tokens)\n"
+            )
         parts.append(f"> `{each['model']}`: {each['text']}\n")
     return "\n".join(parts) + "\n" + source("cpu-summaries")
 
 
 def loops() -> str:
     """How many of the summaries repeat themselves until they are cut off."""
-    header = ("model", "repetition penalty", "summaries", "cut off at 512 tokens", "four-word sequences repeated")
+    header = (
+        "model",
+        "repetition penalty",
+        "summaries",
+        "cut off at 512 tokens",
+        "four-word sequences repeated",
+    )
     groups = sorted({(each["model"], each["repetition_penalty"]) for each in rows("cpu-summaries")})
     lines = []
     for model, penalty in groups:

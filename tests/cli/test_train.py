@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,17 @@ def test_an_adapter_can_learn_from_questions(shelf: Path, questions: Path, tmp_p
     assert "answer questions about books of up to 4,096 tokens" in card
     assert "| checkpoint | True |" in card
     assert card.endswith("## Data\n\n- The Ships\n")
+
+
+def test_questions_without_replies_are_not_learnt(shelf: Path, questions: Path, tmp_path: Path) -> None:
+    """Those that evaluate models have none."""
+    other = tmp_path / "questions"
+    other.mkdir()
+    for file in questions.glob("*.toml"):
+        text = file.read_text()
+        (other / file.name).write_text(re.sub("^reply = .*\n", "", text, flags=re.MULTILINE))
+    done = train_context(shelf, tmp_path / "out", "--data", shelf / "novels", "--questions", other)
+    refused(done, 2, "has no reply to learn")
 
 
 def test_questions_about_none_of_the_texts(shelf: Path, questions: Path, tmp_path: Path) -> None:

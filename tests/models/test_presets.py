@@ -336,16 +336,18 @@ def test_the_coder_models_are_counted_as_their_files_are(name: str, parameters: 
 
 
 @pytest.mark.parametrize(
-    ("name", "base"), [("medium", "qwen2.5-coder-0.5b"), ("large", "qwen2.5-coder-1.5b")]
+    ("name", "base", "penalty"),
+    [("medium", "qwen2.5-coder-0.5b", {"repetition_penalty": 1.1}), ("large", "qwen2.5-coder-1.5b", {})],
 )
 def test_our_adapters_belong_to_the_coder_models(
-    name: str, base: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, base: str, penalty: dict[str, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     preset, coder = find_preset(name), find_preset(base)
     assert preset is not None
     assert coder is not None
     assert (preset.context, preset.packed, preset.sizes) == (131_072, coder.packed, coder.sizes)
-    assert (preset.sampling, preset.licence, preset.draft) == (coder.sampling, coder.licence, coder.draft)
+    assert (preset.licence, preset.draft) == (coder.licence, coder.draft)
+    assert preset.sampling == {**coder.sampling, **penalty}
     assert preset.about != coder.about
     asked: list[PackedModel] = []
 

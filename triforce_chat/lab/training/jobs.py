@@ -60,8 +60,14 @@ def books(
 def _questioned(
     form: ChatFormat, data: Sequence[Path], exclude: Sequence[str], folder: Path
 ) -> list[ReadBook]:
-    """The books in ``data`` that questions in ``folder`` are about. Raises UsageError if there are none."""
+    """The books in ``data`` that questions in ``folder`` are about.
+
+    Raises UsageError if there are none, or for a question without a reply: that one only evaluates models.
+    """
     sets, found = sets_in(folder), []
+    for each in sets:
+        if not all(question.reply for question in each.questions):
+            raise UsageError(f"{folder}: a question about {each.title} has no reply to learn")
     for file in text_files(data, exclude):
         with suppress(UsageError, DocumentError):  # not every text has questions, or can be read
             found += read_books(form, [read(str(file))], sets)
