@@ -613,3 +613,27 @@ def test_the_small_model_reuses_its_cache() -> None:
     assert first.prompt_tokens > 200
     assert 0 <= second.cached_tokens - first.prompt_tokens <= 8
     assert not set(ChatFormat(loaded.tokenizer).encode("<|im_end|><|im_start|>")) & loaded.eos_ids
+
+
+def test_importing_the_program_registers_no_exit_handler() -> None:
+    """``FastExit`` would be called before one that is registered before it, which would then never be."""
+    code = "import atexit; n = atexit._ncallbacks(); import triforce_chat.cli.app; print(atexit._ncallbacks() - n)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"), [("sys.exit(7)", 7), ("sys.exit()", 0), ("sys.exit('late')", 1), ("1 / 0", 1)]
+)
+def test_the_process_ends_after_its_exit_handlers(ending: str, code: int) -> None:
+    script = (
+        "import atexit, sys, triforce_chat.cli.app as module\n"
+        "def app():\n"
+        "    atexit.register(lambda: print('handled'))\n"
+        "    print('answered')\n"
+        f"    {ending}\n"
+        "module.app = app\n"
+        "module.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("answered\nhandled\n", code)
+    assert ("late" in done.stderr, "ZeroDivisionError" in done.stderr) == ("late" in ending, "/" in ending)

@@ -178,7 +178,7 @@ def test_an_adapter_can_learn_from_questions(shelf: Path, questions: Path, tmp_p
     card = (tmp_path / "made" / "README.md").read_text()
     assert "answer questions about books of up to 4,096 tokens" in card
     assert "| checkpoint | True |" in card
-    assert card.endswith("## Data\n\n- The Ships\n")
+    assert card.endswith("## Data\n\n- three\n- one\n- two\n- ships\n")  # conversations may be about any text
 
 
 def test_questions_without_replies_are_not_learnt(shelf: Path, questions: Path, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_draft_of_another_vocabulary_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr(jobs, "teach_some", lambda *_: pytest.fail("minutes were spent before"))
     more = ("--model", shelf / "base", "--from", reduced, "--vocabulary", vocabulary)
-    refused(train_draft(shelf, tmp_path / "out", *more), 2, "holds no draft of this --hidden")
+    refused(train_draft(shelf, tmp_path / "out", *more), 2, "holds no draft of this --vocabulary, --hidden")
 
 
 def test_targets_of_different_tokens_share_no_draft(shelf: Path, tmp_path: Path) -> None:
@@ -390,7 +390,11 @@ def test_a_width_that_no_draft_can_have(shelf: Path, tmp_path: Path, hidden: int
 
 def test_a_draft_that_cannot_be_begun_with(shelf: Path, tmp_path: Path, draft: Path) -> None:
     more = ("--model", shelf / "base", "--from", draft)
-    refused(train_draft(shelf, tmp_path / "out", *more, "--layers", 2), 2, "no draft of this --hidden")
+    refused(
+        train_draft(shelf, tmp_path / "out", *more, "--layers", 2),
+        2,
+        "no draft of this --vocabulary, --hidden",
+    )
 
 
 def test_nothing_to_learn_from(shelf: Path, tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     keep_private()
     leave = FastExit()
-    atexit.register(leave)  # the first one registered is the last one called
+    # Registered before torch and others are imported, so that it is called after all of their handlers.
+    atexit.register(leave)
     try:
         app()
     except SystemExit as done:
@@ -97,6 +98,6 @@ class FastExit:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except (OSError, ValueError):  # the reader has gone; Python says so
+        except (OSError, ValueError, AttributeError):  # the reader has gone; Python says so
             return
         os._exit(self.code)

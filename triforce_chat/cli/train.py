@@ -64,7 +64,10 @@ class ContextOptions:
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 4e-4
     chats: Annotated[int, typer.Option(help="Conversations that the model has with itself first.")] = 2048
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Compute activations again for the gradient: less memory.")
+        bool,
+        typer.Option(
+            "--checkpoint", help="Recompute activations in the backward pass: less memory, more time."
+        ),
     ] = False
     steps: Annotated[int, typer.Option(help="Most steps.", min=1)] = 300
     minutes: Minutes = 25.0
@@ -136,7 +139,7 @@ class DraftOptions:
 
 
 def context(data: Data, out: Out, chosen: ContextOptions, debug: bool = False) -> None:
-    """Train an adapter (YaRN, LoRA) to read longer texts, or to answer better. On several GPUs under torchrun."""
+    """Train an adapter (LoRA) for longer texts, by YaRN, or for better answers. On several GPUs under torchrun."""
     with failures(debug):
         lengths = tuple(parse_list(chosen.lengths, repeats=True))
         require_writable(out)

@@ -26,16 +26,16 @@ from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.models.memory import processor
 from triforce_chat.settings.paths import cpu_speed_file
 
-SIDE = (
-    8192  # rows and columns of the measured matrix: 128 MiB or more, more than most processors' caches hold
-)
+# Rows and columns of the measured matrix: 128 MiB or more, more than most processors' caches hold.
+SIDE = 8192
 # Rows of a product: it takes a millisecond or so, short enough that programs which share the cores let some pass.
 ROWS = 512
 DURATION = 0.5  # seconds of products
 UNDISTURBED = 0.8  # share of that time for which the threads must have run, or other programs had the cores
 # The share of the bandwidth that a step of a model reaches. Its products are hundreds of small ones with barriers
 # between them, and norms, attention and sampling come on top. On two cores of a Xeon that read 28 GB/s, models of
-# 0.49 and 1.5 billion weights read 15 and 8 to 15 GB/s.
+# 0.49 and 1.5 billion fp32 weights read 15 and 8 to 15 GB/s; on two of an EPYC that read 29 GB/s, one of 0.49 billion
+# bfloat16 weights read 15 GB/s.
 SHARE = 0.5
 # The product that decides about bfloat16: as many rows as matrix units need to show, and 2 ms where there are none.
 PRODUCT_ROWS, PRODUCT_SIDE, PRODUCT_REPEATS = 64, 1024, 5
@@ -57,9 +57,7 @@ def bandwidth(dtype: torch.dtype) -> float:
 
     It is measured the first time, and again as long as other programs disturbed the measurement.
     """
-    path, key = cpu_speed_file(), _key()
-    if dtype != torch.float32:
-        key += f", {dtype} matrix"
+    path, key = cpu_speed_file(), f"{_key()}, {dtype} matrix"
     known = _read(path)
     rate = known.get(key)
     if isinstance(rate, float) and math.isfinite(rate) and rate > 0:

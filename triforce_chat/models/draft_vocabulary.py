@@ -22,12 +22,14 @@ TARGET_IDS, TOKENIZER = "target_ids", "tokenizer"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftVocabulary:
-    """Which of its target's tokens a draft knows."""
+    """Which of its target's tokens a draft knows.
 
-    target_ids: (
-        Tensor  # [D], int64: the target's id of each token; the draft's next id, D, stands for all others
-    )
-    tokenizer: str  # the ``vocabulary_hash`` of the target's tokenizer
+    ``target_ids``: [D], int64, the target's id of each token; the draft's next id, D, stands for all others.
+    ``tokenizer``: the ``vocabulary_hash`` of the target's tokenizer.
+    """
+
+    target_ids: Tensor
+    tokenizer: str
 
     def save(self, folder: Path) -> None:
         """Write the file that belongs into the draft's folder."""

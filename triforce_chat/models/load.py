@@ -93,14 +93,14 @@ def check_ranks(name: str, ranks: int, sizes: Mapping[str, int], report: Report 
 
 
 def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raises ModelError unless all tokens have the same ids in both models.
+    """Raises ModelError unless the draft's tokens are the target's: all with the same ids, or those it says it knows.
 
     The logits may differ in width, because padding columns belong to no token.
     """
-    theirs, own = (usable_tokens(each.tokenizer, each.vocab_size) for each in (target, draft))
     if draft.draft_vocabulary is not None:
         _check_draft_vocabulary(target, draft, draft.draft_vocabulary)
         return
+    theirs, own = (usable_tokens(each.tokenizer, each.vocab_size) for each in (target, draft))
     differing = {token for token, _ in theirs ^ own}
     if not differing:
         return
@@ -122,7 +122,7 @@ def _check_draft_vocabulary(target: LoadedModel, draft: LoadedModel, vocabulary:
             f"draft {draft.name} cannot draft for {target.name}: it was made for another tokenizer"
         )
     ids = vocabulary.target_ids
-    if len(ids) + 1 != draft.vocab_size or int(ids.max()) >= target.vocab_size:
+    if not 0 < len(ids) == draft.vocab_size - 1 or int(ids.max()) >= target.vocab_size:
         raise ModelError(f"draft {draft.name} is damaged: its weights and its vocabulary differ in size")
 
 

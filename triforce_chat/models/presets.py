@@ -113,9 +113,9 @@ def _qwen_coder(size: str, parameters: str, sizes: Mapping[str, Any], wheels: Pa
     )
 
 
-def _reader(name: str, coder: Preset, sampling: Mapping[str, float]) -> Preset:
+def _reader(name: str, coder: Preset, size: str, sampling: Mapping[str, float]) -> Preset:
     """A coder model with our adapter, which answers questions about books."""
-    about = coder.about.replace(" in 4 bits with YaRN", ", trained to answer about books")
+    about = f"Qwen2.5-Coder-{size}-Instruct, trained to answer about books"
     return replace(coder, name=name, adapter=shipped(name), about=about, sampling=sampling)
 
 
@@ -150,8 +150,8 @@ PRESETS = (
         about="SmolLM2-135M-Instruct",
         packed=packed.SMOLLM2_135M,
     ),
-    _reader("medium", CODER_0_5B, PENALIZED),
-    _reader("large", CODER_1_5B, QWEN25_CODER),
+    _reader("medium", CODER_0_5B, "0.5B", PENALIZED),
+    _reader("large", CODER_1_5B, "1.5B", QWEN25_CODER),
     Preset(
         name="smollm2-135m",
         repository=None,

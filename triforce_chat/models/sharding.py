@@ -80,8 +80,9 @@ def split(model: Any, ranks: int) -> Any:
 def add_product(weight: Tensor, up: Tensor, down: Tensor, scale: float) -> None:
     """Add ``scale * up @ down`` to a weight [out, in]; up: [out, rank], down: [rank, in].
 
-    The weight gets new memory: written in place, a weight that is mapped from a file would be copied page by page,
-    which takes six times as long. If it is split over ranks, each adds its part.
+    ``up`` and ``down`` are rounded to the weight's dtype first. A weight that is split over ranks is written in place,
+    by each rank its part; a whole one gets new memory, because writing to one that is mapped from a file would copy it
+    page by page, which takes six times as long.
     """
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
@@ -90,7 +91,10 @@ def add_product(weight: Tensor, up: Tensor, down: Tensor, scale: float) -> None:
         weight.data = torch.addmm(weight, up, down, alpha=scale)
         return
     rows, columns = (
-        [placement if placement.is_shard(dim) else Replicate() for placement in weight.placements]
+        [
+            placement if getattr(placement, "dim", None) == dim else Replicate()
+            for placement in weight.placements
+        ]
         for dim in (0, 1)
     )
     mesh = weight.device_mesh

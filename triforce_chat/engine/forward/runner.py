@@ -93,7 +93,8 @@ class FusedLoop:
 class Subset:
     """Ids and logits of a draft that knows only some tokens of its target's vocabulary.
 
-    target_ids: [D], its tokens; one more id, D, is embedded for all others and never proposed. ``width``: the target's.
+    target_ids: [D], its tokens. Its next id, D, is embedded for all others, which the target may write and the draft
+    never proposes. ``width``: of the target's logits.
     """
 
     def __init__(self, target_ids: Tensor, width: int) -> None:

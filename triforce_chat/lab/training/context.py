@@ -59,9 +59,8 @@ class ContextRecipe:
     tokens: int = 131_072  # of a step
     chats_per_step: int = 24  # short self-distilled conversations
     readings_per_step: int = 4  # those about documents
-    checkpoint: bool = (
-        False  # compute activations again for the gradient, where they would not fit into memory
-    )
+    # Compute activations again for the gradient, where they would not fit into memory.
+    checkpoint: bool = False
 
     def length(self, step: int, progress: float) -> int:
         """Of the sequences of a step: short ones teach to find things, then it has to hold far away too."""
@@ -107,7 +106,11 @@ def stretch(model: Any, rope: dict[str, Any]) -> None:
 
 
 def recompute_activations(model: Any) -> None:
-    """Keep only what enters each block for the gradient, by the function that older transformers name otherwise."""
+    """Keep only what enters each block, and compute the rest again for the gradient.
+
+    transformers does so in training mode only; the supported models have no dropout that this would switch on.
+    """
+    # transformers renamed the function within version 5
     new = getattr(model, "activation_checkpointing_enable", None)
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
     model.train()

@@ -1,4 +1,4 @@
-"""Distilling a small draft from any target: the same vocabulary, a fraction of the size.
+"""Distilling a small draft from any target: the same tokenizer, a fraction of the size.
 
 What counts is how often the target accepts a proposal, which is one minus the total variation between both
 distributions (Leviathan et al., arXiv 2211.17192); DistillSpec (arXiv 2310.08461) compares the losses.
@@ -26,7 +26,7 @@ from triforce_chat.engine.forward.runner import Subset
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.training.course import Course, Log, Optimizer
 from triforce_chat.lab.training.lessons import Batch, Lessons
-from triforce_chat.models.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+from triforce_chat.models.draft_vocabulary import FILE, DraftVocabulary, read_draft_vocabulary
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
 
 SLICE, TEST_SLICE = 8192, 2048  # positions whose logits exist at a time
@@ -187,7 +187,9 @@ def begin_with(draft: LlamaForCausalLM, folder: Path) -> None:
         stored = load_file(folder / "model.safetensors")
         draft.load_state_dict(stored | {"lm_head.weight": stored["model.embed_tokens.weight"]})
     except (RuntimeError, OSError, KeyError, SafetensorError) as error:
-        raise UsageError(f"--from {folder} holds no draft of this --hidden and --layers") from error
+        raise UsageError(
+            f"--from {folder} holds no draft of this --vocabulary, --hidden and --layers"
+        ) from error
 
 
 class DraftTraining:
@@ -217,11 +219,13 @@ class DraftTraining:
         """What the draft knows: as in an interrupted training, or as the draft that it starts with."""
         count = self.recipe.vocabulary
         if not count:
+            (self.folder / FILE).unlink(missing_ok=True)  # of another training
             return None
+        tokenizer = vocabulary_hash(self.taught[0].target.tokenizer)
         stored = [read_draft_vocabulary(folder) for folder in (self.folder, start) if folder]
-        known = next((each for each in stored if each and len(each.target_ids) == count), None)
+        fitting = (each for each in stored if each and len(each.target_ids) == count)
+        known = next((each for each in fitting if each.tokenizer == tokenizer), None)
         if known is None:
-            tokenizer = vocabulary_hash(self.taught[0].target.tokenizer)
             known = DraftVocabulary(frequent_tokens(self.taught, count), tokenizer)
         self.folder.mkdir(parents=True, exist_ok=True)
         known.save(self.folder)

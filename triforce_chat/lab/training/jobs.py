@@ -134,7 +134,7 @@ def train_context(
             "linear layer, trained on books, on books with planted facts and reports that are asked about, and on "
             "conversations of the untouched model with itself."
         )
-    titles = [book.title for book in builder.questioned or builder.books]
+    titles = [book.title for book in builder.books]  # the conversations are about any of them
     write_card(folder, "Adapter", purpose, loaded.name, recipe, titles, last)
 
 
@@ -159,7 +159,7 @@ def teach(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: 
     torch.manual_seed(seed)
     teacher, started, turn = Teacher(loaded, builder, lessons), time.perf_counter(), 0
     teacher.read(rng, plan.texts, TEXT)
-    if plan.minutes:
+    if plan.minutes:  # otherwise the draft learns from what the target reads alone
         teacher.chat(rng, plan.sequences, plan.tokens)
     while time.perf_counter() - started < 60 * plan.minutes:
         length = plan.lengths[turn % len(plan.lengths)]
@@ -197,7 +197,9 @@ def train_draft(
     check_same_tokens(targets)
     if start is not None:
         known = torch.arange(recipe.vocabulary) if recipe.vocabulary else None
-        begin_with(fresh_draft(first.model, recipe, known), start)  # complains early
+        begin_with(
+            fresh_draft(first.model, recipe, known), start
+        )  # a wrong --from fails before minutes are spent
     few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
     plan = replace(plan, minutes=plan.minutes / len(targets), texts=plan.texts // len(targets))
     taught = [

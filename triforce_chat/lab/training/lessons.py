@@ -23,10 +23,9 @@ from triforce_chat.lab.training.selfchat import opening, own_penalty, temper
 from triforce_chat.models.load import LoadedModel
 
 SINKS, RECENT, SCORED = 16, 368, 192  # tokens of a window, and how many of its last are learnt
-PLAIN_HEATS, OWN_HEATS = (
-    (0.0, 0.6, 1.0),
-    (0.0, 0.0, 0.0, 0.3, 0.6, 1.0),
-)  # temperatures, without and with penalty
+# Temperatures of texts under the target's own repetition penalty, and of those without one.
+OWN_HEATS = (0.0, 0.0, 0.0, 0.3, 0.6, 1.0)
+PLAIN_HEATS = (0.0, 0.6, 1.0)
 LONGEST_SUFFIX = 64  # tokens between a shared text and where its continuations begin
 TEXT_ROWS = 8  # of real text at a time
 

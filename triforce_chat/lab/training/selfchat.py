@@ -60,7 +60,7 @@ def answered(loaded: LoadedModel) -> tuple[tuple[float, float], ...]:
 
 
 def own_penalty(loaded: LoadedModel) -> float:
-    """The repetition penalty that the model's authors, or its preset, recommend."""
+    """The repetition penalty of the model's preset; 1 without one."""
     return loaded.sampling.get("repetition_penalty", 1.0)
 
 
