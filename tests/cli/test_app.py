@@ -624,10 +624,14 @@ def test_importing_the_program_registers_no_exit_handler() -> None:
 @pytest.mark.parametrize(
     ("ending", "code"), [("sys.exit(7)", 7), ("sys.exit()", 0), ("sys.exit('late')", 1), ("1 / 0", 1)]
 )
-def test_the_process_ends_after_its_exit_handlers(ending: str, code: int) -> None:
+@pytest.mark.parametrize("heavy", [False, True])
+def test_the_process_ends_after_its_exit_handlers(ending: str, code: int, heavy: bool) -> None:
+    """With torch loaded it does not free its objects, so the handlers from before the program are left out."""
     script = (
         "import atexit, sys, triforce_chat.cli.app as module\n"
+        "atexit.register(print, 'the last')\n"
         "def app():\n"
+        f"    {'import torch' if heavy else 'pass'}\n"
         "    atexit.register(lambda: print('handled'))\n"
         "    print('answered')\n"
         f"    {ending}\n"
@@ -635,5 +639,6 @@ def test_the_process_ends_after_its_exit_handlers(ending: str, code: int) -> Non
         "module.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("answered\nhandled\n", code)
+    last = "" if heavy and code != 1 else "the last\n"
+    assert (done.stdout, done.returncode) == (f"answered\nhandled\n{last}", code)
     assert ("late" in done.stderr, "ZeroDivisionError" in done.stderr) == ("late" in ending, "/" in ending)

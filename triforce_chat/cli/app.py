@@ -93,7 +93,9 @@ class FastExit:
         self.code: object = None  # the exit code; None after an exception, which Python reports
 
     def __call__(self) -> None:
-        if not isinstance(self.code, int):
+        if (
+            not isinstance(self.code, int) or "torch" not in sys.modules
+        ):  # without torch there is little to free
             return
         try:
             sys.stdout.flush()
