@@ -7,8 +7,9 @@ from statistics import fmean
 
 from records import factor, number, record, row, rows, source, span, table
 
+from triforce_chat.models.presets import find_preset
+
 CONTEXTS = (8_192, 32_768, 124_928)
-OWN_PENALTY = {"large": 1.0, "medium": 1.1}  # of the presets
 KINDS = ("date", "object", "place", "name", "number", "two-step", "absent")
 
 
@@ -241,9 +242,7 @@ def _fact_aims() -> Iterator[tuple[str, str, str]]:
 
 def summaries() -> str:
     """Every chapter with its summaries, whole; those that a penalty changed only as a count."""
-    found = [
-        each for each in rows("cpu-summaries") if each["repetition_penalty"] == OWN_PENALTY[each["model"]]
-    ]
+    found = [each for each in rows("cpu-summaries") if each["repetition_penalty"] == _penalty(each["model"])]
     parts = []
     for each in found:
         if each["model"] == "large":
@@ -252,6 +251,13 @@ def summaries() -> str:
             )
         parts.append(f"> `{each['model']}`: {each['text']}\n")
     return "\n".join(parts) + "\n" + source("cpu-summaries")
+
+
+def _penalty(model: str) -> float:
+    """The repetition penalty of a preset."""
+    preset = find_preset(model)
+    assert preset is not None
+    return preset.sampling.get("repetition_penalty", 1.0)
 
 
 def loops() -> str:

@@ -93,9 +93,8 @@ class FastExit:
         self.code: object = None  # the exit code; None after an exception, which Python reports
 
     def __call__(self) -> None:
-        if (
-            not isinstance(self.code, int) or "torch" not in sys.modules
-        ):  # without torch there is little to free
+        has_models = "torch" in sys.modules  # otherwise there is little to free
+        if not has_models or not isinstance(self.code, int):
             return
         try:
             sys.stdout.flush()

@@ -99,7 +99,7 @@ def measure(dtype: torch.dtype) -> tuple[float, bool]:
     """Measure that bandwidth with the threads that torch now uses: (bytes per second, undisturbed).
 
     The matrix is read again and again, block by block. Of every block the fastest product counts, because other
-    programs only ever slow one down. Takes under a second.
+    programs only ever slow one down. Takes under a second, or a few where the dtype is emulated.
     """
     matrix = torch.ones(SIDE, SIDE, dtype=dtype)  # not zeros, which the system may leave unallocated
     vector, blocks = torch.ones(1, SIDE, dtype=dtype), matrix.split(ROWS)

@@ -197,9 +197,8 @@ def train_draft(
     check_same_tokens(targets)
     if start is not None:
         known = torch.arange(recipe.vocabulary) if recipe.vocabulary else None
-        begin_with(
-            fresh_draft(first.model, recipe, known), start
-        )  # a wrong --from fails before minutes are spent
+        # A wrong --from fails before minutes are spent.
+        begin_with(fresh_draft(first.model, recipe, known), start)
     few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
     plan = replace(plan, minutes=plan.minutes / len(targets), texts=plan.texts // len(targets))
     taught = [
