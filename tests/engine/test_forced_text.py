@@ -79,7 +79,7 @@ def verdicts(p: Tensor, q: Tensor, forced: Tensor, seed: int = 0) -> Tensor:
 def near(found: Tensor, chance: float) -> bool:
     """Whether the mean of many trials [B] agrees with their chance."""
     error = (max(chance * (1 - chance), 1e-9) / len(found)) ** 0.5
-    return abs(float(found.double().mean()) - chance) <= ERRORS * error
+    return bool(abs(float(found.double().mean()) - chance) <= ERRORS * error)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -196,6 +196,13 @@ def test_over_all_texts_a_round_commits_as_much_as_in_truth(name: str) -> None:
 # Whole answers
 
 
+def test_an_answer_follows_what_was_said(lab: Lab) -> None:
+    """The text begins behind the tokens that an interrupted answer has already."""
+    engine, prompt, said = lab.engine(), lab.text(90), [3, 1, 4]
+    text = text_of(engine, [*prompt, *said], 30, 1)
+    assert tokens_of(engine, Request(prompt, 20, PLAIN, said=said, forced=text)) == text[:20]
+
+
 def text_of(engine: Engine, prompt: Sequence[int], n: int, seed: int) -> list[int]:
     return tokens_of(engine, Request(prompt, n, Sampling(1.0, seed=seed)), plain=True)
 
@@ -205,8 +212,8 @@ def text_of(engine: Engine, prompt: Sequence[int], n: int, seed: int) -> list[in
 @pytest.mark.parametrize("stack", STACKS)
 def test_every_stack_answers_with_the_text(lab: Lab, stack: str, planned: bool, settings: str) -> None:
     """Greedily, too, where the text is one that no stack would ever write."""
-    gammas = {"gamma": None, "draft_gamma": None} if planned else {}
-    engine, prompt = lab.engine(stack, **gammas), lab.text(90)
+    gammas = (None, None) if planned else (4, 2)
+    engine, prompt = lab.engine(stack, gamma=gammas[0], draft_gamma=gammas[1]), lab.text(90)
     for seed in range(2):
         text = text_of(engine, prompt, 60, seed)
         assert tokens_of(engine, Request(prompt, 40, SETTINGS[settings], forced=text)) == text[:40]

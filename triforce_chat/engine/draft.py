@@ -58,8 +58,8 @@ class TokenBuffer:
     ids: [B, room]; length: [B], the committed ids of each row. Entries after them are scratch space, where drafts are
     written until a verification commits some of them. ``known`` is the number of tokens that the host knows to be
     committed in every row, and ``slack`` the largest number of further ones: 0 except between rounds that the host does
-    not wait for. ``forced`` [B, room] holds the tokens that a benchmark wants at each place, FREE where any will do; None
-    outside of benchmarks.
+    not wait for. ``forced`` [B, room] holds the token that a benchmark wants at each place, FREE where any will do; it
+    is None outside of benchmarks.
     """
 
     def __init__(self, ids: Tensor, length: Tensor, known: int) -> None:
