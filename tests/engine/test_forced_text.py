@@ -228,6 +228,18 @@ def test_behind_the_text_an_answer_is_its_own(lab: Lab, stack: str) -> None:
     assert made == [*text, *lab.greedy([*prompt, *text], 25)]
 
 
+@pytest.mark.parametrize("stack", ["streaming", "naive", "lookup"])
+def test_along_its_own_greedy_answer_a_stack_makes_the_same_rounds(lab: Lab, stack: str) -> None:
+    """Others select chunks by the queries of drafts, of which the rejected ones differ."""
+    prompt, found = lab.text(90), []
+    for forced in ([], lab.greedy(prompt, 80)):
+        events = events_of(lab.engine(stack), Request(prompt, 60, forced=forced))
+        rounds = [event for event in events if isinstance(event, Verified) and event.level == "target"]
+        found.append([event.accepted for event in rounds])
+    assert found[0] == found[1]
+    assert any(found[0])
+
+
 def test_a_text_that_goes_on_behind_the_answer_is_cut() -> None:
     seq = TokenBuffer.of([7, 8], 3, CPU, [1, 2, 3, 4, 5])
     assert seq.forced is not None
