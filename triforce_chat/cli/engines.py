@@ -197,7 +197,9 @@ def _timed(
 
     started = time.perf_counter()
     with loading(screen, spec.settings.model) as report, no_garbage_collection():
-        made, target = load(LoadHooks(report, note, warn or note, calibrations=calibrations or no_calibrations))
+        made, target = load(
+            LoadHooks(report, note, warn or note, calibrations=calibrations or no_calibrations)
+        )
     return made, target, time.perf_counter() - started
 
 

@@ -31,7 +31,7 @@ from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, Grap
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import Calibration
-from triforce_chat.engine.speculation.calibrator import Calibrator, CalibrationStore, NoCalibrations
+from triforce_chat.engine.speculation.calibrator import CalibrationStore, Calibrator, NoCalibrations
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions

@@ -88,7 +88,7 @@ def about_machine(device: torch.device) -> dict[str, Any]:
     """What all times on this device depend on."""
     versions = {"program": __version__, "torch": torch.__version__}
     if device.type == "cuda":
-        driver: int = torch._C._cuda_getDriverVersion()
+        driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
         return {
             **versions,
             "device": torch.cuda.get_device_name(device),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from triforce_chat.engine.cache.storage import QueryRing
-from triforce_chat.engine.draft import TokenBuffer
+from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.events import Calibrated
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import (
@@ -20,9 +20,9 @@ from triforce_chat.engine.speculation.calibration import (
     Times,
     bucket_of,
 )
-from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.planner import Arm, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
-from triforce_chat.engine.speculation.stacks import Builder, StackOptions
+from triforce_chat.engine.speculation.stacks import MOST_GAMMA, Builder, StackOptions
 
 TOKENS = 48  # decoded by a calibration at most
 SECONDS = 10.0  # after which a calibration ends, whatever is still unknown
@@ -164,3 +164,47 @@ class Calibrator:
 def fits(times: LevelTimes, planner: Planner) -> bool:
     """Whether these are times of a level with as many arms."""
     return len(times.costs) == len(times.excess) == len(planner.arms)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a calibration says about contexts of one bucket."""
+
+    context: int  # the bucket's smallest, in tokens
+    measured: bool  # for repeatable answers; otherwise learnt from other answers
+    plain_ms: float  # milliseconds per token without drafts
+    best_ms: float  # expected milliseconds per token in the plan that promises most, lookup left out
+
+
+def outlooks(calibration: Calibration) -> list[Outlook]:
+    """One for each bucket, the shortest contexts first; what was learnt last goes before what was measured."""
+    made = []
+    for bucket in sorted({*calibration.measured, *calibration.learnt}):
+        measured = calibration.measured.get(bucket)
+        times = calibration.near(bucket)
+        acceptance = calibration.acceptance or (measured.acceptance if measured else {})
+        top = times.get("target")
+        if top is None or not top.known:
+            continue
+        planner = Planner([Arm(Nobody()) for _ in top.costs], most=MOST_GAMMA)
+        planner.use_times(top.copy())
+        if "target" in acceptance:
+            planner.use_acceptance(acceptance["target"])
+        plain, best = planner.outlook
+        made.append(Outlook(bucket, measured is not None, 1000 * plain, 1000 * best))
+    return made
+
+
+class Nobody:
+    """Stands for a drafter of which only the figures are known."""
+
+    device_side = False
+
+    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        raise NotImplementedError
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        """Nothing was proposed."""
+
+    def rollback(self, length: int) -> None:
+        """There is no cache."""

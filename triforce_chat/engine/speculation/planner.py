@@ -236,13 +236,21 @@ class Planner:
         if self.lookup is not None and own.rates:
             self.lookup.rates = list(own.rates)
 
+    @property
+    def outlook(self) -> tuple[float, float]:
+        """Expected seconds per token without drafts, and in the plan that promises most; lookup is left out."""
+        rates = [self._drafted(arm, self.most).rate for arm in self.arms if arm.measured]
+        return self._plain, 1 / max(1 / self._plain, *rates, 0.0)
+
     def survey(self, length: int) -> None:
         """Prescribe rounds after a history of that many tokens in which everything is measured."""
         plain = [Plan(0)] * (SURVEY_PLAIN if self.may_be_plain else 0)
         able = [arm for arm in self.arms if length >= arm.worth_above]
         for arm in able:
             arm.unprepared = SURVEY_UNPREPARED
-        self.agenda.extend([*plain, *(Plan(SURVEY_TOKENS, arm) for arm in able for _ in range(SURVEY_DRAFTS))])
+        self.agenda.extend(
+            [*plain, *(Plan(SURVEY_TOKENS, arm) for arm in able for _ in range(SURVEY_DRAFTS))]
+        )
 
     def _surveyed(self, drafted: int) -> None:
         """A round is done; it was the next one on the agenda unless its arm could not draft yet."""
