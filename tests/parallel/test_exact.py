@@ -86,6 +86,12 @@ def test_sampling_with_a_seed_gives_the_same_tokens(found: dict[str, Any]) -> No
     assert found["shared"]["seeded"] == found["alone"]["seeded"] != found["alone"]["plain"]
 
 
+def test_ranks_repeat_what_they_plan_by_one_table(two: Found) -> None:
+    """Rank 0 alone knows what was measured."""
+    first, *others = two.models["llama"]["repeatable"]
+    assert others == [first] * 2
+
+
 def test_attention_counts_the_heads_of_all_ranks(found: dict[str, Any]) -> None:
     alone, shared = (torch.tensor(found[who]["attended"]) for who in ("alone", "shared"))
     assert torch.allclose(shared, alone, rtol=1e-3, atol=1e-6)
@@ -111,7 +117,7 @@ def test_every_rank_holds_the_planned_number_of_parameters(two: Found, three: Fo
             assert held == planned, name
 
 
-@pytest.mark.parametrize(("ranks", "calls"), [("two", 7 * 5 + 4 * 2 * 7 + 3 * 4), ("three", 5)])
+@pytest.mark.parametrize(("ranks", "calls"), [("two", 7 * 5 + 4 * 2 * 7 + 3 * 4 + 4), ("three", 5)])
 def test_all_ranks_hold_the_same_after_every_call(
     ranks: str, calls: int, request: pytest.FixtureRequest
 ) -> None:

@@ -113,7 +113,7 @@ class Calibrator:
         length, total, made, began = history.known, min(TOKENS, most), 0, time.perf_counter()
         self._restart()
         for planner in self.planners.values():
-            planner.survey(length)
+            planner.survey(2 * bucket_of(length))
         yield Calibrated(0, total)
         with queries.preserved(), closing(self.top.decode(history, sampler, total)) as rounds:
             while made < total and self.top.planner.agenda and not self._late(began):

@@ -242,10 +242,10 @@ class Planner:
         rates = [self._drafted(arm, self.most).rate for arm in self.arms if arm.measured]
         return self._plain, 1 / max(1 / self._plain, *rates, 0.0)
 
-    def survey(self, length: int) -> None:
-        """Prescribe rounds after a history of that many tokens in which everything is measured."""
+    def survey(self, longest: int) -> None:
+        """Prescribe rounds in which all is measured that histories of up to so many tokens may need."""
         plain = [Plan(0)] * (SURVEY_PLAIN if self.may_be_plain else 0)
-        able = [arm for arm in self.arms if length >= arm.worth_above]
+        able = [arm for arm in self.arms if longest >= arm.worth_above]
         for arm in able:
             arm.unprepared = SURVEY_UNPREPARED
         self.agenda.extend(
