@@ -99,10 +99,12 @@ def show(engine: EngineProtocol, options: Options, screen: Screen) -> None:
         rows: list[dict[str, Any]] = [dataclasses.asdict(each) for each in found]
         print_record({"model": options.model, "calibration": engine.calibration_key, "contexts": rows})
         return
-    from triforce_chat.ui.tables import show_table
+    from rich.table import Table
 
-    cells = [
-        (f"{each.context:,}", f"{each.plain_ms:.1f}", f"{each.best_ms:.1f}", "yes" if each.measured else "no")
-        for each in found
-    ]
-    show_table(("context from", "plain ms/token", "expected ms/token", "for seeds"), cells, screen)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("context from", "plain ms/token", "expected ms/token", "for seeds"):
+        table.add_column(heading, justify="right")
+    for each in found:
+        measured = "yes" if each.measured else "no"
+        table.add_row(f"{each.context:,}", f"{each.plain_ms:.1f}", f"{each.best_ms:.1f}", measured)
+    screen.out.print(table)

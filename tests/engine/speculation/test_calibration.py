@@ -277,18 +277,44 @@ def test_the_answer_that_measures_is_the_answer_of_later_runs(lab: Lab, seed: in
     assert shelf.texts == kept  # seeded answers do not change it
 
 
-def test_no_earlier_answer_shows_in_a_later_one(lab: Lab) -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_what_measuring_leaves_behind_has_no_effect(
+    lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was measured; here that the hierarchy pays, whose caches and queries measuring has changed."""
+    found = TABLES["hierarchy"]
+    shown = property(lambda planner: found["target" if len(planner.arms) == 2 else "retrieval"].copy())
+    monkeypatch.setattr(Planner, "known_times", shown)
+    shelf, given = Shelf(), request(lab, seed=seed)
+    first, later = (list(engine_of(lab, shelf).answer(given)) for _ in range(2))
+    assert isinstance(first[3], Calibrated)
+    assert proposed(later, "retrieval") > 0
+    assert ids(later) == ids(first)
+
+
+@pytest.mark.parametrize("arm", TABLES)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_earlier_answer_shows_in_a_later_one(lab: Lab, arm: str, seed: int) -> None:
     shelf = Shelf()
-    shelf.put(OPTIONS, BUCKET, TABLES["both"])
-    alone = ids(list(engine_of(lab, shelf).answer(request(lab))))
-    engine = engine_of(lab, shelf)
-    list(engine.answer(Request(lab.text(90, seed=3), 40, Sampling(temperature=1.0, seed=8))))
-    assert ids(list(engine.answer(request(lab)))) == alone
+    shelf.put(OPTIONS, BUCKET, TABLES[arm])
+    given = request(lab)
+    engine, fresh = (engine_of(lab, shelf) for _ in range(2))
+    list(engine.answer(request(lab, 40, seed + 100)))
+    engine.settle(given.prompt)
+    list(fresh.prefill(given.prompt[:-1]))
+    for each in (engine, fresh):
+        each.full.queries.forget()  # the other answer's are at the places of the prompt's
+    assert ids(list(engine.answer(given))) == ids(list(fresh.answer(given)))
 
 
 def test_a_calibration_leaves_nothing_in_the_caches(lab: Lab) -> None:
     engine, given = engine_of(lab, Shelf()), request(lab)
+    list(engine.prefill(given.prompt[:-1]))
+    positions = engine.full.queries.positions.copy()
+    queries = engine.full.queries.latest(0, len(given.prompt) - 1, 64).clone()
     list(engine.calibrate(given))
+    assert engine.full.queries.positions == positions
+    assert engine.full.queries.latest(0, len(given.prompt) - 1, 64).equal(queries)
     assert engine.cached == list(given.prompt[:-1])
     assert engine.full.length == len(given.prompt) - 1
     assert list(engine.calibration.measured) == [BUCKET]

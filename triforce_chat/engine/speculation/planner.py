@@ -239,8 +239,8 @@ class Planner:
     @property
     def outlook(self) -> tuple[float, float]:
         """Expected seconds per token without drafts, and in the plan that promises most; lookup is left out."""
-        rates = [self._drafted(arm, self.most).rate for arm in self.arms if arm.measured]
-        return self._plain, 1 / max(1 / self._plain, *rates, 0.0)
+        drafted = [1 / self._drafted(arm, self.most).rate for arm in self.arms if arm.measured]
+        return self._plain, min([self._plain, *drafted])
 
     def survey(self, longest: int) -> None:
         """Prescribe rounds in which all is measured that histories of up to so many tokens may need."""
