@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.clocked import CPU, WARM, Costly, FakeClock, clocked
+from support.emulated_graphs import captured_pair, emulate
 from support.labs import SMALL_BUDGET, Lab, spell
 from support.stored_calibrations import Shelf, times
 from support.toys import ToyCache
@@ -19,6 +20,8 @@ from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Calibrated, Event, Text, Verified
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import Calibration, LevelTimes, Measured, bucket_of
@@ -230,7 +233,7 @@ def engine_of(lab: Lab, shelf: Shelf, delays: int = 0, options: StackOptions = O
     return engine
 
 
-def request(lab: Lab, tokens: int = 60, seed: int = 5) -> Request:
+def request(lab: Lab, tokens: int = 40, seed: int = 5) -> Request:
     return Request(lab.text(120), tokens, Sampling(temperature=1.0, seed=seed))
 
 
@@ -360,3 +363,51 @@ def test_fixed_numbers_need_no_calibration(lab: Lab) -> None:
     assert not shelf.texts
     assert engine_of(lab, shelf, 0, options).calibration_key == ""
     assert [ids(run) for run in runs] == [ids(runs[0])] * 3
+
+
+# Forwards that are captured: the middle level's rounds are not waited for, and plain decoding overlaps
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def captured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
+    if request.param == "cpu":
+        emulate(monkeypatch)
+    return captured_pair(request.param, monkeypatch)
+
+
+def captured_engine(pair: tuple[Runner, Runner], shelf: Shelf, delays: int) -> Engine:
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[1], OPTIONS, calibrations=shelf)
+    engine.executor = GraphExecutor()
+    engine.top.overlap = True
+    middle = engine.top.planner.arms[0].drafter
+    assert isinstance(middle, Speculative)
+    assert middle.unwaited
+    if pair[0].device.type == "cpu":
+        engine.top.clock, middle.clock = Jumpy(delays), Jumpy(delays + 100)
+    return engine
+
+
+SLOW_DRAFTS = {"target": times(0.1, 0.001, 0.045, 0.06), "retrieval": MIDDLE}
+
+
+@pytest.mark.parametrize("table", [*TABLES.values(), SLOW_DRAFTS, None])
+def test_captured_forwards_repeat_an_answer(
+    captured: tuple[Runner, Runner], lab: Lab, table: dict[str, LevelTimes] | None
+) -> None:
+    """Also where plain decoding runs ahead of the host, and where the first answer has to measure."""
+    shelf = Shelf()
+    if table:
+        shelf.put(OPTIONS, BUCKET, table)
+    answers = [list(captured_engine(captured, shelf, n).answer(request(lab, 50))) for n in range(4)]
+    assert [ids(answer) for answer in answers] == [ids(answers[0])] * 4
+    measured = [any(isinstance(event, Calibrated) for event in answer) for answer in answers]
+    assert measured == [table is None, False, False, False]
+
+
+def test_captured_rounds_are_measured(captured: tuple[Runner, Runner], lab: Lab) -> None:
+    engine = captured_engine(captured, Shelf(), 0)
+    list(engine.calibrate(request(lab)))
+    known = engine.calibration.measured[BUCKET].times
+    assert known["target"].undrafted.weight
+    assert all(level.steps.known for level in known.values())
+    assert all(cost.weight for level in known.values() for cost in level.costs)
