@@ -326,6 +326,7 @@ def test_a_calibration_leaves_nothing_in_the_caches(lab: Lab) -> None:
     assert known["retrieval"].steps.known
     assert all(cost.weight for level in known.values() for cost in level.costs)
     assert not any(isinstance(event, Calibrated) for event in engine.calibrate(given))
+    assert not any(planner.agenda or planner.rounds for planner in engine.calibrator.planners.values())
 
 
 @pytest.mark.parametrize("at", range(3, 12, 3))

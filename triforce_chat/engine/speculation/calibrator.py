@@ -13,6 +13,7 @@ from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.events import Calibrated
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import (
+    Acceptance,
     Calibration,
     LevelAcceptance,
     LevelTimes,
@@ -73,9 +74,7 @@ class Calibrator:
         self.planners = {name: each for name, each in builder.planners.items() if each.decides}
         self.known = store.read(self.options) if self.planners else Calibration()
         self.bucket: int | None = None  # of the times that the planners go by
-        for name, planner in self.planners.items():
-            if name in self.known.usual:
-                planner.use_acceptance(self.known.usual[name])
+        self._use_acceptance(self.known.usual)
 
     @property
     def key(self) -> str:
@@ -114,15 +113,19 @@ class Calibrator:
         self._restart()
         for planner in self.planners.values():
             planner.survey(2 * bucket_of(length))
-        yield Calibrated(0, total)
-        with queries.preserved(), closing(self.top.decode(history, sampler, total)) as rounds:
-            while made < total and self.top.planner.agenda and not self._late(began):
-                made += len(next(rounds))
-                yield Calibrated(min(made, total - 1), total)
-        if self.top.planner.known_times.known:
-            measured = Measured(self._times(), self._acceptance())
-            self._keep(Calibration({bucket_of(length): measured}))
-        self.bucket = None  # the next answer takes these times, or those that were learnt before
+        try:
+            yield Calibrated(0, total)
+            with queries.preserved(), closing(self.top.decode(history, sampler, total)) as rounds:
+                while made < total and self.top.planner.agenda and not self._late(began):
+                    made += len(next(rounds))
+                    yield Calibrated(min(made, total - 1), total)
+            if self.top.planner.known_times.known:
+                measured = Measured(self._times(), self._acceptance())
+                self._keep(Calibration({bucket_of(length): measured}))
+        finally:
+            self._restart()
+            self._use_acceptance(self.known.usual)
+            self.bucket = None
         yield Calibrated(total, total)
 
     def _late(self, began: float) -> bool:
@@ -138,17 +141,20 @@ class Calibrator:
     def _use_measured(self, bucket: int) -> None:
         found = self.known.measured.get(bucket, Measured({}, {}))
         for name, planner in self.planners.items():
-            times, acceptance = found.times.get(name), found.acceptance.get(name)
+            times = found.times.get(name)
             if times is None or not fits(times, planner):
                 times = LevelTimes.unknown(len(planner.arms))
             planner.use_times(times.fixed())
-            if acceptance is not None:
-                planner.use_acceptance(acceptance)
+        self._use_acceptance(found.acceptance)
 
     def _use(self, times: Times) -> None:
         for name, planner in self.planners.items():
             if name in times and times[name].known:
                 planner.use_times(times[name].copy())
+
+    def _use_acceptance(self, acceptance: Acceptance) -> None:
+        for name in acceptance.keys() & self.planners.keys():
+            self.planners[name].use_acceptance(acceptance[name])
 
     def _times(self) -> dict[str, LevelTimes]:
         return {name: planner.known_times for name, planner in self.planners.items()}
