@@ -38,11 +38,12 @@ from triforce_chat.chat.records import (
 )
 from triforce_chat.chat.schema import Kind, load_schema
 from triforce_chat.cli.app import app
-from triforce_chat.engine.events import Retraced
+from triforce_chat.engine.events import Calibrated, Retraced
 
 ENVELOPE = {"schema", "event", "side"}
 PARTS = {"side", "place", "source", "citation"}  # of events
 LATER: list[ChatEvent] = [
+    Calibrated(3, 48),
     Retraced(3, 7),
     Sourced(
         (Source("A book", "page", 12, 0.4, "She paid."),),

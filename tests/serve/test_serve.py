@@ -119,8 +119,8 @@ def test_a_seed_selects_a_stack_that_ignores_the_clock(session: ChatSession) -> 
     stacks = []
     for settings in ((), (("seed", 7),), (("temperature", 1.0),)):
         assert list(adapter.answer(ChatCompletionRequest((), "Who?", settings=settings)))
-        stacks.append(engine.options.name)
-    assert stacks == ["auto", "lookup", "auto"]
+        stacks.append((engine.options.name, engine.options.repeatable))
+    assert stacks == [("auto", False), ("auto", True), ("auto", False)]
 
 
 def test_a_conversation_has_the_tokens_of_a_chat(client: openai.OpenAI, session: ChatSession) -> None:

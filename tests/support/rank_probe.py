@@ -127,6 +127,16 @@ class Trial:
         self.answering.restack(StackOptions(name, 6, 2, budget=budget, middle=middle))
         self.each()
 
+    def repeatable(self) -> list[list[int]]:
+        """The tokens of answers with a seed, planned by what is measured before the first of them."""
+        from triforce_chat.engine.cache.layout import Budget
+        from triforce_chat.engine.speculation.stacks import StackOptions
+
+        budget = Budget(tokens=48, chunk=4, sinks=4, tail=8, stride=16, scratch=32, queries=4)
+        self.answering.restack(StackOptions("auto", budget=budget, middle="full", repeatable=True))
+        self.each()
+        return [self.tokens(temperature=0.7, seed=11) for _ in range(3)]
+
     def tokens(
         self, plain: bool = False, cut: int = 0, forced: Sequence[int] = (), **sampling: Any
     ) -> list[int]:
@@ -267,6 +277,7 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             found["stacks"] = shared.stacks(STACKS)
         if Path(model).name == "llama":
             found["interrupts"] = [alone.interrupts(), shared.interrupts()]
+            found["repeatable"] = shared.repeatable()
         if together.target.decoder:
             found["int8"] = shared.int8()
             found["logits"] = [logits(engine, alone.prompt), together_logits(together, alone.prompt)]

@@ -13,7 +13,7 @@ from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
 from triforce_chat.chat.events import ChatEvent
-from triforce_chat.engine.events import Finished, Prefilled, Rebuilt, Text, Verified
+from triforce_chat.engine.events import Calibrated, Finished, Prefilled, Rebuilt, Text, Verified
 from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.panel import EnginePanel
@@ -98,6 +98,32 @@ def test_plain_tells_the_rest_in_lines_on_stderr() -> None:
         "reading: 75 %, 31,000 of 41,000 tokens",
     ]
     assert "; 20.0 ms/token; 4.0/round; target 75 %; retrieval 80 %" in written(plain.err).splitlines()[-1]
+
+
+def measuring() -> list[ChatEvent]:
+    """The events of an answer before which the machine is measured."""
+    events = answer_events(ANSWER)
+    at = 1 + max(n for n, event in enumerate(events) if isinstance(event, Prefilled))
+    return [*events[:at], *(Calibrated(done, 48) for done in (0, 4, 48)), *events[at:]]
+
+
+def test_measuring_is_said_once() -> None:
+    plain, bare = screen("plain"), screen("bare")
+    show_answer(iter(measuring()), plain)
+    assert written(plain.err).splitlines().count(formatting.MEASURING) == 1
+    assert written(plain.out) == ANSWER
+    show_answer(iter(measuring()), bare)
+    assert written(bare.err) == ""
+
+
+def test_the_panel_says_what_it_waits_for() -> None:
+    panel, shown = EnginePanel("auto", LIMIT), []
+    for event in measuring():
+        panel.add(event)
+        console = Console(file=io.StringIO(), width=100)
+        console.print(panel)
+        shown.append(formatting.MEASURING in written(console))
+    assert shown.count(True) == 2
 
 
 @pytest.mark.parametrize("width", [80, 120])

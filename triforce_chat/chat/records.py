@@ -19,6 +19,7 @@ class RunInfo:
     stack: str
     load_s: float  # seconds it took to load the model
     automatic: bool = False  # the model was chosen for this machine, not named
+    calibration: str = ""  # names the measured times that a seeded answer was planned by
 
 
 def answer_object(tally: Tally, run_info: RunInfo) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def answer_object(tally: Tally, run_info: RunInfo) -> dict[str, Any]:
         **({"automatic": True} if run_info.automatic else {}),
         "draft": run_info.draft,
         "stack": run_info.stack,
+        **({"calibration": run_info.calibration} if run_info.calibration else {}),
         **turn,
         "timing": {"load_s": run_info.load_s, **turn["timing"]},
     }

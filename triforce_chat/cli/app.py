@@ -24,6 +24,7 @@ from triforce_chat.cli import (
     serve,
     sessions,
     train,
+    tune,
     verify,
 )
 from triforce_chat.cli.options import command
@@ -40,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for run in (ask.summarize, ask.ask, chat.chat, serve.serve, verify.verify, bench.bench, plan.plan):
+for run in (ask.summarize, ask.ask, chat.chat, serve.serve, verify.verify, bench.bench, plan.plan, tune.tune):
     command(app)(run)
 app.command()(config.paths)
 app.command()(doctor.doctor)

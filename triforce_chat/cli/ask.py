@@ -64,7 +64,8 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)
-    run_info = RunInfo(options.model, session.loaded.draft, options.stack, load_s, automatic)
+    calibration = "" if options.seed is None else session.engine.calibration_key
+    run_info = RunInfo(options.model, session.loaded.draft, options.stack, load_s, automatic, calibration)
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)
     if reason == "interrupted":

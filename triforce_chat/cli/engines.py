@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from triforce_chat.documents import Document
     from triforce_chat.engine.engine import Engine
     from triforce_chat.engine.protocol import EngineProtocol
-    from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
+    from triforce_chat.loading.calibration_file import CalibrationFile
+    from triforce_chat.loading.spec import Calibrations, EngineSpec, LoadHooks, Note
     from triforce_chat.models.load import LoadedModel
     from triforce_chat.ui.terminal import Screen
 
@@ -79,12 +80,13 @@ def open_engine(
     remembering: bool = False,
     cache_size: float | None = None,
     warn: Note | None = None,
+    calibrations: Calibrations | None = None,
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model in this process: (engine, model, seconds of loading).
 
     ``remembering`` connects the engine to the document cache on the disk, of at most ``cache_size`` GB. ``warn``
-    receives what makes the answers doubtful; what the program chose by itself is shown as notes. Raises
-    ModelError, OutOfMemory and UsageError.
+    receives what makes the answers doubtful; what the program chose by itself is shown as notes. ``calibrations`` makes
+    the store of what planners measure; None keeps nothing. Raises ModelError, OutOfMemory and UsageError.
     """
     require_one_process(spec.settings)
 
@@ -99,7 +101,7 @@ def open_engine(
             hooks = dataclasses.replace(hooks, prefix_store=store)
         return load_engine(spec, hooks)
 
-    return _timed(load, spec, screen, warn)
+    return _timed(load, spec, screen, warn, calibrations)
 
 
 def open_answering(
@@ -108,13 +110,14 @@ def open_answering(
     remembering: bool = False,
     cache_size: float | None = None,
     warn: Note | None = None,
+    calibrations: Calibrations | None = None,
 ) -> tuple[EngineProtocol, LoadedModel, float]:
     """Load a model split over ``spec.settings.tp`` processes; parameters and result as of ``open_engine``.
 
     Several processes use no document cache.
     """
     if spec.settings.tp == 1:
-        return open_engine(spec, screen, remembering, cache_size, warn)
+        return open_engine(spec, screen, remembering, cache_size, warn, calibrations)
 
     def load(hooks: LoadHooks) -> tuple[EngineProtocol, LoadedModel]:
         from triforce_chat.parallel.rank_info import this_rank
@@ -128,7 +131,7 @@ def open_answering(
             hooks.note("with --tp the document cache is not used")
         return Launcher(info, workers, store).load(spec, hooks)
 
-    return _timed(load, spec, screen, warn)
+    return _timed(load, spec, screen, warn, calibrations)
 
 
 def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[ChatSession, float]:
@@ -141,6 +144,7 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
         remembering=not options.no_cache,
         cache_size=options.cache_size,
         warn=partial(show_warning, options, screen),
+        calibrations=kept_calibrations,
     )
     from triforce_chat.chat.session import ChatSession
 
@@ -148,6 +152,13 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
     for document in documents:
         session.add(document)
     return session, seconds
+
+
+def kept_calibrations(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> CalibrationFile:
+    """The store of what planners measure that all processes of the user share."""
+    from triforce_chat.loading.calibration_file import CalibrationFile, about
+
+    return CalibrationFile(about(target, draft, ranks))
 
 
 def require_one_process(settings: Settings) -> None:
@@ -176,8 +187,9 @@ def _timed(
     spec: EngineSpec,
     screen: Screen,
     warn: Note | None,
+    calibrations: Calibrations | None,
 ) -> tuple[Made, LoadedModel, float]:
-    from triforce_chat.loading.spec import LoadHooks
+    from triforce_chat.loading.spec import LoadHooks, no_calibrations
     from triforce_chat.ui.loading import loading
 
     def note(line: str) -> None:
@@ -185,7 +197,9 @@ def _timed(
 
     started = time.perf_counter()
     with loading(screen, spec.settings.model) as report, no_garbage_collection():
-        made, target = load(LoadHooks(report, note, warn or note))
+        made, target = load(
+            LoadHooks(report, note, warn or note, calibrations=calibrations or no_calibrations)
+        )
     return made, target, time.perf_counter() - started
 
 

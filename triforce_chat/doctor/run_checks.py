@@ -28,6 +28,7 @@ STORES: tuple[Check, ...] = (
     stores.small_model,
     stores.chosen_model,
     stores.shipped_weights,
+    stores.calibration,
     stores.document_cache,
     stores.sessions,
 )

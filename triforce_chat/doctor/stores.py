@@ -183,6 +183,33 @@ def document_cache() -> Iterator[CheckResult]:
         yield ok("documents", message)
 
 
+def calibration() -> Iterator[CheckResult]:
+    """What was measured with the model in the settings on this machine, by the versions that are installed."""
+    import torch
+
+    from triforce_chat.engine.speculation.calibrator import outlooks
+    from triforce_chat.loading.calibration_file import about_machine, entries_for
+    from triforce_chat.loading.device import device_and_dtype
+    from triforce_chat.settings.layers import effective
+    from triforce_chat.settings.settings import Settings
+
+    name, _ = _model_in_effect()
+    device = torch.device(device_and_dtype(Settings(device=effective().values["device"]))[0])
+    found = [outlooks(entry.calibration) for entry in entries_for(about_machine(device), name)]
+    found = [each for each in found if each]
+    if not found:
+        yield ok("calibration", f"{name} was not measured here yet; the first answers do that")
+        return
+    contexts = sorted({each.context for rows in found for each in rows})
+    last = found[0][-1]
+    yield ok(
+        "calibration",
+        f"{name}: {len(found)} {'entry' if len(found) == 1 else 'entries'} for contexts from "
+        f"{', '.join(f'{context:,}' for context in contexts)} tokens; from {last.context:,} on "
+        f"{last.plain_ms:.1f} ms per token, {last.best_ms:.1f} expected with drafts",
+    )
+
+
 def sessions() -> Iterator[CheckResult]:
     """The integrity of the stored sessions; reads the whole file and writes nothing."""
     path = sessions_file()

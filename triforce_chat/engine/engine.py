@@ -15,13 +15,23 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.detokenizer import AnswerText, TextCodec
 from triforce_chat.engine.draft import TokenBuffer
-from triforce_chat.engine.events import Event, Finished, FinishReason, Prefilled, Retraced, Text
+from triforce_chat.engine.events import (
+    Calibrated,
+    Event,
+    Finished,
+    FinishReason,
+    Prefilled,
+    Retraced,
+    Text,
+)
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.calibration import Calibration
+from triforce_chat.engine.speculation.calibrator import CalibrationStore, Calibrator, NoCalibrations
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
@@ -55,7 +65,7 @@ class Engine:
     """Answers requests one at a time; a prefix that prompts share is computed once.
 
     ``context`` is the largest number of tokens of prompt and answer together; ``storage`` makes the KV storage of the
-    full cache for a shape and a capacity in tokens.
+    full cache for a shape and a capacity in tokens. ``calibrations`` keeps what planners have measured.
     """
 
     def __init__(
@@ -67,8 +77,10 @@ class Engine:
         options: StackOptions | None = None,
         prefix_store: PrefixStore | None = None,
         storage: Callable[[Shape, int], KVStorage] = KVBuffer,
+        calibrations: CalibrationStore | None = None,
     ) -> None:
         self.target, self.draft, self.context = target, draft, context
+        self.calibrations = calibrations or NoCalibrations()
         self.eos_ids, self.decode = codec.eos_ids, codec.decode
         self.group = target.group
         self.full = FullCache(target.shape, context + SLACK, storage=storage)
@@ -80,7 +92,9 @@ class Engine:
         """Replace the stack of levels, and their CUDA graphs with it; the full cache stays."""
         on_gpu = self.target.device.type == "cuda"
         self.executor: Executor = GraphExecutor() if on_gpu else EagerExecutor()
-        self.top = self._builder(options).build()
+        builder = self._builder(options)
+        self.top = builder.build()
+        self.calibrator = Calibrator(builder, self.top, self.calibrations)
         self.options = options
 
     def check(self, options: StackOptions) -> None:
@@ -92,6 +106,16 @@ class Engine:
         """What the top level's planner expected of this stack's rounds so far; nothing where none plans."""
         planner = self.top.planner
         return planner.expected if planner.decides else Expected(0.0, 0.0)
+
+    @property
+    def calibration(self) -> Calibration:
+        """The figures of the present stack on this machine."""
+        return self.calibrator.known
+
+    @property
+    def calibration_key(self) -> str:
+        """A short name of those figures where they are kept; empty if they are not."""
+        return self.calibrator.key
 
     def _builder(self, options: StackOptions) -> Builder:
         return Builder(self.target, self.full, self.draft, options, self.pending.append, self.group)
@@ -123,9 +147,19 @@ class Engine:
         for progress in self.prefill(request.history[:-1], request.spans):
             cached = progress.cached
             yield progress
-        ready = time.perf_counter()
+        ready = began = time.perf_counter()
+        if not plain:
+            length = len(request.history)
+            if self.options.repeatable and self.calibrator.lacks(length):
+                yield from self._measure(request)
+                began = time.perf_counter()
+            self.calibrator.begin(length)
         answer = Answer(self, request, self._builder(PLAIN).build() if plain else self.top)
-        yield from answer.events()
+        try:
+            yield from answer.events()
+        finally:
+            if not plain:
+                self.calibrator.end()
         finished = time.perf_counter()
         yield Finished(
             reason=answer.reason or "stop",
@@ -134,8 +168,26 @@ class Engine:
             completion_tokens=len(answer.made),
             prefill_s=ready - started,
             first_token_s=(answer.first or finished) - started,
-            decode_s=finished - ready,
+            decode_s=finished - began,
         )
+
+    def calibrate(self, request: Request) -> Generator[Event, None, None]:
+        """Prefill what is new and measure the stack there, unless that was done; nothing of it stays in the caches."""
+        yield from self.prefill(request.history[:-1], request.spans)
+        if self.calibrator.lacks(len(request.history)):
+            yield from self._measure(request)
+
+    def _measure(self, request: Request) -> Generator[Calibrated, None, None]:
+        """Measure the stack after a history of which all tokens except the last are in the cache."""
+        given = request.history
+        most = self.context - len(given)
+        history = TokenBuffer.of(given, max(most, 0) + SCRATCH, self.target.device)
+        sampler = Sampler(request.sampling, len(request.prompt), len(request.said), self.executor)
+        try:
+            yield from self.calibrator.measure(history, sampler, self.full.queries, most)
+        finally:
+            self.settle(given)
+            self.pending.clear()
 
     def rescore(
         self, request: Request, made: Sequence[int], rows: int = 64

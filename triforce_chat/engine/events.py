@@ -26,6 +26,15 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Progress of measuring this machine before an answer that is to be repeatable; the last has ``done == total``."""
+
+    kind: ClassVar[str] = "calibrated"
+    done: int  # tokens that were decoded for it, and are discarded
+    total: int  # tokens that it takes at most
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """One verification at one level: ``accepted`` of ``proposed`` drafted tokens passed, one more was sampled."""
 
@@ -77,4 +86,4 @@ class Retraced:
     total: int
 
 
-Event = Prefilled | Verified | Rebuilt | Text | Finished | Retraced
+Event = Prefilled | Calibrated | Verified | Rebuilt | Text | Finished | Retraced

@@ -10,6 +10,7 @@ from torch import Tensor
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_store import DocumentSpan
+from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 
@@ -30,6 +31,10 @@ class EngineProtocol(Protocol):
     @property
     def expected(self) -> Expected: ...
     @property
+    def calibration(self) -> Calibration: ...
+    @property
+    def calibration_key(self) -> str: ...
+    @property
     def target(self) -> Runner: ...
     @property
     def draft(self) -> Runner | None: ...
@@ -45,6 +50,8 @@ class EngineProtocol(Protocol):
     ) -> Generator[Prefilled, None, None]: ...
 
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]: ...
+
+    def calibrate(self, request: Request) -> Generator[Event, None, None]: ...
 
     def rescore(
         self, request: Request, made: Sequence[int], rows: int = 64

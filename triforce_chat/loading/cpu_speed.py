@@ -8,20 +8,15 @@ model is downloaded. A step of a model reaches about half of it (``SHARE``).
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from triforce_chat.loading.json_file import read_object, write_object
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.models.memory import processor
 from triforce_chat.settings.paths import cpu_speed_file
@@ -58,13 +53,13 @@ def bandwidth(dtype: torch.dtype) -> float:
     It is measured the first time, and again as long as other programs disturbed the measurement.
     """
     path, key = cpu_speed_file(), f"{_key()}, {dtype} matrix"
-    known = _read(path)
+    known = read_object(path)
     rate = known.get(key)
     if isinstance(rate, float) and math.isfinite(rate) and rate > 0:
         return rate
     rate, undisturbed = measure(dtype)
     if undisturbed:
-        _write(path, {**known, key: rate})
+        write_object(path, {**known, key: rate})
     return rate
 
 
@@ -75,11 +70,11 @@ def bfloat16_pays() -> bool:
     bfloat16 is emulated and up to hundreds of times slower. It is measured the first time.
     """
     path, key = cpu_speed_file(), f"{_key()}, bfloat16"
-    known = _read(path).get(key)
+    known = read_object(path).get(key)
     if isinstance(known, bool):
         return known
     pays = bfloat16_gain() >= PAYS
-    _write(path, {**_read(path), key: pays})
+    write_object(path, {**read_object(path), key: pays})
     return pays
 
 
@@ -122,26 +117,3 @@ def _seconds(product: Callable[[Tensor, Tensor], Tensor], first: Tensor, second:
 def _key() -> str:
     """What a measurement is valid for: a cache folder may be shared by machines and outlive a version of torch."""
     return f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The measurements in the file; none if it is missing or damaged."""
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text("utf-8"))
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-def _write(path: Path, rates: dict[str, Any]) -> None:
-    """Replace the file at once, so that nobody reads half of it. A folder that cannot be written keeps nothing."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(rates, file, indent=1)
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise

@@ -90,6 +90,7 @@ def build_engine(
             stack_for(spec.settings, target),
             prefix_store,
             kv_storage(plan, spec.settings, hooks.note),
+            hooks.calibrations(target, draft, group.size),
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -12,6 +12,7 @@ from triforce_chat.settings.settings import Settings
 
 if TYPE_CHECKING:
     from triforce_chat.engine.prefix_store import PrefixStore
+    from triforce_chat.engine.speculation.calibrator import CalibrationStore
     from triforce_chat.models.load import LoadedModel
 
 Note = Callable[[str], None]  # receives one line of text for the user
@@ -23,6 +24,19 @@ def ignore_note(line: str) -> None:
 
 def no_prefix_store(loaded: LoadedModel) -> PrefixStore | None:  # noqa: ARG001
     """Keep no prefixes: every prompt is prefilled from its first token."""
+    return None
+
+
+# Makes the store of what planners measure, for a target, its draft and the number of ranks.
+Calibrations = Callable[["LoadedModel", "LoadedModel | None", int], "CalibrationStore | None"]
+
+
+def no_calibrations(
+    target: LoadedModel,  # noqa: ARG001
+    draft: LoadedModel | None,  # noqa: ARG001
+    ranks: int,  # noqa: ARG001
+) -> CalibrationStore | None:
+    """Keep nothing of what planners measure."""
     return None
 
 
@@ -48,3 +62,4 @@ class LoadHooks:
     note: Note = ignore_note  # receives choices that were made for the user
     warn: Note = ignore_note  # receives reasons to doubt the answers
     prefix_store: Callable[[LoadedModel], PrefixStore | None] = no_prefix_store
+    calibrations: Calibrations = no_calibrations

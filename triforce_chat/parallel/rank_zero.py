@@ -14,6 +14,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_store import DocumentSpan
+from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import RankLost
@@ -47,6 +48,14 @@ class RankZeroEngine:
         return self.engine.expected
 
     @property
+    def calibration(self) -> Calibration:
+        return self.engine.calibration
+
+    @property
+    def calibration_key(self) -> str:
+        return self.engine.calibration_key
+
+    @property
     def target(self) -> Runner:
         return self.engine.target
 
@@ -76,6 +85,9 @@ class RankZeroEngine:
 
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
         return self._run_on_all("answer", with_seed(request), plain)
+
+    def calibrate(self, request: Request) -> Generator[Event, None, None]:
+        return self._run_on_all("calibrate", with_seed(request))
 
     def rescore(
         self, request: Request, made: Sequence[int], rows: int = 64

@@ -10,7 +10,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.settings.settings import SAMPLED, Settings
 
-SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted with a seed, where timings must not decide
+SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted with a seed by stacks that have no plan to make
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens; the latter is the optimum in the TriForce paper
 BUDGET_SHARE = 8  # the context is at least this many times the budget
 
@@ -37,15 +37,18 @@ class ModelDefaults(Protocol):
 def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUDGET) -> StackOptions:
     """The stack that the settings ask for; its budget grows with the context up to ``largest`` tokens.
 
+    With a seed neither the clock nor free memory may decide, as another plan draws other random numbers.
+
     ``positions`` is the context that the model was trained for; it counts unless the settings have one.
     """
     context = settings.context or positions
     budget = settings.budget or max(SMALLEST_BUDGET, min(largest, context // BUDGET_SHARE))
     name, gamma, draft_gamma, middle = settings.stack, settings.gamma, settings.draft_gamma, settings.middle
-    if settings.seed is not None:  # planners decide by the clock, and another plan draws other random numbers
-        name = "lookup" if name == "auto" else name
+    seeded = settings.seed is not None
+    if seeded and name != "auto":
         gamma, draft_gamma = gamma or SEEDED_GAMMA, draft_gamma or SEEDED_DRAFT_GAMMA
-        middle = "full" if middle == "auto" else middle  # nor may free memory decide
+    if seeded and middle == "auto":
+        middle = "full"
     return StackOptions(
         name=name,
         gamma=gamma,
@@ -53,6 +56,7 @@ def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUD
         policy=settings.policy,
         middle=middle,
         budget=Budget(tokens=budget, chunk=settings.chunk),
+        repeatable=seeded,
     )
 
 

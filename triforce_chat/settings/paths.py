@@ -60,6 +60,11 @@ def cpu_speed_file() -> Path:
     return cache_folder() / "cpu-speed.json"
 
 
+def calibration_file() -> Path:
+    """The step times and the acceptance that planners have measured on this machine, as JSON."""
+    return cache_folder() / "calibration.json"
+
+
 def failed_download_mark() -> Path:
     """An empty file whose time is that of the last failed download of a model that the program had chosen."""
     return cache_folder() / "download-failed"

@@ -98,7 +98,7 @@ class Parameters:
     )
     seed: int | None = setting(
         None,
-        "Makes sampling repeatable; auto then drafts by lookup alone.",
+        "Makes sampling repeatable; auto then plans by stored times.",
         changeable=True,
         sampling=True,
         example=1,

@@ -11,7 +11,7 @@ from typing import Protocol, Self, TypeVar
 from rich.text import Text
 
 from triforce_chat.chat.events import ChatEvent, Tally
-from triforce_chat.engine.events import Finished, Prefilled
+from triforce_chat.engine.events import Calibrated, Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import Cleaner, clean
@@ -97,6 +97,9 @@ class PlainView(BareView):
                 self._remark(
                     f"reading: {percent} %, {event.done:,} of {formatting.count(event.total, 'token')}"
                 )
+
+        elif isinstance(event, Calibrated) and not event.done:
+            self._remark(formatting.MEASURING)
 
     def _write(self, text: str) -> None:
         text = self._held + text

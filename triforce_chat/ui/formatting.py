@@ -14,6 +14,7 @@ from triforce_chat.engine.events import Prefilled
 
 SEPARATOR = " · "
 BARS = "▁▂▃▄▅▆▇█"
+MEASURING = "measuring this machine once, for repeatable answers"
 
 
 def percent(part: float | None) -> str:

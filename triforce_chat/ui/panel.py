@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from triforce_chat.chat.events import ChatEvent, Tally
-from triforce_chat.engine.events import Finished, Prefilled
+from triforce_chat.engine.events import Calibrated, Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
@@ -29,7 +29,7 @@ class EnginePanel:
 
     def __init__(self, title: str, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.tally = Tally()
-        self.stopping = False
+        self.stopping = self._measuring = False
         self._title, self._limit, self._clock = clean(title), limit, clock
         self._began = self._prefill_end = self._last_text = clock()
         self._first: float | None = None
@@ -40,6 +40,9 @@ class EnginePanel:
         now = self._clock()
         if isinstance(event, Prefilled):
             self._prefill_end = self._last_text = now
+        elif isinstance(event, Calibrated):
+            self._prefill_end = self._last_text = now
+            self._measuring = event.done < event.total
         elif isinstance(event, TextEvent):
             self._last_text = now
             self._first = now if self._first is None else self._first
@@ -102,6 +105,8 @@ class EnginePanel:
         bars = [
             _meter(name, level.acceptance, cells) for name, level in formatting.levels_from_top(self.tally)
         ]
+        if self._measuring:
+            return _row("", [Text(formatting.MEASURING)], width)
         pace = [*self.speed, f"{self.tally.tokens_per_round:.1f} tokens/round"]
         return Group(
             _row("accepted", bars or [Text("no speculation")], width),

@@ -74,7 +74,13 @@ class RetrievalCache(KVCache):
     ) -> None:
         self.source, self.budget, self.policy, self.emit = source, budget, policy, emit
         self.storage = KVBuffer(source.shape, budget.capacity)
-        self.layout = Layout.of(0, budget)  # of the latest build
+        self.restart()
+        source.observers.add(self)
+
+    def restart(self) -> None:
+        """Become as it was when it was new: nothing is selected, and nobody has asked for it."""
+        self.length = 0
+        self.layout = Layout.of(0, self.budget)  # of the latest build
         self.state = State.STALE
         self.reason: RebuildReason = "first"  # of the latest build
         self.seconds = 0.0  # that it took
@@ -82,7 +88,6 @@ class RetrievalCache(KVCache):
         self.requested = False  # somebody wants to draw proposals from it
         self.appends = False  # the present forward's keys and values are copied here
         self.falling = FallingAcceptance()
-        source.observers.add(self)
 
     def ready(self, more: int) -> bool:
         """See ``KVCache``; if it is not, the next forward through the source builds it."""

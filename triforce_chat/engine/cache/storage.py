@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -153,6 +155,17 @@ class QueryRing:
         """Drop all queries: other tokens are at these positions now."""
         self.positions = [-1] * self.size
 
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Have the same queries after the block as before it."""
+        data, positions = self.data.clone(), self.positions.copy()
+        try:
+            yield
+        finally:
+            # Graphs read this very tensor.
+            self.data.copy_(data)
+            self.positions = positions
+
     def latest(self, layer: int | slice, length: int, most: int) -> Tensor:
         """Queries of up to ``most`` consecutive positions that end at ``length - 1``, the latest first.
 
@@ -216,6 +229,10 @@ class KVCache:
     def truncate(self, length: int) -> None:
         """Drop everything after the first ``length`` tokens of the history."""
         self.length = min(self.length, length)
+
+    def restart(self) -> None:
+        """Become as it was when it was new."""
+        self.truncate(0)
 
     def judged(self, proposed: int, accepted: int) -> None:
         """The level above accepted the first ``accepted`` of ``proposed`` tokens drawn from this cache."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -23,6 +25,10 @@ GUESS_WEIGHT = 3.0  # tests that the guess counts for
 NEIGHBOUR_WEIGHT = 6.0  # tests that the acceptance of the positions in front counts for
 FORGET_POSITION = 0.975  # weight of the past at each test of a position
 FORGET_OVERALL = 0.995  # the same over all positions
+
+# A stored figure counts as at most so many measurements: machines and texts change.
+STORED_TIMES, STORED_TESTS = 4.0, 20.0
+DIGITS = 6  # of a stored number
 
 
 class Clock:
@@ -79,6 +85,35 @@ class Average:
         """0 before the first value."""
         return self.total / self.weight if self.weight else 0.0
 
+    def clear(self) -> None:
+        """Forget all values."""
+        self.weight = self.total = 0.0
+
+    def plain(self) -> list[float]:
+        """The mean and its weight."""
+        return [_rounded(self.mean), _rounded(self.weight)]
+
+    @classmethod
+    def of(cls, plain: Sequence[float], forget: float, most: float, least: float = 0.0) -> Average:
+        """From a mean of at least ``least`` and its weight, which counts as at most ``most``. Raises ValueError."""
+        mean, weight = plain
+        if not (math.isfinite(mean) and mean >= least and 0 <= weight < math.inf):
+            raise ValueError(f"no mean and weight: {plain}")
+        weight = min(weight, most)
+        return cls(forget, weight, weight * mean)
+
+
+class FixedAverage(Average):
+    """A mean that no further value changes."""
+
+    __slots__ = ()
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Ignore the value."""
+
+    def clear(self) -> None:
+        """Keep the mean."""
+
 
 class StepTimes:
     """Seconds of a forward by its number of rows: a level that moves quickly, times a shape that moves slowly.
@@ -103,6 +138,20 @@ class StepTimes:
             self.product = FORGET_SHAPE * self.product + weight * more * excess
         self.level.add(seconds / (1 + self._slope * (rows - 1)), weight)
 
+    def plain(self) -> dict[str, Any]:
+        """Seconds of a step of one row with their weight, and the two sums of the shape."""
+        return {"level": self.level.plain(), "shape": [_rounded(self.rows2), _rounded(self.product)]}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> StepTimes:
+        """From plain data. The first step of each size may still include preparations. Raises ValueError."""
+        made = cls()
+        made.level = Average.of(plain["level"], FORGET_TIME, STORED_TIMES)
+        made.rows2, made.product = map(float, plain["shape"])
+        if not (0 <= made.rows2 < math.inf and math.isfinite(made.product)):
+            raise ValueError(f"no shape: {plain['shape']}")
+        return made
+
     @property
     def known(self) -> bool:
         return self.level.weight > 0
@@ -121,6 +170,13 @@ class StepTimes:
     @property
     def _slope(self) -> float:
         return max(0.0, (self.product + PRIOR_WEIGHT * ROW_PRIOR) / (self.rows2 + PRIOR_WEIGHT))
+
+
+class FixedStepTimes(StepTimes):
+    """Step times that no further step changes."""
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Ignore the step."""
 
 
 class AcceptanceCurve:
@@ -150,3 +206,21 @@ class AcceptanceCurve:
                 rate = (position.total + NEIGHBOUR_WEIGHT * rate) / (position.weight + NEIGHBOUR_WEIGHT)
             passing.append(rate)
         return list(accumulate(passing, mul))
+
+    def plain(self) -> dict[str, Any]:
+        """The means and weights over all positions and of each one."""
+        return {"overall": self.overall.plain(), "positions": [each.plain() for each in self.positions]}
+
+    @staticmethod
+    def of(plain: dict[str, Any]) -> AcceptanceCurve:
+        """From plain data. Raises ValueError."""
+        made = AcceptanceCurve()
+        made.overall = Average.of(plain["overall"], FORGET_OVERALL, STORED_TESTS)
+        made.positions = [Average.of(each, FORGET_POSITION, STORED_TESTS) for each in plain["positions"]]
+        if not made.overall.weight or any(each.mean > 1 for each in (made.overall, *made.positions)):
+            raise ValueError("no chances of acceptance")
+        return made
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.{DIGITS}g}")

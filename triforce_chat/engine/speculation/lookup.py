@@ -34,6 +34,10 @@ class NgramLookup:
     """Finds the last tokens in the whole history, the document included."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was learnt about matches."""
         self.rates = list(PRIOR)
 
     def find(self, seq: TokenBuffer, n: int) -> Match:

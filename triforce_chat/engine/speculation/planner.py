@@ -7,8 +7,9 @@ output stays exact.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.calibration import FORGET, LevelAcceptance, LevelTimes
 from triforce_chat.engine.speculation.cost_model import (
     FIRST,
     ROW_PRIOR,
@@ -37,13 +39,15 @@ FAR_OFF = 4  # retry drafters below that this many times less often: the text ma
 PREPARED = 3.0  # a draft this many times slower than the next one included preparations, such as captures
 OUTLIER = 3.0  # a draft counts as at most this many times slower than usual
 PAUSE = 3.0  # steps; a longer pause between two rounds is not part of their cost
-FORGET = 0.9  # weight of the past in costs and gaps
 FORGET_RECORD = 0.98  # weight of the past in the record of lookup
 FORGET_UNUSED = 0.997  # weight of the past in a round without lookup
 CANDID = 6.0  # looked-up tokens for which the predicted acceptance is trusted as it is
 CUTOFF = 0.25  # without planning, lookup proposes tokens that are at least this likely to be accepted
 MOST = 64  # tokens that the rounds of one proposal may make; the draft's window has room for as many
 NEVER = ORDERS + 1  # longer than any match
+# A calibration runs so many rounds without a draft, and so many drafts of as many tokens by each arm, the first of
+# which still include preparations: of CUDA graphs, of caches, and of the plans of a level below.
+SURVEY_PLAIN, SURVEY_DRAFTS, SURVEY_UNPREPARED, SURVEY_TOKENS = 4, 4, 2, 4
 
 
 class Drafter(Protocol):
@@ -80,6 +84,7 @@ class Arm:
     asked: bool = False  # whether it was ever asked to draft
     measured_at: int = 0  # round of the last measurement
     patience: int = TRY_AGAIN  # rounds until the next trial
+    unprepared: int = 1  # drafts to come that may include preparations, such as captures
 
     @property
     def measured(self) -> bool:
@@ -89,10 +94,11 @@ class Arm:
         """Learn what drafting ``made`` tokens cost in round ``now``; ``asked`` were requested."""
         each, usual = seconds / made, self.cost.mean
         if each < usual / PREPARED:
-            self.cost = Average(FORGET)
+            self.cost.clear()
         elif usual:
             each = min(each, OUTLIER * usual)
-        self.cost.add(each, 1.0 if usual else FIRST)
+        self.cost.add(each, FIRST if self.unprepared else 1.0)
+        self.unprepared = max(0, self.unprepared - 1)
         self.excess.add(made - asked)
         self.measured_at = now
 
@@ -102,6 +108,20 @@ class Arm:
             self.trials += 1
         else:
             self.patience *= 2
+
+    def use_costs(self, cost: Average, excess: Average, now: int) -> None:
+        """Go on from costs that were measured before, if they were; then no first trial is due."""
+        if not cost.weight and self.measured:
+            return
+        self.cost, self.excess, self.unprepared = cost, excess, 1
+        if self.measured:
+            self.trials, self.measured_at = len(TRIALS), now
+
+    def restart(self) -> None:
+        """Forget everything that was learnt."""
+        fresh = Arm(self.drafter, self.worth_above)
+        self.cost, self.excess, self.curve, self.unprepared = fresh.cost, fresh.excess, fresh.curve, 1
+        self.trials, self.asked, self.measured_at, self.patience = 0, False, 0, TRY_AGAIN
 
     def makes(self, n: int) -> int:
         """Number of tokens to expect when n are requested."""
@@ -162,16 +182,82 @@ class Planner:
         self.arms, self.lookup, self.gamma, self.group = list(arms), lookup, gamma, group
         self.most = (gamma or most) if arms or lookup else 0
         self.may_be_plain = plain
+        self.expected = Expected(0.0, 0.0)
+        self._begin()
+
+    def _begin(self) -> None:
         self.times = StepTimes()  # of verifications
         self.gap = Average(FORGET)  # seconds from one round to the next
-        self.undrafted = Average(
-            FORGET
-        )  # seconds per token decoded without drafts, with overlapping forwards
+        # Seconds per token decoded without drafts, with overlapping forwards.
+        self.undrafted = Average(FORGET)
         self.blend = AcceptanceCurve()  # of rounds in which either the arm or lookup drafts
         self.rounds = 0
         self.habit = Plan(0)
         self.hoped = self.came = CANDID  # looked-up tokens: expected to be accepted, and accepted
-        self.expected = Expected(0.0, 0.0)
+        self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
+        self.has_overlapped = False  # a token was decoded without drafts since the times were set
+
+    # Figures that outlive this planner
+
+    def restart(self) -> None:
+        """Forget everything that was learnt; what was expected so far still counts."""
+        self._begin()
+        for arm in self.arms:
+            arm.restart()
+        if self.lookup is not None:
+            self.lookup.restart()
+
+    @property
+    def known_times(self) -> LevelTimes:
+        """A copy of the times as they are now."""
+        costs, excess = tuple(arm.cost for arm in self.arms), tuple(arm.excess for arm in self.arms)
+        return LevelTimes(self.times, self.gap, self.undrafted, costs, excess).copy()
+
+    @property
+    def known_acceptance(self) -> LevelAcceptance:
+        """A copy of the acceptance as it is now."""
+        rates = tuple(self.lookup.rates) if self.lookup else ()
+        curves = tuple(arm.curve for arm in self.arms)
+        return LevelAcceptance(self.blend, curves, (self.hoped, self.came), rates).copy()
+
+    def use_times(self, known: LevelTimes) -> None:
+        """Go on from times that were measured before, and change them unless they are fixed."""
+        self.times, self.gap, self.undrafted = known.steps, known.gap, known.undrafted
+        self.has_overlapped = False
+        for arm, cost, excess in zip(self.arms, known.costs, known.excess, strict=False):
+            arm.use_costs(cost, excess, self.rounds)
+
+    def use_acceptance(self, known: LevelAcceptance) -> None:
+        """Go on from acceptance that was learnt before."""
+        own = known.copy()
+        self.blend, (self.hoped, self.came) = own.blend, own.record
+        for arm, curve in zip(self.arms, own.curves, strict=False):
+            arm.curve = curve
+        if self.lookup is not None and own.rates:
+            self.lookup.rates = list(own.rates)
+
+    @property
+    def outlook(self) -> tuple[float, float]:
+        """Expected seconds per token without drafts, and in the plan that promises most; lookup is left out."""
+        drafted = [1 / self._drafted(arm, self.most).rate for arm in self.arms if arm.measured]
+        return self._plain, min([self._plain, *drafted])
+
+    def survey(self, longest: int) -> None:
+        """Prescribe rounds in which all is measured that histories of up to so many tokens may need."""
+        plain = [Plan(0)] * (SURVEY_PLAIN if self.may_be_plain else 0)
+        able = [arm for arm in self.arms if longest >= arm.worth_above]
+        for arm in able:
+            arm.unprepared = SURVEY_UNPREPARED
+        self.agenda.extend(
+            [*plain, *(Plan(SURVEY_TOKENS, arm) for arm in able for _ in range(SURVEY_DRAFTS))]
+        )
+
+    def _surveyed(self, drafted: int) -> None:
+        """A round is done; it was the next one on the agenda unless its arm could not draft yet."""
+        if self.agenda and (drafted > 0) == (self.agenda[0].n > 0):
+            self.agenda.popleft()
+
+    # Planning
 
     @property
     def decides(self) -> bool:
@@ -228,6 +314,8 @@ class Planner:
     def _choose(self, length: int, n: int, match: int) -> Plan:
         if n == 0:
             return Plan(0, None if self.may_be_plain else self.arms[0])
+        if self.agenda:
+            return replace(self.agenda[0], n=min(n, self.agenda[0].n))
         able = [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n) for arm in able if arm.measured]
         if self.may_be_plain and (self.times.known or self.undrafted.weight):
@@ -303,6 +391,7 @@ class Planner:
     ) -> None:
         """Learn from a round that was waited for; ``drafting`` and ``verifying`` are seconds."""
         self._expect(plan, match, drafted, accepted, drafting, verifying)
+        self._surveyed(drafted)
         self.times.add(1 + drafted, verifying)
         arm = plan.arm
         hopes = self._hopes(match, drafted) if arm is None else []
@@ -323,7 +412,9 @@ class Planner:
         seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
         if self.undrafted.weight:
             seconds = min(seconds, PAUSE * self.undrafted.mean)
-        self.undrafted.add(seconds, 1.0 if self.undrafted.weight else FIRST)
+        self.undrafted.add(seconds, 1.0 if self.has_overlapped else FIRST)
+        self.has_overlapped = True
+        self._surveyed(0)
         self._remember([], 0)
         self.expected = Expected(self.expected.seconds + self.undrafted.mean, self.expected.tokens + 1)
 

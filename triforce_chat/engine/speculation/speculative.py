@@ -11,7 +11,7 @@ plans and launches. Otherwise waiting costs nothing, and it plans every round an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,7 +164,7 @@ class Speculative:
 
     # Rounds that are waited for
 
-    def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:
+    def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Generator[list[int], None, None]:
         """Yield the ids that each round commits, until there are ``most``; may be closed after any round."""
         end = seq.known + most
         while seq.known < end:

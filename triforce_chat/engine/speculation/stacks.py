@@ -9,6 +9,7 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
+from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
@@ -39,10 +40,15 @@ class StackOptions:
     policy: str = "mean"
     budget: Budget = field(default_factory=Budget)
     middle: str = "auto"  # weights of the middle level: "full", "int8", or "auto" for 8 bits if there is room
+    repeatable: bool = False  # plan by measured times that never change, not by the clock
 
 
 class Builder:
-    """Builds stacks over a target's full cache."""
+    """Builds a stack over a target's full cache.
+
+    Afterwards ``planners`` holds the planner of each level by its name, ``caches`` those below the full cache, and
+    ``options`` has no weights left to choose.
+    """
 
     def __init__(
         self,
@@ -55,6 +61,8 @@ class Builder:
     ) -> None:
         self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
         self.group = group
+        self.planners: dict[str, Planner] = {}
+        self.caches: list[KVCache] = []
 
     def build(self) -> Speculative:
         self.check()
@@ -105,6 +113,7 @@ class Builder:
         return Planner(arms, lookup, gamma, self.most, plain, self.group)
 
     def top(self, planner: Planner) -> Speculative:
+        self.planners["target"] = planner
         return Speculative(
             "target", self.target, self.full, planner, self.emit, self.group, self.overlaps(planner)
         )
@@ -136,18 +145,23 @@ class Builder:
         looks_up = drafts and (gamma is None or not arms)
         lookup = NgramLookup() if looks_up else None
         planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, group=self.group)
+        self.planners["retrieval"] = planner
+        self.caches.append(cache)
         return Speculative("retrieval", self.proposer(), cache, planner, self.emit, self.group)
 
     def drafts(self, lengths: Sequence[int] = ()) -> list[Arm]:
         """The draft model, if there is one; drafts of these lengths are captured before their first use."""
         if self.draft is None:
             return []
-        return [Arm(DraftModel(self.draft, StreamingCache(self.draft.shape), lengths, self.group))]
+        cache = StreamingCache(self.draft.shape)
+        self.caches.append(cache)
+        return [Arm(DraftModel(self.draft, cache, lengths, self.group))]
 
     def proposer(self) -> Runner:
         """The target's runner for the middle level."""
         wanted = self.options.middle
         int8 = wanted == "int8" or (wanted == "auto" and self.target.room_for_int8)
+        self.options = replace(self.options, middle="int8" if int8 else "full")
         return self.target.quantized if int8 else self.target
 
     def retrieval(self) -> RetrievalCache:

@@ -1,0 +1,216 @@
+"""Connects the planners of a stack with figures that outlive them, and measures what is missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from triforce_chat.engine.cache.storage import QueryRing
+from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.events import Calibrated
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.calibration import (
+    Acceptance,
+    Calibration,
+    LevelAcceptance,
+    LevelTimes,
+    Measured,
+    Times,
+    bucket_of,
+)
+from triforce_chat.engine.speculation.planner import Arm, Planner
+from triforce_chat.engine.speculation.speculative import Speculative
+from triforce_chat.engine.speculation.stacks import MOST_GAMMA, Builder, StackOptions
+
+TOKENS = 48  # decoded by a calibration at most
+SECONDS = 10.0  # after which a calibration ends, whatever is still unknown
+
+
+class CalibrationStore(Protocol):
+    """Keeps calibrations beyond the life of an engine, one for each combination of a stack's options."""
+
+    def key(self, options: StackOptions) -> str:
+        """A short name of the entry that these options use; empty if nothing is kept."""
+        ...
+
+    def read(self, options: StackOptions) -> Calibration:
+        """What is known; nothing if there is no valid entry."""
+        ...
+
+    def write(self, options: StackOptions, news: Calibration) -> None:
+        """Add to what is known; what was measured before stays. May silently keep nothing."""
+        ...
+
+
+class NoCalibrations:
+    """Keeps nothing: every stack starts without figures."""
+
+    def key(self, options: StackOptions) -> str:  # noqa: ARG002
+        return ""
+
+    def read(self, options: StackOptions) -> Calibration:  # noqa: ARG002
+        return Calibration()
+
+    def write(self, options: StackOptions, news: Calibration) -> None:
+        """Forget it."""
+
+
+class Calibrator:
+    """Gives the planners of one stack what is known before an answer, and takes what they have learnt after it.
+
+    A repeatable stack plans by measured times alone: before each answer its planners and the caches below the full
+    cache begin anew, so that an answer depends on the prompt, the seed and those times, and on no earlier answer.
+    """
+
+    def __init__(self, builder: Builder, top: Speculative, store: CalibrationStore) -> None:
+        """``builder`` has just built the stack that begins with ``top``."""
+        self.top, self.caches, self.group, self.store = top, builder.caches, builder.group, store
+        # One entry serves repeatable answers and others.
+        self.options = replace(builder.options, repeatable=False)
+        self.repeatable = builder.options.repeatable
+        self.planners = {name: each for name, each in builder.planners.items() if each.decides}
+        self.known = store.read(self.options) if self.planners else Calibration()
+        self.bucket: int | None = None  # of the times that the planners go by
+        self._use_acceptance(self.known.usual)
+
+    @property
+    def key(self) -> str:
+        """A short name of this stack's entry in the store; empty if it has none."""
+        return self.store.key(self.options) if self.planners else ""
+
+    def lacks(self, length: int) -> bool:
+        """Whether nothing was measured at a history of that many tokens; all ranks say what rank 0 says."""
+        missing = bool(self.planners) and bucket_of(length) not in self.known.measured
+        return bool(self.group.broadcast_ints((int(missing),))[0])
+
+    def begin(self, length: int) -> None:
+        """Prepare the planners for an answer after a history of that many tokens."""
+        bucket = bucket_of(length)
+        if self.repeatable and self.planners:
+            self._restart()
+            self._use_measured(bucket)
+        elif bucket != self.bucket:
+            self._use(self.known.near(bucket))
+        self.bucket = bucket
+
+    def end(self) -> None:
+        """Keep what the planners have learnt from an answer."""
+        times = self._times()
+        if not self.repeatable and self.bucket is not None and any(each.known for each in times.values()):
+            self._keep(Calibration({}, {self.bucket: times}, self._acceptance()))
+
+    def measure(
+        self, history: TokenBuffer, sampler: Sampler, queries: QueryRing, most: int
+    ) -> Generator[Calibrated, None, None]:
+        """Decode up to ``most`` tokens that nobody sees and keep the times; the caller rolls the caches back.
+
+        Nothing is kept if this is closed before its end.
+        """
+        length, total, made, began = history.known, min(TOKENS, most), 0, time.perf_counter()
+        self._restart()
+        for planner in self.planners.values():
+            planner.survey(2 * bucket_of(length))
+        try:
+            yield Calibrated(0, total)
+            with queries.preserved(), closing(self.top.decode(history, sampler, total)) as rounds:
+                while made < total and self.top.planner.agenda and not self._late(began):
+                    made += len(next(rounds))
+                    yield Calibrated(min(made, total - 1), total)
+            if self.top.planner.known_times.known:
+                measured = Measured(self._times(), self._acceptance())
+                self._keep(Calibration({bucket_of(length): measured}))
+        finally:
+            self._restart()
+            self._use_acceptance(self.known.usual)
+            self.bucket = None
+        yield Calibrated(total, total)
+
+    def _late(self, began: float) -> bool:
+        """Whether the calibration takes too long; all ranks say what rank 0 says."""
+        return bool(self.group.broadcast_ints((int(time.perf_counter() - began > SECONDS),))[0])
+
+    def _restart(self) -> None:
+        for cache in self.caches:
+            cache.restart()
+        for planner in self.planners.values():
+            planner.restart()
+
+    def _use_measured(self, bucket: int) -> None:
+        found = self.known.measured.get(bucket, Measured({}, {}))
+        for name, planner in self.planners.items():
+            times = found.times.get(name)
+            if times is None or not fits(times, planner):
+                times = LevelTimes.unknown(len(planner.arms))
+            planner.use_times(times.fixed())
+        self._use_acceptance(found.acceptance)
+
+    def _use(self, times: Times) -> None:
+        for name, planner in self.planners.items():
+            if name in times and times[name].known:
+                planner.use_times(times[name].copy())
+
+    def _use_acceptance(self, acceptance: Acceptance) -> None:
+        for name in acceptance.keys() & self.planners.keys():
+            self.planners[name].use_acceptance(acceptance[name])
+
+    def _times(self) -> dict[str, LevelTimes]:
+        return {name: planner.known_times for name, planner in self.planners.items()}
+
+    def _acceptance(self) -> dict[str, LevelAcceptance]:
+        return {name: planner.known_acceptance for name, planner in self.planners.items()}
+
+    def _keep(self, news: Calibration) -> None:
+        self.known.absorb(news)
+        self.store.write(self.options, news)
+
+
+def fits(times: LevelTimes, planner: Planner) -> bool:
+    """Whether these are times of a level with as many arms."""
+    return len(times.costs) == len(times.excess) == len(planner.arms)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a calibration says about contexts of one bucket."""
+
+    context: int  # the bucket's smallest, in tokens
+    measured: bool  # for repeatable answers; otherwise learnt from other answers
+    plain_ms: float  # milliseconds per token without drafts
+    best_ms: float  # expected milliseconds per token in the plan that promises most, lookup left out
+
+
+def outlooks(calibration: Calibration) -> list[Outlook]:
+    """One for each bucket, the shortest contexts first; what was learnt last goes before what was measured."""
+    made = []
+    for bucket in sorted({*calibration.measured, *calibration.learnt}):
+        measured = calibration.measured.get(bucket)
+        times = calibration.near(bucket)
+        acceptance = calibration.acceptance or (measured.acceptance if measured else {})
+        top = times.get("target")
+        if top is None or not top.known:
+            continue
+        planner = Planner([Arm(Nobody()) for _ in top.costs], most=MOST_GAMMA)
+        planner.use_times(top.copy())
+        if "target" in acceptance:
+            planner.use_acceptance(acceptance["target"])
+        plain, best = planner.outlook
+        made.append(Outlook(bucket, measured is not None, 1000 * plain, 1000 * best))
+    return made
+
+
+class Nobody:
+    """Stands for a drafter of which only the figures are known."""
+
+    device_side = False
+
+    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        raise NotImplementedError
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        """Nothing was proposed."""
+
+    def rollback(self, length: int) -> None:
+        """There is no cache."""

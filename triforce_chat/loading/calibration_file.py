@@ -1,0 +1,132 @@
+"""Keeps calibrations in the cache folder: what planners have measured, for each combination that changes costs.
+
+An entry's key is a hash of everything that its figures depend on: versions, device, models and the stack's options.
+A new driver or another number of threads simply has another key; the entries that were written longest ago are dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triforce_chat import __version__
+from triforce_chat.engine.speculation.calibration import Calibration
+from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.loading.json_file import read_object, write_object
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.memory import processor
+from triforce_chat.models.presets import short_name
+from triforce_chat.settings.paths import calibration_file
+
+FORMAT = 1  # of the file; another one is ignored
+KEPT = 50  # entries
+KEY_DIGITS = 12
+
+About = Mapping[str, Any]  # what an entry is valid for
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One calibration in the file."""
+
+    key: str
+    about: About
+    written: float  # seconds since the epoch
+    calibration: Calibration
+
+
+class CalibrationFile:
+    """A ``CalibrationStore`` in a file that several processes may use."""
+
+    def __init__(self, about: About, path: Path | None = None) -> None:
+        """``about``: what the figures depend on besides a stack's options. ``path``: None for the usual place."""
+        self.about, self.path = about, path or calibration_file()
+
+    def key(self, options: StackOptions) -> str:
+        text = json.dumps(self._about(options), sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+
+    def read(self, options: StackOptions) -> Calibration:
+        return _calibration(_entries(self.path).get(self.key(options)))
+
+    def write(self, options: StackOptions, news: Calibration) -> None:
+        key, entries = self.key(options), _entries(self.path)
+        # Another process may have written since this one read.
+        known = _calibration(entries.pop(key, None))
+        known.absorb(news)
+        fresh = {"about": self._about(options), "written": time.time(), **known.plain()}
+        newest = sorted(entries.items(), key=lambda item: -_written(item[1]))[: KEPT - 1]
+        write_object(self.path, {"format": FORMAT, "entries": {key: fresh, **dict(newest)}})
+
+    def _about(self, options: StackOptions) -> dict[str, Any]:
+        return {**self.about, **dataclasses.asdict(options)}
+
+
+def about(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> dict[str, Any]:
+    """What the times of these models depend on, besides the stack's options."""
+    return {
+        **about_machine(target.model.device),
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "model": target.name,
+        "shape": _digest(target.model.config),
+        "draft": short_name(draft.name) if draft else None,
+        "draft_shape": _digest(draft.model.config) if draft else None,
+        "offloaded": target.offloaded,
+        "ranks": ranks,
+    }
+
+
+def about_machine(device: torch.device) -> dict[str, Any]:
+    """What all times on this device depend on."""
+    versions = {"program": __version__, "torch": torch.__version__}
+    if device.type == "cuda":
+        driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
+        return {
+            **versions,
+            "device": torch.cuda.get_device_name(device),
+            "cuda": f"{torch.version.cuda}, driver {driver}",
+        }
+    return {**versions, "device": processor(), "threads": torch.get_num_threads()}
+
+
+def entries_for(machine: About, model: str, path: Path | None = None) -> list[Entry]:
+    """The entries of a model that are valid on this machine, those written last first."""
+    found = [
+        Entry(key, each["about"], _written(each), _calibration(each))
+        for key, each in _entries(path or calibration_file()).items()
+        if isinstance(each, dict) and isinstance(each.get("about"), dict)
+    ]
+    wanted = {**machine, "model": model}.items()
+    valid = [each for each in found if all(each.about.get(name) == value for name, value in wanted)]
+    return sorted(valid, key=lambda each: -each.written)
+
+
+def _digest(config: Any) -> str:
+    """A hash of a model's configuration: models of one name may have been replaced or inflated."""
+    fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    text = json.dumps(fields, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    """The entries of the file by key; none if it is missing, damaged or of another format."""
+    found = read_object(path)
+    entries = found.get("entries")
+    return entries if found.get("format") == FORMAT and isinstance(entries, dict) else {}
+
+
+def _written(entry: Any) -> float:
+    written = entry.get("written") if isinstance(entry, dict) else None
+    return float(written) if isinstance(written, int | float) else 0.0
+
+
+def _calibration(entry: Any) -> Calibration:
+    return Calibration.of(entry)
