@@ -103,10 +103,19 @@ class Engine:
         self.top.rollback(length)
 
     def prefill(
-        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+        self,
+        prompt: Sequence[int],
+        spans: Sequence[DocumentSpan] = (),
+        sampling: Sampling | None = None,
     ) -> Generator[Prefilled, None, None]:
-        """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later."""
-        return self.prefix.prefill(prompt, spans)
+        """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later.
+
+        ``sampling``: of the answer that will follow; meanwhile a GPU's graphs are captured for it.
+        """
+        if sampling is None:
+            return self.prefix.prefill(prompt, spans)
+        sampler = Sampler(sampling, len(prompt), executor=self.executor)
+        return self.prefix.prefill(prompt, spans, self.top.preparations(len(prompt), sampler))
 
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
@@ -118,11 +127,12 @@ class Engine:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()
         cached = 0
-        for progress in self.prefill(request.history[:-1], request.spans):
+        answer = Answer(self, request, self._builder(PLAIN).build() if plain else self.top)
+        meanwhile = answer.top.preparations(len(request.history), answer.sampler)
+        for progress in self.prefix.prefill(request.history[:-1], request.spans, meanwhile):
             cached = progress.cached
             yield progress
         ready = time.perf_counter()
-        answer = Answer(self, request, self._builder(PLAIN).build() if plain else self.top)
         yield from answer.events()
         finished = time.perf_counter()
         yield Finished(

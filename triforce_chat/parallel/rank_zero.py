@@ -14,6 +14,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_store import DocumentSpan
+from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import RankLost
@@ -70,9 +71,12 @@ class RankZeroEngine:
             self.engine.settle(tokens)
 
     def prefill(
-        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+        self,
+        prompt: Sequence[int],
+        spans: Sequence[DocumentSpan] = (),
+        sampling: Sampling | None = None,
     ) -> Generator[Prefilled, None, None]:
-        return self._run_on_all("prefill", prompt, spans)
+        return self._run_on_all("prefill", prompt, spans, sampling)
 
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
         return self._run_on_all("answer", with_seed(request), plain)

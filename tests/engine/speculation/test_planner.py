@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clocked import CPU, WARM, Costly, FakeClock, clocked
-from support.toys import ToyCache
+from support.toys import ToyCache, Uncaptured
 
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
@@ -36,7 +36,7 @@ from triforce_chat.engine.speculation.planner import (
 from triforce_chat.engine.speculation.speculative import Speculative
 
 
-class Tiring:
+class Tiring(Uncaptured):
     """A drafter whose tokens are right less often the further it runs ahead."""
 
     device_side = False
@@ -313,7 +313,7 @@ def test_what_was_not_tested_teaches_nothing() -> None:
     assert [position.weight for position in curve.positions] == pytest.approx([1.975, 1])
 
 
-class Counting:
+class Counting(Uncaptured):
     """A drafter that only counts."""
 
     device_side = False
