@@ -117,6 +117,12 @@ class Engine:
         sampler = Sampler(sampling, len(prompt), executor=self.executor)
         return self.prefix.prefill(prompt, spans, self.top.preparations(len(prompt), sampler))
 
+    def prepare(self, sampling: Sampling) -> None:
+        """Capture at once all graphs that answers after the present prefix may need; nothing on a CPU."""
+        sampler = Sampler(sampling, len(self.cached), executor=self.executor)
+        for prepare in self.top.preparations(len(self.cached), sampler):
+            prepare()
+
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
 

@@ -65,6 +65,11 @@ class RankZeroEngine:
             self.workers.send(Call("restack", (options,)))
             self.engine.restack(options)
 
+    def prepare(self, sampling: Sampling) -> None:
+        with shut_down_on_error(self.workers):
+            self.workers.send(Call("prepare", (sampling,)))
+            self.engine.prepare(sampling)
+
     def settle(self, tokens: Sequence[int]) -> None:
         with shut_down_on_error(self.workers):
             self.workers.send(Call("settle", (tokens,)))

@@ -1,4 +1,4 @@
-"""What captures in the midst of an answer may cost: they have to win it back before its end."""
+"""What captures in the midst of answers may cost: they have to win it back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from triforce_chat.engine.cuda_graph import Captures
 
-# Share of the time of the rest of an answer, decoded plainly, that captures may take: about half of what drafts save.
+# Share of the time of plain decoding that captures may take: about half of what drafts save.
 INVESTED = 0.25
 # (arm, drafted tokens) -> number of graphs that are to be captured before a round of that kind
 Lacking = Callable[[Any, int], int]
@@ -19,21 +19,30 @@ def nothing_lacking(arm: Any, n: int) -> int:  # noqa: ARG001
 
 
 class Investment:
-    """The allowance of one answer; the levels of a stack share it, and the top level renews it before each round."""
+    """The allowance for captures; the levels of a stack share it, and the top level renews it before each round.
+
+    A capture must not take longer than the rest of the answer would without drafts, nor all captures more than a
+    share of all answers and that rest: what one answer does not use, a later one may. ``earned``: seconds that were
+    not used so far.
+    """
 
     def __init__(self, captures: Captures) -> None:
         self.captures = captures
-        self.before = 0.0  # seconds of all captures until the present answer began
-        self.seconds = 0.0  # that captures may take now
+        self.earned = 0.0
+        self.rest, self.rest_seconds = 0, 0.0  # of the answer
+        self.counted = 0  # captures that were paid for, or made outside of answers
 
-    def begin(self) -> None:
-        """An answer begins."""
-        self.before, self.seconds = self.captures.seconds, 0.0
+    def begin(self, rest: int) -> None:
+        """An answer of up to ``rest`` tokens begins."""
+        self.rest, self.rest_seconds, self.counted = rest, 0.0, self.captures.count
 
-    def renew(self, rest: float) -> None:
-        """Plain decoding of the rest of the answer would take ``rest`` seconds."""
-        self.seconds = INVESTED * rest - (self.captures.seconds - self.before)
+    def renew(self, rest: int, plain: float) -> None:
+        """Up to ``rest`` tokens are still to come, each of which takes ``plain`` seconds without a draft."""
+        spent = (self.captures.count - self.counted) * self.captures.mean
+        self.earned += INVESTED * plain * (self.rest - rest) - spent
+        self.rest, self.rest_seconds, self.counted = rest, rest * plain, self.captures.count
 
     def allows(self, captures: int) -> bool:
         """Whether so many captures may be made now; none are always allowed."""
-        return captures == 0 or captures * self.captures.mean <= self.seconds
+        most = min(self.rest_seconds, self.earned + INVESTED * self.rest_seconds)
+        return captures == 0 or captures * self.captures.mean <= most

@@ -196,8 +196,8 @@ class Planner:
         return self.gamma is None and self.most > 0
 
     def renew(self, rest: int) -> None:
-        """The answer may grow by ``rest`` tokens: so much can captures still win back."""
-        self.investment.renew(rest * self._plain)
+        """The answer may grow by ``rest`` tokens, for which captures may still pay."""
+        self.investment.renew(rest, self._plain)
 
     def expected_rounds(self, length: int) -> list[tuple[Arm | None, int]]:
         """Rounds after ``length`` tokens, by arm and number of drafted tokens, in the order of their first use."""

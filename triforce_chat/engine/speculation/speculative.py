@@ -174,7 +174,7 @@ class Speculative:
     def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:
         """Yield the ids that each round commits, until there are ``most``; may be closed after any round."""
         end = seq.known + most
-        self.planner.investment.begin()
+        self.planner.investment.begin(most)
         self._watch(seq, sampler)
         while seq.known < end:
             self.planner.renew(end - seq.known)
@@ -352,7 +352,9 @@ class Speculative:
         if not self.model.captures:
             return
         for arm, n in self.planner.expected_rounds(length):
-            yield from self._lacked(length, arm, n, sampler)
+            # What a drafter intends depends on its rank's clock, and all ranks must capture in the same order.
+            drafter = arm if self.group.size == 1 else None
+            yield from self._lacked(length, drafter, n, sampler)
         for arm in self.planner.arms:
             if length >= arm.worth_above:
                 yield from arm.drafter.preparations(length, sampler)

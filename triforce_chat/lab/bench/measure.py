@@ -102,6 +102,7 @@ class Bench:
         reset_peak()
         self.engine.restack(stack_for(settings, self.loaded))
         if tokens := self.lengths(settings)[0]:
+            self.engine.prepare(sampling_of(settings, self.loaded))
             self.answer(ids, settings, tokens)
 
     def lengths(self, settings: Settings) -> tuple[int, int]:
