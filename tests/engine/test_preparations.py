@@ -6,6 +6,7 @@ several ranks share a model.
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 from typing import Any
 
@@ -180,6 +181,18 @@ def test_a_prefill_may_be_closed_between_captures(pair: Any) -> None:
             next(events)
         events.close()
     assert tokens_of(engine, Request(PROMPT, 30, WARM)) == expected
+
+
+def test_a_replaced_stack_goes_at_once(pair: Any) -> None:
+    """Its retrieval cache would go on building, and its graphs would hold memory."""
+    engine = engine_of(pair, "auto", planned=True)
+    tokens_of(engine, Request(PROMPT, 60))
+    gc.disable()
+    try:
+        engine.restack(StackOptions("lookup"))
+        assert not engine.full.observers
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -362,7 +363,9 @@ class Speculative:
     def _watch(self, seq: TokenBuffer, sampler: Sampler) -> None:
         """Tell the planner what its rounds at the end of ``seq`` lack."""
         if self.model.captures:
-            self.planner.lacking = lambda arm, n: len(self._lacked(seq.known, arm, n, sampler))
+            # A cycle would keep a replaced stack, with its caches and graphs, until garbage is collected.
+            level = proxy(self)
+            self.planner.lacking = lambda arm, n: len(level._lacked(seq.known, arm, n, sampler))
 
     def _lacked(self, length: int, arm: Arm | None, n: int, sampler: Sampler) -> list[Preparation]:
         """What is to be captured before a round after ``length`` tokens in which ``arm`` drafts about n more."""
