@@ -16,8 +16,8 @@ from triforce_chat.engine import compile_ahead
 from triforce_chat.engine.group import SINGLE
 from triforce_chat.loading import load_engine as loading
 from triforce_chat.loading.load_engine import load_engine
-from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.loading.planning import memory_plan
+from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models.describe import describe_source
 from triforce_chat.models.registry import resolve
 from triforce_chat.settings.settings import Settings

@@ -132,10 +132,10 @@ class PrefixCache:
         ids = list(prompt[done : chunk.end if chunk else len(prompt)])
         self.target.prefill(sent(torch.tensor(ids, dtype=torch.long), self.target.device), self.full)
         self._extend(ids)
-        queue.launched()
         if chunk:  # recalled chunks bring no queries, and drafts must not depend on how a chunk came here
             self.full.queries.forget()
         self._store_complete(plan)
+        queue.launched()
 
     def _extend(self, ids: Sequence[int]) -> None:
         """Record that ``ids`` were prefilled or recalled."""
