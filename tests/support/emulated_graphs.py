@@ -12,7 +12,7 @@ from torch import Tensor
 
 from support import plain_kernels
 from support.labs import perturbed, random_model
-from triforce_chat.engine.cuda_graph import Graph
+from triforce_chat.engine.cuda_graph import USUAL_CAPTURE, Graph, captures_on
 from triforce_chat.engine.forward import runner
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.host_copy import HostCopy
@@ -34,6 +34,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
         spoil(*(tensor for tensors in of_owner for tensor in tensors))
         if self.captured is None:
             self.captured = self, fresh  # type: ignore[assignment]
+            captures_on(self.device).add(USUAL_CAPTURE)
             of_owner.append(tensors_of(fresh))
             return fresh
         with torch.inference_mode():

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling import executor as executor_module
 from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput, Verification
@@ -101,6 +102,7 @@ class ToyModel:
     captures: bool = False
     device: torch.device = CPU
     known: dict[Context, Tensor] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
 
     def logits(self, context: Context) -> Tensor:
         if context not in self.known:
@@ -120,6 +122,9 @@ class ToyModel:
 
     def loop(self, cache: ToyCache) -> ToyLoop:
         return ToyLoop(self, cache)
+
+    def unprepared(self, cache: ToyCache, rows: int) -> list[Preparation]:  # noqa: ARG002
+        return []
 
     def capturing(self) -> ToyModel:
         """The same table behind captured forwards."""
@@ -172,7 +177,20 @@ def toy(seed: int, vocabulary: int = 3) -> ToyModel:
     return ToyModel(vocabulary, random_table(vocabulary, seed))
 
 
-class Echo:
+class Uncaptured:
+    """What a drafter says that needs no graphs."""
+
+    def longest(self, length: int, n: int) -> int:  # noqa: ARG002
+        return n
+
+    def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:  # noqa: ARG002
+        return []
+
+    def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:  # noqa: ARG002
+        return iter(())
+
+
+class Echo(Uncaptured):
     """A lookup-like drafter: one-hot proposals from a rule on the history, sometimes none at all."""
 
     device_side = False
@@ -245,7 +263,7 @@ class Walk:
         return torch.tensor([self.choose([w / total for w in weights[0].double().tolist()])])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WalkingVerification(Verification):
     """A verification whose random choices are those of a walk."""
 
@@ -266,7 +284,7 @@ class Branching(Sampler):
     def __init__(self, sampling: Sampling, answer_start: int, walk: Walk) -> None:
         super().__init__(sampling, answer_start)
         self.walk = walk
-        self.op = WalkingVerification(sampling, CANDIDATES, walk)
+        self.op = WalkingVerification(sampling, CANDIDATES, walk=walk)
 
     def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
         self.walk.at = int(seq.length)  # every draw and verdict begins with this question

@@ -124,7 +124,8 @@ class ChatSession:
     def prefill(self) -> Generator[ChatEvent, None, None]:
         prefix = self.transcript.prefix()
         with convert_out_of_memory():
-            yield from self.engine.prefill(prefix.ids, prefix.spans)
+            sampling = sampling_of(self.settings, self.loaded)
+            yield from self.engine.prefill(prefix.ids, prefix.spans, sampling)
 
     def ask(self, question: str, sources: bool = True) -> Generator[ChatEvent, None, None]:
         """Answer a question. Raises DoesNotFit before anything is computed.

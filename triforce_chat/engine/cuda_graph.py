@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,12 +13,15 @@ import torch
 from torch import Tensor
 
 Made = TypeVar("Made")
+Preparation = Callable[[], None]  # captures one graph, unless that was done or there is no room for it now
 
 # Row counts that are captured. Other counts are padded to the next one, which costs next to nothing, as reading
 # the weights takes the time.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
-# Largest row count that is captured ahead of its first use: what planners ask for, and a few more.
-USUAL = 24
+USUAL = 24  # most tokens that are fed to a cache at once where a graph is to take them
+USUAL_CAPTURE = 0.02  # seconds, until captures were measured
+LONGEST_CAPTURE = 0.1  # seconds that one counts for at most in the average: the first ones compile kernels
+FORGET_CAPTURE = 0.9  # weight of the past in the average
 MARGIN = (
     8  # slots after its last token that a padded forward may overwrite: the largest step between two sizes
 )
@@ -35,6 +39,26 @@ class ForwardInputs(NamedTuple):
     slot: Tensor  # [1]
     position: Tensor  # [1], for RoPE
     steps: Tensor  # [n], 0, 1, ...
+
+
+class Captures:
+    """How many graphs were captured on a device, and what that cost; it grows with every capture."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0  # of all captures
+        self.mean = USUAL_CAPTURE  # seconds of a capture, lately
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+        self.mean += (1 - FORGET_CAPTURE) * (min(seconds, LONGEST_CAPTURE) - self.mean)
+
+
+@cache
+def captures_on(device: torch.device) -> Captures:  # noqa: ARG001
+    """The record of all captures of this process on a device: whoever times a step asks whether one was part of it."""
+    return Captures()
 
 
 class Graph(Generic[Made]):
@@ -61,8 +85,10 @@ class Graph(Generic[Made]):
     def prepare(self, work: Callable[[], Made]) -> None:
         """Capture ``work`` unless that was done."""
         if self.device.type == "cuda" and self.captured is None:
+            started = time.perf_counter()
             with torch.cuda.device(self.device):  # every thread has its own current device
                 self.captured = self._capture_with_retry(work)
+            captures_on(self.device).add(time.perf_counter() - started)
 
     def _capture_with_retry(self, work: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
         try:

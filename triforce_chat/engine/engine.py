@@ -129,10 +129,29 @@ class Engine:
         self.top.rollback(length)
 
     def prefill(
-        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+        self,
+        prompt: Sequence[int],
+        spans: Sequence[DocumentSpan] = (),
+        sampling: Sampling | None = None,
     ) -> Generator[Prefilled, None, None]:
-        """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later."""
-        return self.prefix.prefill(prompt, spans)
+        """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later.
+
+        ``sampling``: of the answer that will follow; meanwhile a GPU's graphs are captured for it.
+        """
+        if sampling is None:
+            return self.prefix.prefill(prompt, spans)
+        sampler = Sampler(sampling, len(prompt), executor=self.executor)
+        return self.prefix.prefill(prompt, spans, self.top.preparations(len(prompt), sampler))
+
+    def prepare(self, request: Request) -> None:
+        """Capture at once all graphs that the answer to a prefilled request may need; nothing on a CPU."""
+        for prepare in self.top.preparations(len(request.history), self.sampler(request)):
+            prepare()
+
+    def sampler(self, request: Request) -> Sampler:
+        """The sampler of an answer."""
+        start, done = len(request.prompt), len(request.said)
+        return Sampler(request.sampling, start, done, self.executor, bool(request.forced))
 
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
@@ -143,18 +162,20 @@ class Engine:
         if not request.prompt:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()
-        cached = 0
-        for progress in self.prefill(request.history[:-1], request.spans):
+        cached, length = 0, len(request.history)
+        if not plain:
+            self.calibrator.begin(length)  # before the prefill: what pays is prepared meanwhile
+        answer = Answer(self, request, self._builder(PLAIN).build() if plain else self.top)
+        meanwhile = answer.top.preparations(length, answer.sampler)
+        for progress in self.prefix.prefill(request.history[:-1], request.spans, meanwhile):
             cached = progress.cached
             yield progress
         ready = began = time.perf_counter()
-        if not plain:
-            length = len(request.history)
-            if self.options.repeatable and self.calibrator.lacks(length):
+        if not plain and self.options.repeatable:
+            if self.calibrator.lacks(length):
                 yield from self._measure(request)
                 began = time.perf_counter()
             self.calibrator.begin(length)
-        answer = Answer(self, request, self._builder(PLAIN).build() if plain else self.top)
         try:
             yield from answer.events()
         finally:
@@ -182,9 +203,9 @@ class Engine:
         given = request.history
         most = self.context - len(given)
         history = TokenBuffer.of(given, max(most, 0) + SCRATCH, self.target.device)
-        sampler = Sampler(request.sampling, len(request.prompt), len(request.said), self.executor)
         try:
-            yield from self.calibrator.measure(history, sampler, self.full.queries, most)
+            self.prepare(request)  # no round is to measure a capture
+            yield from self.calibrator.measure(history, self.sampler(request), self.full.queries, most)
         finally:
             self.settle(given)
             self.pending.clear()
@@ -230,8 +251,7 @@ class Answer:
 
     def __init__(self, engine: Engine, request: Request, top: Speculative) -> None:
         self.engine, self.request, self.top = engine, request, top
-        said = len(request.said)
-        self.sampler = Sampler(request.sampling, len(request.prompt), said, engine.executor)
+        self.sampler = engine.sampler(request)
         self.text = AnswerText(engine.decode, request.stop)
         self.text.resume(request.said)
         self.most = min(request.max_tokens, engine.context - len(request.history))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Prefilled
 from triforce_chat.engine.forward import prefill_attention
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.prefill_queue import PrefillQueue
 from triforce_chat.engine.prefix_store import Chunk, DocumentSpan, PrefixStore, split_prompt
 
 PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
@@ -40,10 +43,17 @@ class PrefixCache:
         return GPU_PREFILL_CHUNK if self.target.device.type == "cuda" else PREFILL_CHUNK
 
     def prefill(
-        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+        self,
+        prompt: Sequence[int],
+        spans: Sequence[DocumentSpan] = (),
+        preparations: Iterable[Preparation] = (),
     ) -> Generator[Prefilled, None, None]:
-        """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later."""
+        """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later.
+
+        As many ``preparations`` are run as a device with a queue leaves time for.
+        """
         started = time.perf_counter()
+        queue = PrefillQueue(self.target.device, self.target.group, preparations)
         self.spans = spans
         plan, recalled = split_prompt(prompt, spans, self.chunk_size), 0
         self._reuse(prompt, plan)
@@ -56,8 +66,9 @@ class PrefixCache:
             done = len(self.ids)
             yield Prefilled(done, len(prompt), cached, time.perf_counter() - started, recalled)
             if done == len(prompt):
+                queue.drain()
                 return
-            self._compute_next(prompt, plan)
+            self._compute_next(prompt, plan, queue)
 
     def settle(self, tokens: Sequence[int]) -> None:
         """Keep what the full cache holds of the committed ``tokens``, without the last one, and drop the rest."""
@@ -114,16 +125,17 @@ class PrefixCache:
             self.chunks.append(chunk)
             yield chunk.end - first
 
-    def _compute_next(self, prompt: Sequence[int], plan: Sequence[Chunk]) -> None:
+    def _compute_next(self, prompt: Sequence[int], plan: Sequence[Chunk], queue: PrefillQueue) -> None:
         """Prefill up to the next chunk boundary."""
         done = len(self.ids)
         chunk = next((each for each in plan if each.end > done), None)
         ids = list(prompt[done : chunk.end if chunk else len(prompt)])
-        self.target.prefill(torch.tensor(ids, dtype=torch.long, device=self.target.device), self.full)
+        self.target.prefill(sent(torch.tensor(ids, dtype=torch.long), self.target.device), self.full)
         self._extend(ids)
         if chunk:  # recalled chunks bring no queries, and drafts must not depend on how a chunk came here
             self.full.queries.forget()
         self._store_complete(plan)
+        queue.launched()
 
     def _extend(self, ids: Sequence[int]) -> None:
         """Record that ``ids`` were prefilled or recalled."""
@@ -138,3 +150,8 @@ class PrefixCache:
                 return
             self.chunks.append(chunk)
             self.store.keep(chunk, self.full)
+
+
+def sent(ids: Tensor, device: torch.device) -> Tensor:
+    """A copy of ids on the device, for which the host does not wait."""
+    return ids.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ids.to(device)

@@ -10,6 +10,7 @@ from torch import Tensor
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_store import DocumentSpan
+from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
@@ -43,10 +44,15 @@ class EngineProtocol(Protocol):
 
     def restack(self, options: StackOptions) -> None: ...
 
+    def prepare(self, request: Request) -> None: ...
+
     def settle(self, tokens: Sequence[int]) -> None: ...
 
     def prefill(
-        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+        self,
+        prompt: Sequence[int],
+        spans: Sequence[DocumentSpan] = (),
+        sampling: Sampling | None = None,
     ) -> Generator[Prefilled, None, None]: ...
 
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]: ...

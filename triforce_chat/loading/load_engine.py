@@ -18,6 +18,7 @@ from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.loading.device import cap_memory, device_and_dtype
 from triforce_chat.loading.planning import kv_storage, memory_plan, no_memory, shortened_to_fit
 from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
+from triforce_chat.memory_plan.inputs import describe_draft
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import Description, describe_source
 from triforce_chat.models.drafts import draft_for
@@ -55,6 +56,7 @@ def load_engine(
     if warning := model.warning(wanted):
         hooks.warn(warning)
     plan = plan.with_context(group.all_reduce_min(plan.workload.context))
+    compile_kernels(spec, hooks, plan, model, drafting, torch.device(device), dtype, group)
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=hooks.progress)
     target = load(settings.model, context=wanted, ranks=1 if spec.shape else group.size)
     draft = load_draft(settings, drafting, target, load, hooks.note)
@@ -69,6 +71,27 @@ def load_engine(
     target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest)
     engine = build_engine(spec, hooks, group, plan, target, draft)
     return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
+
+
+def compile_kernels(
+    spec: EngineSpec,
+    hooks: LoadHooks,
+    plan: MemoryPlan,
+    model: Description,
+    drafting: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    group: RankGroup,
+) -> None:
+    """Have the GPU's kernels compiled meanwhile, unless an earlier process did; resized and split models go without."""
+    if device.type != "cuda" or spec.shape or group.size > 1:
+        return
+    from triforce_chat.engine import compile_ahead
+    from triforce_chat.loading.compiling import kernels_of
+
+    wanted = [*kernels_of(spec.settings, plan, model, describe_draft(drafting), dtype)]
+    if compile_ahead.start(wanted, device):
+        hooks.note("preparing the GPU for this model, once")
 
 
 def build_engine(

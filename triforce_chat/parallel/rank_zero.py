@@ -14,6 +14,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Prefilled, Retraced
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_store import DocumentSpan
+from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
@@ -73,15 +74,23 @@ class RankZeroEngine:
             self.workers.send(Call("restack", (options,)))
             self.engine.restack(options)
 
+    def prepare(self, request: Request) -> None:
+        with shut_down_on_error(self.workers):
+            self.workers.send(Call("prepare", (request,)))
+            self.engine.prepare(request)
+
     def settle(self, tokens: Sequence[int]) -> None:
         with shut_down_on_error(self.workers):
             self.workers.send(Call("settle", (tokens,)))
             self.engine.settle(tokens)
 
     def prefill(
-        self, prompt: Sequence[int], spans: Sequence[DocumentSpan] = ()
+        self,
+        prompt: Sequence[int],
+        spans: Sequence[DocumentSpan] = (),
+        sampling: Sampling | None = None,
     ) -> Generator[Prefilled, None, None]:
-        return self._run_on_all("prefill", prompt, spans)
+        return self._run_on_all("prefill", prompt, spans, sampling)
 
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
         return self._run_on_all("answer", with_seed(request), plain)

@@ -19,7 +19,7 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, s
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.cuda_graph import SIZES, USUAL
+from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
@@ -107,10 +107,13 @@ def test_queries_that_were_overwritten_are_known_to_be_lost(
     cache = FullCache(made.shape, 200, query_window=64)
     ids = torch.tensor(PROMPT, device=DEVICE)
     made.prefill(ids[:64], cache)
-    made(ids[None, 64:], cache, 1)  # the first one of a buffer captures all up to USUAL tokens
-    assert cache.queries.latest(0, 70, 64).shape[1] == 70 - USUAL
+    [prepare] = made.unprepared(cache, 12)
+    prepare()
+    assert cache.queries.latest(0, 64, 64).shape[1] == 64 - 12
+    made(ids[None, 64:69], cache, 1)
+    assert cache.queries.latest(0, 69, 64).shape[1] == 69 - 12
     made(ids[None, :23], cache, 1)  # 23 tokens in a forward of 24
-    assert cache.queries.latest(0, 93, 64).shape[1] == 93 - 30
+    assert cache.queries.latest(0, 92, 64).shape[1] == 92 - 29
 
 
 def test_a_cache_that_is_nearly_full_takes_the_other_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +128,9 @@ def test_a_cache_that_is_nearly_full_takes_the_other_way(model: Any, monkeypatch
 def test_captured_forwards_go_with_their_buffer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = runner(model, monkeypatch, True)
     cache = StreamingCache(made.shape)
-    made(torch.tensor([[1, 2, 3]], device=DEVICE), cache, 1)
-    assert [list(sizes) for sizes in made.graphs.made.values()] == [[size for size in SIZES if size <= USUAL]]
+    for n in (3, 7, 8):
+        made(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8][:n]], device=DEVICE), cache, 1)
+    assert [list(sizes) for sizes in made.graphs.made.values()] == [[3, 8]]
     del cache
     gc.collect()
     assert not made.graphs.made

@@ -12,7 +12,7 @@ from support.labs import SMALL_BUDGET, spell
 from support.toys import CPU, ToyCache, nothing
 from torch import Tensor
 
-from triforce_chat.engine.cuda_graph import SIZES, USUAL
+from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
@@ -21,7 +21,7 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.sampling import executor as executor_module
 from triforce_chat.engine.sampling import sampler as sampler_module
-from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
+from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor, SamplerInputs
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.planner import Planner
@@ -106,7 +106,8 @@ def test_an_answer_that_outgrows_its_room(
     request = Request(PROMPT, 60, SETTINGS["default"])
     assert tokens_of(both[0], request) == tokens_of(both[1], request)
     rooms = {key[-1] for key in both[1].executor.made}  # type: ignore[attr-defined]
-    assert rooms - {128} == {2, 8, 16, 32, 64}  # each for all that a proposal may make, so 4 is passed over
+    # Each for all that a proposal may make, so 4 is passed over; that one was prepared for the answer's beginning.
+    assert rooms - {128} == {2, 4, 8, 16, 32, 64}
 
 
 def verdict_of(sampler: Sampler, draft: Draft, logits: Tensor, ids: Tensor) -> list[Tensor]:
@@ -161,20 +162,26 @@ def test_the_rest_of_a_longer_draft_is_not_judged(settings: str) -> None:
         assert all(torch.equal(one, other) for one, other in zip(eager, replayed, strict=True))
 
 
-def test_drafts_of_all_usual_lengths_are_captured_with_the_first(device: str) -> None:
+@pytest.mark.parametrize("penalty", [1.0, 1.2])
+def test_sizes_are_captured_ahead_or_at_their_first_use(device: str, penalty: float) -> None:
     graphs = GraphExecutor()
-    sampler, ids = Sampler(Sampling(1.0), executor=graphs), torch.ones(60, dtype=torch.long, device=device)
+    sampler = Sampler(Sampling(1.0, repetition_penalty=penalty), 3, executor=graphs)
+    ids = torch.ones(60, dtype=torch.long, device=device)
+    like = SamplerInputs(torch.empty(1, 0, 9, device=device), Draft.empty(9, torch.device(device)), None)
 
-    def captured(n: int) -> int:
+    def captured(n: int = 0) -> int:
         draft = Draft(ids[None, :n], torch.full((1, n, 9), 1 / 9, device=device))
         verdict_of(sampler, draft, torch.zeros(n + 1, 9, device=device), ids)
         return sum(each.graph.captured is not None for kind in graphs.made.values() for each in kind.values())
 
-    assert captured(0) == 1
-    first = captured(2)
-    assert {captured(n) for n in range(USUAL)} == {first}
-    assert captured(USUAL) == captured(USUAL + 1) == first + 1
-    assert captured(SIZES[-1]) == first + 2
+    assert [captured(n) for n in (0, 2, 2, 6, 7, 8, SIZES[-1])] == [1, 2, 2, 3, 3, 4, 5]
+    assert not sampler.unprepared(like, 20, 1)
+    assert not sampler.unprepared(like, 20, 8)  # of 7, too
+    for prepare in (*sampler.unprepared(like, 20, 20), *sampler.unprepared(like, 20, 20)):
+        prepare()
+    assert not sampler.unprepared(like, 20, 19)
+    assert captured(19) == captured(18) == 6
+    assert not EagerExecutor().unprepared(sampler.op, like, 0, 1)
 
 
 def test_graphs_that_nobody_uses_go(device: str) -> None:

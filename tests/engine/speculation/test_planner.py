@@ -14,13 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clocked import CPU, WARM, Costly, FakeClock, clocked
-from support.toys import ToyCache
+from support.toys import ToyCache, Uncaptured
 
+from triforce_chat.engine.cuda_graph import USUAL_CAPTURE, Captures
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.cost_model import AcceptanceCurve, Average, StepTimes
 from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.investment import INVESTED, Investment
 from triforce_chat.engine.speculation.lookup import Match, NgramLookup
 from triforce_chat.engine.speculation.planner import (
     GAIN,
@@ -36,7 +38,7 @@ from triforce_chat.engine.speculation.planner import (
 from triforce_chat.engine.speculation.speculative import Speculative
 
 
-class Tiring:
+class Tiring(Uncaptured):
     """A drafter whose tokens are right less often the further it runs ahead."""
 
     device_side = False
@@ -313,7 +315,7 @@ def test_what_was_not_tested_teaches_nothing() -> None:
     assert [position.weight for position in curve.positions] == pytest.approx([1.975, 1])
 
 
-class Counting:
+class Counting(Uncaptured):
     """A drafter that only counts."""
 
     device_side = False
@@ -554,3 +556,92 @@ def test_lookup_replaces_the_draft_from_the_match_that_pays(right: float, length
     assert all(sum(lookup.survival(each, 3)) <= kept for each in range(1, threshold))
     assert threshold == 9 or sum(lookup.survival(threshold, 3)) > kept
     assert (threshold <= length) or right > 0.9
+
+
+def invested(lacks: int, plain: bool = True) -> tuple[Planner, Captures]:
+    """A planner that knows what plain decoding costs, 0.1 s, and has one arm that was never tried."""
+    captures = Captures()
+    planner = Planner([Arm(Counting())], most=8, plain=plain, investment=Investment(captures))
+    planner.times, planner.rounds = steady(), 10
+    planner.lacking = lambda arm, n: lacks if arm and n else 0
+    return planner, captures
+
+
+def plan_of(planner: Planner, rest: int) -> Plan:
+    """The next plan of an answer that begins."""
+    planner.investment.begin(rest)
+    planner.renew(rest)
+    return planner.choose(100, 8, 0)
+
+
+@pytest.mark.parametrize("rest", [4, 40, 400])
+def test_a_trial_waits_for_an_answer_that_pays_for_its_captures(rest: int) -> None:
+    affordable = round(rest * steady()(1) * INVESTED / USUAL_CAPTURE - 0.5)
+    assert plan_of(invested(affordable)[0], rest).trial
+    assert plan_of(invested(affordable + 1)[0], rest).plain
+    assert plan_of(invested(0)[0], 1).trial
+
+
+def test_where_a_draft_must_be_made_nothing_keeps_it_from_its_captures() -> None:
+    assert plan_of(invested(10_000, plain=False)[0], 4).trial
+
+
+def test_a_size_that_is_not_captured_gives_way_to_one_that_is() -> None:
+    for plain in (True, False):
+        planner, _ = invested(0, plain)
+        planner.arms = [known(0.0001, 0.95)]
+        free = plan_of(planner, 10)
+        planner.lacking = lambda arm, n: 0 if n in (0, 2) else 100  # noqa: ARG005
+        assert (free.n, plan_of(planner, 10).n) == (7, 2)
+        assert plan_of(planner, 10_000).n == free.n
+        planner.lacking = lambda arm, n: 100 if n else 0  # noqa: ARG005
+        assert plan_of(planner, 10).n == (0 if plain else free.n)
+
+
+def test_several_rounds_take_a_captured_size_if_the_answer_cannot_pay() -> None:
+    planner, _ = invested(0)
+    planner.arms = [known(0.0001, 0.95)]
+    free = planner.several(8, 100).n
+    planner.lacking = lambda arm, n: 0 if n == 2 else 3  # noqa: ARG005
+    assert (free, planner.several(8, 100).n) == (7, 2)
+    plan_of(planner, 1000)
+    assert planner.several(8, 100).n == free
+
+
+def test_captures_are_paid_for_by_all_answers_so_far() -> None:
+    captures = Captures()
+    here = Investment(captures)
+
+    def allowed(rest: int) -> int:
+        here.renew(rest, 0.1)
+        return next(n for n in range(10_000) if not here.allows(n)) - 1
+
+    here.begin(80)
+    assert allowed(80) == 100  # a quarter of 8 s
+    for _ in range(60):
+        captures.add(USUAL_CAPTURE)
+    assert allowed(80) == 40
+    assert allowed(40) == 40  # what is decoded is earned
+    assert allowed(1) == 5  # no more than the rest of the answer lasts
+    for _ in range(30):
+        captures.add(USUAL_CAPTURE)  # during the next prefill, where it costs nothing
+    here.begin(80)
+    assert allowed(80) == pytest.approx(138, abs=1)
+    captures.add(60.0)  # a kernel was compiled
+    assert captures.mean < 0.03
+
+
+def test_a_round_with_a_capture_teaches_no_times() -> None:
+    planner, _ = invested(0)
+    arm, before = planner.arms[0], planner.times(1)
+    for timed in (False, True):
+        plan = plan_of(planner, 100)
+        assert plan.trial
+        arm.tried()
+        planner.learn(plan, 0, 1, 1, 5.0, 5.0, timed)
+        assert arm.measured == timed
+        assert arm.trials == int(timed)
+        assert (planner.times(1) == before) != timed
+    planner.learn_unwaited(Plan(2, arm), 0, 2, 9.0, 9.0, False)
+    assert arm.cost.mean == 5.0
+    assert arm.curve.positions[1].weight > 0  # what it accepted counts

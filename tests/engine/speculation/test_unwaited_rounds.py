@@ -83,11 +83,11 @@ def test_a_draft_that_knows_the_middle_is_always_right(threshold: int | None) ->
     planner = stack.middle.planner
     learn = planner.learn_unwaited
 
-    def noted(plan: Plan, match: int, accepted: int, drafting: float, verifying: float) -> None:
+    def noted(plan: Plan, match: int, accepted: int, *seconds: Any) -> None:
         lessons.append((match, accepted))
-        learn(plan, match, accepted, drafting, verifying)
+        learn(plan, match, accepted, *seconds)
 
-    planner.learn_unwaited = noted  # type: ignore[method-assign]
+    planner.learn_unwaited = noted  # type: ignore[method-assign,assignment]
     answer(stack, 80)
     least = NEVER if threshold is None else threshold
     drafted = [accepted for match, accepted in lessons if match < least]
@@ -221,9 +221,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     made: list[tuple[int, int]] = []
     begin = DraftGraph.__init__
 
-    def noted(self: DraftGraph, drafter: Any, n: int, op: Any, room: int, forced: bool) -> None:
+    def noted(self: DraftGraph, drafter: Any, n: int, op: Any, room: int) -> None:
         made.append((n, room))
-        begin(self, drafter, n, op, room, forced)
+        begin(self, drafter, n, op, room)
 
     monkeypatch.setattr(DraftGraph, "__init__", noted)
     return made
@@ -247,7 +247,7 @@ def test_an_answer_outgrows_its_room_between_proposals(
 def test_draft_graphs_are_kept_for_some_settings(
     pair: tuple[Runner, Runner], captured: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of(pair, "triforce", planned=True)
+    engine = engine_of(pair, "triforce", planned=False)
     counts = []
     for temperature in (1.0, 0.5, 1.0, 0.5):
         tokens_of(engine, Request(TEXT, 20, Sampling(temperature=temperature)))

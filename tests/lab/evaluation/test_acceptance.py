@@ -15,6 +15,7 @@ from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.selection import Recent
 from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.runner import LoopForward, Runner
@@ -220,6 +221,7 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
 
     class Counted:
         vocabulary, device, captures = lab.draft.vocabulary, lab.draft.device, False
+        dtype = lab.draft.dtype
 
         def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
             calls.append(rows)
@@ -227,6 +229,9 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
 
         def loop(self, cache: KVCache) -> LoopForward:
             return lab.draft.loop(cache)
+
+        def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
+            return lab.draft.unprepared(cache, rows)
 
     history = torch.tensor(lab.text(150))
     drafted(Counted(), StreamingCache(lab.draft.shape, sinks=4, window=12, hop=7), history, 50)

@@ -70,6 +70,9 @@ class FullCache(KVCache):
         buffer = self.storage.buffer
         return WriteSlot(buffer, self.length, self.queries) if buffer else None
 
+    def overwrote(self, size: int) -> None:
+        self.queries.mark_written(self.length, 0, size)
+
     def wrote(self, n: int, size: int) -> None:
         buffer = self.storage.buffer
         assert buffer

@@ -109,6 +109,9 @@ class RetrievalCache(KVCache):
     def write_slot(self) -> WriteSlot | None:
         return WriteSlot(self.storage, self._slot(self.length))
 
+    def vacant(self) -> WriteSlot | None:
+        return WriteSlot(self.storage, self._slot(self.verified_length) if self.state is State.READY else 0)
+
     def truncate(self, length: int) -> None:
         super().truncate(length)
         self.verified_length = min(self.verified_length, length)

@@ -219,6 +219,13 @@ class KVCache:
         """Where a forward may write the next tokens itself; None if it has to call ``update`` for each layer."""
         return None
 
+    def vacant(self) -> WriteSlot | None:
+        """From where on nothing is kept between two rounds, so that a capture may write there; None as above."""
+        return self.write_slot()
+
+    def overwrote(self, size: int) -> None:
+        """A capture wrote to ``size`` slots from ``vacant`` on."""
+
     def wrote(self, n: int, size: int) -> None:
         """A forward wrote n tokens to ``write_slot`` instead of calling ``update``, and touched ``size`` slots."""
 

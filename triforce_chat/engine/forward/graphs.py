@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
-from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs, Graph, fitting, pool_of
+from triforce_chat.engine.cuda_graph import ForwardInputs, Graph, fitting, pool_of
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.fused import Decoder
 
@@ -36,10 +36,21 @@ class ForwardGraph:
     def __call__(self, ids: Tensor, slot: int, position: int, offset: Tensor | None) -> Tensor:
         """Logits [size, V] after ids [n], n up to ``size``; valid until the next forward."""
         self.ids[: len(ids)] = ids
-        torch.linspace(slot, position, 2, out=self.at)  # two of the host's numbers in one launch
+        self._aim(slot, position)
         if offset is not None:
             self.at += offset
-        return self.graph(lambda: self.forward(self.inputs))
+        return self.graph(self._work)
+
+    def capture(self, slot: int) -> None:
+        """Capture ahead of the first use; overwrites ``size`` slots from ``slot`` on."""
+        self._aim(slot, slot)
+        self.graph.prepare(self._work)
+
+    def _aim(self, slot: int, position: int) -> None:
+        torch.linspace(slot, position, 2, out=self.at)  # two of the host's numbers in one launch
+
+    def _work(self) -> Tensor:
+        return self.forward(self.inputs)
 
 
 class ForwardGraphs:
@@ -55,17 +66,13 @@ class ForwardGraphs:
         size = fitting(n)
         return size if size and slot.start + size <= slot.storage.capacity else None
 
-    def prepare(self, ids: Tensor, slot: WriteSlot, position: int) -> int:
-        """Capture the usual sizes for a new buffer; returns how many slots from ``slot.start`` on that overwrote.
+    def lacks(self, buffer: KVBuffer, size: int) -> bool:
+        """Whether the forward of that size is still to be captured."""
+        return size not in self.made.get(buffer, {})
 
-        Ahead of their use, because a planner must not measure a capture, which takes ten times as long as a replay.
-        """
-        if slot.storage in self.made:
-            return 0
-        usual = [size for size in SIZES if size <= USUAL and slot.start + size <= slot.storage.capacity]
-        for size in usual:
-            self(ids[:1], slot, position, size)
-        return max(usual, default=0)
+    def capture(self, slot: WriteSlot, size: int) -> None:
+        """Capture ahead of the first use; overwrites ``size`` slots from ``slot.start`` on."""
+        self._graph(slot, size).capture(slot.start)
 
     def __call__(
         self, ids: Tensor, slot: WriteSlot, position: int, size: int, offset: Tensor | None = None
@@ -74,11 +81,14 @@ class ForwardGraphs:
 
         ``offset`` [1] is added to the slot and to the position of the first id.
         """
+        return self._graph(slot, size)(ids, slot.start, position, offset)[: len(ids)]
+
+    def _graph(self, slot: WriteSlot, size: int) -> ForwardGraph:
         of_buffer = self.made.setdefault(slot.storage, {})
         if size not in of_buffer:
             retry = self.decoder.group.size == 1
             of_buffer[size] = ForwardGraph(self.forward(slot), size, self.device, self.pool, retry)
-        return of_buffer[size](ids, slot.start, position, offset)[: len(ids)]
+        return of_buffer[size]
 
     def pool(self) -> Any:
         """The memory pool of the next graph."""

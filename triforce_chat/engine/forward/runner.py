@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.storage import KVCache, Shape
-from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs
+from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import kernels_run
@@ -35,6 +35,11 @@ class Forward(Protocol):
     device: torch.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the logits."""
+        ...
+
+    @property
     def captures(self) -> bool:
         """Whether forwards of few tokens run as CUDA graphs, for which the host need not know the tokens' slots."""
         ...
@@ -50,6 +55,10 @@ class Forward(Protocol):
 
     def loop(self, cache: KVCache) -> LoopForward:
         """Forwards to be captured together, several in one CUDA graph; only if ``captures``."""
+        ...
+
+    def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
+        """What is to be captured before a forward of that many rows over the cache is one replay."""
         ...
 
 
@@ -183,6 +192,25 @@ class Runner:
     def captures(self) -> bool:
         return self.decoder is not None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.shape.dtype
+
+    def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
+        slot, size = cache.vacant() if self.decoder else None, fitting(rows)
+        if slot is None or size is None or not self.graphs.lacks(slot.storage, size):
+            return []
+        return [partial(self._capture, cache, size)]
+
+    @torch.inference_mode()
+    def _capture(self, cache: KVCache, size: int) -> None:
+        slot = cache.vacant()
+        fits = slot and slot.start + size <= slot.storage.capacity
+        if slot and fits and self.graphs.lacks(slot.storage, size):
+            with self.on_device():
+                self.graphs.capture(slot, size)
+            cache.overwrote(size)
+
     @torch.inference_mode()
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
         if len(ids) != 1:
@@ -200,15 +228,12 @@ class Runner:
         size = self.graphs.size(n, slot) if slot else None
         if offset is not None:
             if slot and size:
-                self.graphs.prepare(ids, slot, cache.position)
                 return self.graphs(ids, slot, cache.position, size, offset)[n - rows :]
             with moved(cache, int(offset)):  # waits for the device
                 return self._logits(self._hidden(ids, cache)[n - rows :])
-        # Also before a draft's first forward, which is too long for a graph: it overwrites what the captures wrote.
-        touched = self.graphs.prepare(ids, slot, cache.position) if slot and (size or rows == 1) else 0
         if slot and size:
             logits = self.graphs(ids, slot, cache.position, size)[n - rows :]
-            cache.wrote(n, max(size, touched))
+            cache.wrote(n, size)
         else:
             logits = self._logits(self._hidden(ids, cache)[n - rows :])
         cache.advance(n)

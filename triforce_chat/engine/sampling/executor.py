@@ -1,20 +1,21 @@
 """Runs verifications: dozens of small kernels, which a GPU replays as one CUDA graph.
 
 A graph reads static input buffers: inputs are copied and random numbers are drawn into them before each replay. Drafts
-may have any length; graphs have a few sizes, all of which are captured with the first draft of an answer.
+may have any length; graphs have a few sizes, each captured ahead of its use or at the first one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cuda_graph import SIZES, USUAL, Graph, fitting, pool_of
+from triforce_chat.engine.cuda_graph import Graph, Preparation, fitting, pool_of
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.sampling.ops import (
     GREEDY,
@@ -59,6 +60,7 @@ class Verification:
 
     sampling: Sampling
     candidates: int
+    forced: bool = False  # the inputs say which tokens the output is going to be
 
     def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
         draft = inputs.draft
@@ -87,6 +89,14 @@ class Executor(Protocol):
         self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]
     ) -> SamplerOutput: ...
 
+    def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
+        """What is to be captured before verifications of ``rows`` rows of logits are one replay.
+
+        ``like`` has the shapes and dtypes of the inputs, but for the rows, and no penalty; ``answer`` is the number of
+        tokens for a penalty to count, 0 without one.
+        """
+        ...
+
 
 class EagerExecutor:
     """Runs each operation as it comes."""
@@ -96,6 +106,15 @@ class EagerExecutor:
         uniforms = Uniforms.empty(rows, n, inputs.logits.device)
         fill(uniforms)
         return op(inputs, op.randomness(uniforms))
+
+    def unprepared(
+        self,
+        op: Verification,  # noqa: ARG002
+        like: SamplerInputs,  # noqa: ARG002
+        answer: int,  # noqa: ARG002
+        rows: int,  # noqa: ARG002
+    ) -> list[Preparation]:
+        return []
 
 
 class GraphExecutor:
@@ -112,18 +131,26 @@ class GraphExecutor:
         fill(Uniforms(static.uniforms.tests[:, :n], static.uniforms.last))
         return static()
 
+    def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
+        room, rows = rounded_up(answer) if answer else 0, fitting(rows) or rows
+        if rows in self.made.get(key_of(op, like, room), {}):
+            return []
+        return [partial(self._prepare, op, like, room, rows)]
+
+    def _prepare(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> None:
+        self._sized(op, like, room, rows)
+
     def _static(self, op: Verification, inputs: SamplerInputs) -> StaticVerification:
-        logits, draft, penalty, forced = inputs
+        rows, penalty = inputs.logits.shape[1], inputs.penalty
         room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1])
-        key = op, len(logits), logits.shape[-1], logits.dtype, draft.probs.dtype, forced is not None, room
+        return self._sized(op, inputs, room, fitting(rows) or rows)
+
+    def _sized(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> StaticVerification:
+        key = key_of(op, like, room)
         sizes = self.made[key] = self.made.pop(key, {})  # now the most recently used
-        rows = fitting(logits.shape[1]) or logits.shape[1]
-        usual = [size for size in SIZES if size <= USUAL and len(draft)]
-        if fresh := {rows, *usual} - sizes.keys():
-            # The largest first: its scratch memory is large enough for the others.
-            for size in sorted(fresh, reverse=True):
-                sizes[size] = StaticVerification(op, size, inputs, room, self.pool)
-                sizes[size].capture()
+        if rows not in sizes:
+            sizes[rows] = StaticVerification(op, rows, like, room, self.pool)
+            sizes[rows].capture()
             self._forget(key)
         return sizes[rows]
 
@@ -140,6 +167,12 @@ class GraphExecutor:
     def pool(self) -> Any:
         """The memory pool of the next graph."""
         return pool_of(each.graph for each in self._all())
+
+
+def key_of(op: Verification, like: SamplerInputs, room: int) -> Hashable:
+    """What the graphs of all sizes have in common."""
+    logits = like.logits
+    return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room
 
 
 class StaticVerification:
@@ -163,7 +196,7 @@ class StaticVerification:
                     self.counts[0],
                 ),
                 PenaltyContext(answer, self.counts[1]) if room else None,
-                None if like.forced is None else like.forced.new_zeros(batch, rows),
+                draft.tokens.new_zeros(batch, rows) if op.forced else None,
             )
             self.uniforms = Uniforms.empty(batch, rows - 1, device)
         self.filled: int | None = 0  # the host's number of drafted tokens in ``counts``; None: the device's

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.executor import (
     EagerExecutor,
@@ -31,7 +32,8 @@ class Sampler:
     """One sampler serves all levels of a stack, so that drafts and verifications are warped alike.
 
     ``answer_start`` is the index of the answer's first token in the history, for the repetition penalty. ``done`` is
-    the number of its tokens that exist already: the following ones need fresh random numbers.
+    the number of its tokens that exist already: the following ones need fresh random numbers. ``forced``: a benchmark
+    says what the answer is going to be.
     """
 
     def __init__(
@@ -40,10 +42,11 @@ class Sampler:
         answer_start: int = 0,
         done: int = 0,
         executor: Executor | None = None,
+        forced: bool = False,
     ) -> None:
         self.sampling, self.answer_start, self.done = sampling, answer_start, done
         self.executor = executor or EagerExecutor()
-        self.op = Verification(replace(sampling, seed=None), CANDIDATES)
+        self.op = Verification(replace(sampling, seed=None), CANDIDATES, forced)
         self.generator = self._seeded(torch.device("cpu"))
 
     def verify(self, draft: Draft, logits: Tensor, seq: TokenBuffer) -> SamplerOutput:
@@ -53,6 +56,17 @@ class Sampler:
 
     def run(self, inputs: SamplerInputs) -> SamplerOutput:
         return self.executor.run(self.op, inputs, self.fill)
+
+    def unprepared(self, like: SamplerInputs, length: int, rows: int) -> list[Preparation]:
+        """What is to be captured before verifications of ``rows`` rows after ``length`` tokens are one replay.
+
+        ``like``: see ``Executor``.
+        """
+        return self.executor.unprepared(self.op, like, self.penalized_tokens(length + rows - 1), rows)
+
+    def penalized_tokens(self, end: int) -> int:
+        """Tokens of the answer that a penalty counts in a history of ``end`` tokens; 0 without one."""
+        return end - self.answer_start if self.sampling.repetition_penalty != 1 else 0
 
     def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
         """The answer in ``seq`` followed by the draft, and room for ``more`` tokens; None without a penalty."""

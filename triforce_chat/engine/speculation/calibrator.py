@@ -6,10 +6,10 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from triforce_chat.engine.cache.storage import QueryRing
-from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.events import Calibrated
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import (
@@ -21,7 +21,7 @@ from triforce_chat.engine.speculation.calibration import (
     Times,
     bucket_of,
 )
-from triforce_chat.engine.speculation.planner import Arm, Planner
+from triforce_chat.engine.speculation.planner import Arm, Drafter, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import MOST_GAMMA, Builder, StackOptions
 
@@ -184,7 +184,7 @@ class Outlook:
 
 def outlooks(calibration: Calibration) -> list[Outlook]:
     """One for each bucket, the shortest contexts first; what was learnt last goes before what was measured."""
-    made = []
+    made, nobody = [], cast("Drafter", None)  # of the drafters only the figures matter
     for bucket in sorted({*calibration.measured, *calibration.learnt}):
         measured = calibration.measured.get(bucket)
         times = calibration.near(bucket)
@@ -192,25 +192,10 @@ def outlooks(calibration: Calibration) -> list[Outlook]:
         top = times.get("target")
         if top is None or not top.known:
             continue
-        planner = Planner([Arm(Nobody()) for _ in top.costs], most=MOST_GAMMA)
+        planner = Planner([Arm(nobody) for _ in top.costs], most=MOST_GAMMA)
         planner.use_times(top.copy())
         if "target" in acceptance:
             planner.use_acceptance(acceptance["target"])
         plain, best = planner.outlook
         made.append(Outlook(bucket, measured is not None, 1000 * plain, 1000 * best))
     return made
-
-
-class Nobody:
-    """Stands for a drafter of which only the figures are known."""
-
-    device_side = False
-
-    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        raise NotImplementedError
-
-    def judged(self, proposed: int, accepted: int) -> None:
-        """Nothing was proposed."""
-
-    def rollback(self, length: int) -> None:
-        """There is no cache."""

@@ -1,19 +1,20 @@
 """A small model that drafts token by token.
 
 If its forwards can be captured, all steps of a draft are one CUDA graph, because launching a step takes longer than
-running it. Otherwise the same loop runs eagerly.
+running it; each graph is captured ahead of its use or at the first one. Otherwise the same loop runs eagerly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.cuda_graph import MARGIN, Graph, pool_of
+from triforce_chat.engine.cuda_graph import MARGIN, SIZES, USUAL, Graph, Preparation, fitting, pool_of
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.forward.runner import Forward, feed
 from triforce_chat.engine.group import SINGLE, RankGroup
@@ -25,9 +26,9 @@ KEPT = 4  # combinations of sampling settings and answer lengths that graphs are
 
 
 class DraftModel:
-    """A ``Drafter``. ``lengths`` are the drafts captured as CUDA graphs at once; other lengths are made of several.
+    """A ``Drafter``. ``lengths`` are the drafts that are captured as CUDA graphs; other lengths are made of several.
 
-    Without ``lengths``, each draft is one graph, captured with the first draft of its length.
+    Without ``lengths``, each draft is one graph.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class DraftModel:
     def _replay(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft n tokens with as few graphs as possible."""
         parts = self._parts(n)
-        # A graph that is captured here writes to twice as many slots as it drafts tokens.
+        # A graph that is captured ahead of the next draft writes to twice as many slots as it drafts tokens.
         more = max(seq.slack, n + max(parts[0], *self.lengths, 0) + 1) + MARGIN
         feed(self.model, self.cache, self.cache.pending(seq.tokens, more))
         if len(parts) == 1:
@@ -104,15 +105,46 @@ class DraftModel:
     def _graph(self, seq: TokenBuffer, n: int, sampler: Sampler) -> DraftGraph:
         context = sampler.penalty_context(seq, self.nothing)
         room = 0 if context is None else rounded_up(context.tokens.shape[1] + n)
-        forced = seq.forced is not None
-        key = sampler.op, room, forced
+        return self._sized(sampler.op, room, n)
+
+    def _sized(self, op: Verification, room: int, n: int) -> DraftGraph:
+        key = op, room
         graphs = self.graphs[key] = self.graphs.pop(key, {})  # now the most recently used
         if len(self.graphs) > KEPT:
             del self.graphs[next(iter(self.graphs))]
-        for length in sorted({n, *self.lengths} - graphs.keys(), reverse=True):
-            graphs[length] = DraftGraph(self, length, sampler.op, room, forced)
-            graphs[length].capture()
+        if n not in graphs:
+            graphs[n] = DraftGraph(self, n, op, room)
         return graphs[n]
+
+    def longest(self, length: int, n: int) -> int:  # noqa: ARG002
+        return n
+
+    def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
+        if not self.model.captures or n < 1:
+            return []
+        # The graphs of the draft, then the forwards that feed what its last verdict and a restart committed.
+        answer = sampler.penalized_tokens(length + n)
+        room = rounded_up(answer) if answer else 0
+        made = self.graphs.get((sampler.op, room), {})
+        parts = sorted({*self._parts(n)} - made.keys(), reverse=True)
+        drafts = [partial(self._prepare, sampler.op, room, part) for part in parts]
+        sizes = sorted({fitting(rows) or rows for rows in range(1, n + 2)})
+        return [*drafts, *self._feeding([*sizes, USUAL])]
+
+    def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
+        for n in sorted(self.lengths, reverse=True):
+            yield from self.unprepared(length, n, sampler)
+        if self.lengths:
+            yield from self._feeding([size for size in SIZES if size <= USUAL])
+
+    def _feeding(self, sizes: Sequence[int]) -> list[Preparation]:
+        """Captures of the forwards of so many tokens."""
+        return [each for rows in sizes for each in self.model.unprepared(self.cache, rows)]
+
+    def _prepare(self, op: Verification, room: int, n: int) -> None:
+        slot = self.cache.vacant()
+        if slot and slot.start + 2 * n <= slot.storage.capacity:
+            self._sized(op, room, n).capture()
 
     def pool(self) -> Any:
         """The memory pool of the next graph."""
@@ -128,7 +160,7 @@ class DraftModel:
 class DraftGraph:
     """The CUDA graph of a draft of n tokens, with its static input buffers."""
 
-    def __init__(self, drafter: DraftModel, n: int, op: Verification, room: int, forced: bool) -> None:
+    def __init__(self, drafter: DraftModel, n: int, op: Verification, room: int) -> None:
         self.n, self.op, self.nothing = n, op, drafter.nothing
         self.forward = drafter.model.loop(drafter.cache)
         device = drafter.model.device
@@ -137,12 +169,13 @@ class DraftGraph:
             answer = torch.zeros(1, room, dtype=torch.long, device=device)
             length = torch.zeros(1, dtype=torch.long, device=device)
             last = torch.zeros(1, n, dtype=torch.float64, device=device)
-            self.forced = torch.zeros(1, n, dtype=torch.long, device=device) if forced else None
+            self.forced = torch.zeros(1, n, dtype=torch.long, device=device) if op.forced else None
         self.penalty = PenaltyContext(answer, length) if room else None
         self.uniforms = Uniforms.empty(1, 0, device)._replace(last=last)
         self.graph: Graph[tuple[Tensor, Tensor]] = Graph(device, drafter.pool)
 
     def capture(self) -> None:
+        """Capture ahead of the first use; overwrites 2n slots after what the cache holds."""
         self.forward.aim(torch.zeros_like(self.ids[:, 0]))
         self.graph.prepare(self._work)
 

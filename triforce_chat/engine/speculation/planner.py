@@ -8,12 +8,12 @@ output stays exact.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from triforce_chat.engine.cuda_graph import SIZES
+from triforce_chat.engine.cuda_graph import SIZES, Captures, Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -25,6 +25,7 @@ from triforce_chat.engine.speculation.cost_model import (
     Average,
     StepTimes,
 )
+from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup
 
 # Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested.
@@ -47,7 +48,7 @@ MOST = 64  # tokens that the rounds of one proposal may make; the draft's window
 NEVER = ORDERS + 1  # longer than any match
 # A calibration runs so many rounds without a draft, and so many drafts of as many tokens by each arm, the first of
 # which still include preparations: of CUDA graphs, of caches, and of the plans of a level below.
-SURVEY_PLAIN, SURVEY_DRAFTS, SURVEY_UNPREPARED, SURVEY_TOKENS = 4, 4, 2, 4
+SURVEY_PLAIN, SURVEY_DRAFTS, SURVEY_WARMUPS, SURVEY_TOKENS = 4, 4, 2, 4
 
 
 class Drafter(Protocol):
@@ -60,6 +61,18 @@ class Drafter(Protocol):
 
     def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft about n tokens after ``seq``, perhaps none, with the distributions that they were drawn from."""
+        ...
+
+    def longest(self, length: int, n: int) -> int:
+        """The most tokens that a draft of about n tokens after ``length`` may have room for."""
+        ...
+
+    def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
+        """What is to be captured before about n tokens can be drafted after ``length``; nothing on a CPU."""
+        ...
+
+    def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
+        """All that is worth capturing before an answer after ``length`` tokens, the most useful first."""
         ...
 
     def judged(self, proposed: int, accepted: int) -> None:
@@ -84,7 +97,7 @@ class Arm:
     asked: bool = False  # whether it was ever asked to draft
     measured_at: int = 0  # round of the last measurement
     patience: int = TRY_AGAIN  # rounds until the next trial
-    unprepared: int = 1  # drafts to come that may include preparations, such as captures
+    warmups: int = 1  # drafts to come that may include preparations, such as captures
 
     @property
     def measured(self) -> bool:
@@ -97,8 +110,8 @@ class Arm:
             self.cost.clear()
         elif usual:
             each = min(each, OUTLIER * usual)
-        self.cost.add(each, FIRST if self.unprepared else 1.0)
-        self.unprepared = max(0, self.unprepared - 1)
+        self.cost.add(each, FIRST if self.warmups else 1.0)
+        self.warmups = max(0, self.warmups - 1)
         self.excess.add(made - asked)
         self.measured_at = now
 
@@ -113,14 +126,14 @@ class Arm:
         """Go on from costs that were measured before, if they were; then no first trial is due."""
         if not cost.weight and self.measured:
             return
-        self.cost, self.excess, self.unprepared = cost, excess, 1
+        self.cost, self.excess, self.warmups = cost, excess, 1
         if self.measured:
             self.trials, self.measured_at = len(TRIALS), now
 
     def restart(self) -> None:
         """Forget everything that was learnt."""
         fresh = Arm(self.drafter, self.worth_above)
-        self.cost, self.excess, self.curve, self.unprepared = fresh.cost, fresh.excess, fresh.curve, 1
+        self.cost, self.excess, self.curve, self.warmups = fresh.cost, fresh.excess, fresh.curve, 1
         self.trials, self.asked, self.measured_at, self.patience = 0, False, 0, TRY_AGAIN
 
     def makes(self, n: int) -> int:
@@ -167,7 +180,8 @@ class Planner:
     """Plans the rounds of one level.
 
     ``gamma`` fixes the tokens to draft in each round; None chooses up to ``most``. ``plain`` allows rounds without a
-    draft; otherwise the first arm always drafts, and only the number of tokens is chosen.
+    draft; otherwise the first arm always drafts, and only the number of tokens is chosen. ``investment`` limits what
+    graphs may be captured for the sake of a plan.
     """
 
     def __init__(
@@ -178,8 +192,11 @@ class Planner:
         most: int = 0,
         plain: bool = True,
         group: RankGroup = SINGLE,
+        investment: Investment | None = None,
     ) -> None:
         self.arms, self.lookup, self.gamma, self.group = list(arms), lookup, gamma, group
+        self.investment = investment or Investment(Captures())
+        self.lacking: Lacking = nothing_lacking
         self.most = (gamma or most) if arms or lookup else 0
         self.may_be_plain = plain
         self.expected = Expected(0.0, 0.0)
@@ -247,7 +264,7 @@ class Planner:
         plain = [Plan(0)] * (SURVEY_PLAIN if self.may_be_plain else 0)
         able = [arm for arm in self.arms if longest >= arm.worth_above]
         for arm in able:
-            arm.unprepared = SURVEY_UNPREPARED
+            arm.warmups = SURVEY_WARMUPS
         self.agenda.extend(
             [*plain, *(Plan(SURVEY_TOKENS, arm) for arm in able for _ in range(SURVEY_DRAFTS))]
         )
@@ -263,6 +280,22 @@ class Planner:
     def decides(self) -> bool:
         """Whether there is anything to choose."""
         return self.gamma is None and self.most > 0
+
+    def renew(self, rest: int) -> None:
+        """The answer may grow by ``rest`` tokens, for which captures may still pay."""
+        self.investment.renew(rest, self._plain)
+
+    def expected_rounds(self, length: int) -> list[tuple[Arm | None, int]]:
+        """Rounds after ``length`` tokens, by arm and number of drafted tokens, in the order of their first use."""
+        if not self.decides and self.arms:
+            return [(self.arms[0], self.most)]
+        able = [arm for arm in self.arms if length >= arm.worth_above]
+        plain: list[tuple[Arm | None, int]] = [(None, 0)]
+        trials = [(arm, n) for arm in able for n in TRIALS] if self.decides else []
+        drafters = [*able, *([None] if self.lookup or not able else [])]
+        # The largest first: its scratch memory is large enough for the others.
+        others = [(arm, n) for n in reversed(sizes(1, self.most)) for arm in drafters]
+        return [*plain, *trials, *others] if self.may_be_plain else [*trials, *others, *plain]
 
     def choose(self, length: int, most: int, match: int) -> Plan:
         """Plan the round after ``length`` tokens, with at most ``most`` drafted ones.
@@ -282,18 +315,40 @@ class Planner:
 
         All ranks take rank 0's plan, as their clocks differ.
         """
-        drafts = bool(self.arms) or self.lookup is not None
+        plan = self.intended(n, length)
+        own = plan.rounds, plan.n, self._threshold(plan.n)
+        rounds, drafted, threshold = self.group.broadcast_ints(own)
+        return Plan(drafted, plan.arm, rounds=rounds, threshold=threshold)
+
+    def intended(self, n: int, length: int) -> Plan:
+        """This rank's plan of several rounds, without lookup."""
+        arm = self.arms[0] if self.arms else None
+        drafts = bool(arm) or self.lookup is not None
         drafted = min(self.most, length - 1) if drafts else 0
         if self.gamma is None and drafted:
             hopes = [0.0, *accumulate(self.blend.chances(drafted))]
             first, more = self.times.line if self.times.known else (1.0, ROW_PRIOR)
-            each = more + (self.arms[0].cost.mean if self.arms else 0.0)
-            drafted = max(sizes(1, drafted), key=lambda g: (1 + hopes[g]) / (first + each * g))
+            each = more + (arm.cost.mean if arm else 0.0)
+            rates = {g: (1 + hopes[g]) / (first + each * g) for g in sizes(1, drafted)}
+            drafted = self._best(arm, rates) or self._least_lacking(arm, rates)
         # With a fixed gamma nothing may depend on what was learnt, so that a seed gives the same tokens every time.
         chances = (self.blend if self.gamma is None else AcceptanceCurve()).chances(drafted)
         rounds = min(round(n / (1 + sum(chances))) or min(n, 1), MOST // (drafted + 1))
-        rounds, drafted, threshold = self.group.broadcast_ints((rounds, drafted, self._threshold(drafted)))
-        return Plan(drafted, self.arms[0] if self.arms else None, rounds=rounds, threshold=threshold)
+        return Plan(drafted, arm, rounds=rounds)
+
+    def _best(self, arm: Arm | None, rates: dict[int, float]) -> int:
+        """The number of drafted tokens with the highest rate for which nothing too costly is to be captured; else 0."""
+        for n in sorted(rates, key=rates.__getitem__, reverse=True):
+            if self._affordable(arm, n):
+                return n
+        return 0
+
+    def _affordable(self, arm: Arm | None, n: int) -> bool:
+        return self.investment.unlimited or self.investment.allows(self.lacking(arm, n))
+
+    def _least_lacking(self, arm: Arm | None, rates: dict[int, float]) -> int:
+        """Where a draft must be made: the best of those for which least is to be captured."""
+        return min(rates, key=lambda n: (self.lacking(arm, n), -rates[n]))
 
     def _fixed(self, most: int, match: int) -> Plan:
         arm, n = self.arms[0] if self.arms else None, min(most, self.most)
@@ -334,9 +389,14 @@ class Planner:
         """A trial of an arm that was not measured yet, or not for long."""
         for arm in able:
             if arm.trials < len(TRIALS) and (not self.may_be_plain or self.rounds > TRY_AFTER):
-                return Plan(min(TRIALS[arm.trials], most), arm)
+                n = min(TRIALS[arm.trials], most)
+                if not self.may_be_plain or self._affordable(arm, n):
+                    return Plan(n, arm)
+                continue
             waited = self.rounds - arm.measured_at
-            if waited > arm.patience:
+            if waited > arm.patience and (
+                not self.may_be_plain or self._affordable(arm, min(TRIALS[0], most))
+            ):
                 again = self._drafted(arm, most) if arm.measured else Plan(min(TRIALS[0], most), arm, best)
                 if again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience:
                     return Plan(again.n, arm)
@@ -363,7 +423,7 @@ class Planner:
         record, hopes = self._record, [0.0, *accumulate(self.lookup.survival(match, most))]
         first, more = self._round
         rates = {n: (1 + record * hopes[n]) / (first + more * n) for n in sizes(0, most)}
-        n = max(rates, key=rates.__getitem__)
+        n = self._best(None, rates)
         return Plan(n, rate=rates[n])
 
     def _drafted(self, arm: Arm, most: int) -> Plan:
@@ -371,7 +431,11 @@ class Planner:
         (first, more), each = self._round, arm.cost.mean
         made = {n: arm.makes(n) for n in sizes(1, most)}
         rates = {n: (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
-        n = max(rates, key=lambda n: rates[n] * self._habit(arm, n))
+        appeal = {n: rate * self._habit(arm, n) for n, rate in rates.items()}
+        n = self._best(arm, appeal)
+        if not n and self.may_be_plain:
+            return Plan(0)
+        n = n or self._least_lacking(arm, appeal)
         return Plan(n, arm, rates[n])
 
     def _appeal(self, plan: Plan) -> float:
@@ -387,49 +451,71 @@ class Planner:
     # Learning from rounds
 
     def learn(
-        self, plan: Plan, match: int, drafted: int, accepted: int, drafting: float, verifying: float
+        self,
+        plan: Plan,
+        match: int,
+        drafted: int,
+        accepted: int,
+        drafting: float,
+        verifying: float,
+        timed: bool = True,
     ) -> None:
-        """Learn from a round that was waited for; ``drafting`` and ``verifying`` are seconds."""
+        """Learn from a round that was waited for; ``drafting`` and ``verifying`` are seconds.
+
+        Not ``timed``: something was captured in it, so that its seconds say nothing.
+        """
         self._expect(plan, match, drafted, accepted, drafting, verifying)
-        self._surveyed(drafted)
-        self.times.add(1 + drafted, verifying)
+        timed = timed or self.investment.unlimited
+        if timed:
+            self._surveyed(drafted)
+            self.times.add(1 + drafted, verifying)
         arm = plan.arm
         hopes = self._hopes(match, drafted) if arm is None else []
         self._remember(hopes, accepted)
         if arm is None:
             return
-        if drafted:
+        if drafted and timed:
             arm.learn_cost(drafting, plan.n, drafted, self.rounds)
-        elif plan.n and not arm.asked:
-            # Its cache had to be built first: that was no trial.
+        elif plan.trial if drafted else plan.n and not arm.asked:
+            # Something was captured in it, or its cache had to be built first: that was no trial.
             arm.trials = max(0, arm.trials - 1)
         arm.asked = arm.asked or plan.n > 0
         arm.curve.learn(drafted, accepted)
         arm.drafter.judged(drafted, accepted)
 
-    def learn_plain(self, seconds: float) -> None:
-        """Learn from a token that was decoded without a draft while the host read the previous one."""
+    def learn_plain(self, seconds: float, timed: bool = True) -> None:
+        """Learn from a token that was decoded without a draft while the host read the previous one.
+
+        ``timed``: see ``learn``.
+        """
+        if timed or self.investment.unlimited:
+            self._learn_plain_time(seconds)
+        self._remember([], 0)
+        self.expected = Expected(self.expected.seconds + self.undrafted.mean, self.expected.tokens + 1)
+
+    def _learn_plain_time(self, seconds: float) -> None:
         seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
         if self.undrafted.weight:
             seconds = min(seconds, PAUSE * self.undrafted.mean)
         self.undrafted.add(seconds, 1.0 if self.has_overlapped else FIRST)
         self.has_overlapped = True
         self._surveyed(0)
-        self._remember([], 0)
-        self.expected = Expected(self.expected.seconds + self.undrafted.mean, self.expected.tokens + 1)
 
     def learn_unwaited(
-        self, plan: Plan, match: int, accepted: int, drafting: float, verifying: float
+        self, plan: Plan, match: int, accepted: int, drafting: float, verifying: float, timed: bool = True
     ) -> None:
-        """Learn from one of several rounds that were not waited for."""
+        """Learn from one of several rounds that were not waited for; ``timed``: see ``learn``."""
         self.rounds += 1
-        self.times.add(1 + plan.n, verifying)
+        timed = timed or self.investment.unlimited
+        if timed:
+            self.times.add(1 + plan.n, verifying)
         if not plan.n:
             return
         self.blend.learn(plan.n, accepted)
         if plan.arm is None:
             return
-        plan.arm.learn_cost(drafting, plan.n, plan.n, self.rounds)
+        if timed:
+            plan.arm.learn_cost(drafting, plan.n, plan.n, self.rounds)
         if match < plan.threshold:
             plan.arm.curve.learn(plan.n, accepted)
 

@@ -13,22 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.storage import KVCache
-from triforce_chat.engine.cuda_graph import MARGIN, fitting
+from triforce_chat.engine.cuda_graph import MARGIN, Preparation, captures_on, fitting
 from triforce_chat.engine.draft import Draft, TokenBuffer, Verdict
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward, feed
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
+from triforce_chat.engine.sampling.executor import SamplerInputs
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
-from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
+from triforce_chat.engine.speculation.planner import NEVER, Arm, Plan, Planner
 
 
 @dataclass(slots=True)
@@ -41,10 +44,12 @@ class Round:
     match: Match | None  # found by lookup for this round
     marks: tuple[Any, Any] | None  # of the clock: before and after the draft; None without a drafter
     began: float  # seconds of the host's clock
+    captures: int  # on this device until it began
     verdict: Verdict = field(init=False)
     following: Match | None = field(init=False)  # found by lookup for the next round
     outcome: HostCopy = field(init=False)  # the numbers of an ``Outcome`` for each sequence
     verified: Any = field(init=False)  # mark of the clock after the verification
+    timed: bool = True  # nothing was captured in it, so its times say something
 
     def read(self) -> Outcome:
         """Wait for the outcome of a single sequence."""
@@ -94,6 +99,7 @@ class Speculative:
         self.name, self.model, self.cache, self.planner = name, model, cache, planner
         self.emit, self.group, self.overlap = emit, group, overlap
         self.clock: Clock = clock_of(model.device)
+        self.captures = captures_on(model.device)
         self.nothing = Draft.empty(model.vocabulary, model.device)
         # Whether rounds may be launched without waiting for the previous one.
         self.unwaited = model.captures and all(arm.drafter.device_side for arm in planner.arms)
@@ -110,11 +116,13 @@ class Speculative:
 
     def round(self, seq: TokenBuffer, plan: Plan, match: Match | None, sampler: Sampler) -> Round:
         """Draft, verify and commit at the end of ``seq`` without waiting; ``match`` is what lookup found there."""
+        captured = self.captures.count
         began, before = self.clock.now(), self.clock.mark() if plan.arm or seq.slack else None
         draft = self._draft(seq, plan, match, sampler)
         marks = None if before is None else (before, self.clock.mark())
-        made = Round(plan, draft, self._forward(seq, draft), match, marks, began)
+        made = Round(plan, draft, self._forward(seq, draft), match, marks, began, captured)
         self._verify(seq, made, sampler)
+        made.timed = self.captures.count == captured
         return made
 
     def _draft(self, seq: TokenBuffer, plan: Plan, match: Match | None, sampler: Sampler) -> Draft:
@@ -167,7 +175,10 @@ class Speculative:
     def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Generator[list[int], None, None]:
         """Yield the ids that each round commits, until there are ``most``; may be closed after any round."""
         end = seq.known + most
+        self.planner.investment.begin(most)
+        self._watch(seq, sampler)
         while seq.known < end:
+            self.planner.renew(end - seq.known)
             plan = self._plan(seq, end)
             if plan.plain and self.overlap:
                 yield from self._overlapped(seq, plan, sampler, end)
@@ -211,7 +222,8 @@ class Speculative:
         drafting = self.clock.between(*made.marks) if made.marks else 0.0
         self.ended = self.clock.now()
         verifying = self.ended - made.began - drafting
-        self.planner.learn(plan, outcome.match, outcome.drafted, outcome.accepted, drafting, verifying)
+        timed = self.captures.count == made.captures
+        self.planner.learn(plan, outcome.match, outcome.drafted, outcome.accepted, drafting, verifying, timed)
         self.emit(Verified(self.name, outcome.drafted, outcome.accepted))
         return made, outcome
 
@@ -236,11 +248,13 @@ class Speculative:
         """
         before, self.ended = self.clock.now(), None
         late = self.found[2] if self.found else 0  # length of the last match that the host knows
+        captured = self.captures.count
         coming = self.round(seq, plan, self._match(seq), sampler)
         while True:
             start, state = seq.known, sampler.state
             seq.known += 1  # without a draft that much is certain
             following = None
+            self.planner.renew(end - seq.known)
             if seq.known < end and self._choose(seq, end, late).plain:
                 following = self.round(seq, plan, coming.following, sampler)
             outcome = coming.read()
@@ -252,8 +266,8 @@ class Speculative:
                 coming = self.round(seq, plan, self._match(seq), sampler)
                 continue
             now = self.clock.now()
-            self.planner.learn_plain(now - before)
-            before = now
+            self.planner.learn_plain(now - before, captured == self.captures.count)
+            before, captured = now, self.captures.count
             self._learn_match(coming, outcome)
             late = outcome.following
             self.emit(Verified(self.name, 0, 0))
@@ -269,6 +283,7 @@ class Speculative:
     def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft about n tokens by whole rounds; their exact number may be known to the device alone."""
         self.unread = None
+        self._watch(seq, sampler)
         return (self._several if self.unwaited else self._one_by_one)(seq, n, sampler)
 
     def _one_by_one(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
@@ -300,8 +315,7 @@ class Speculative:
                 probs = made.verdict.probs.new_zeros(len(seq.ids), room, self.model.vocabulary)
             put(probs, at[:, None] + seq.steps(0, plan.n + 1), made.verdict.probs)
         self.unread = plan, rounds
-        # Surplus tokens are cut if the verification would need a larger graph for them.
-        most = min(room, (fitting(n + 1 + plan.n // 2) or n + 1) - 1)
+        most = kept(plan, n)
         count = (ahead.length - seq.length).clamp_max(most)
         beyond = seq.steps(0, most) >= count[:, None]
         tokens = ahead.ids[:, seq.known : seq.known + most].masked_fill(beyond, 0)
@@ -319,9 +333,52 @@ class Speculative:
             assert made.marks
             drafting = self.clock.between(*made.marks)
             verifying = self.clock.between(made.marks[1], made.verified)
-            self.planner.learn_unwaited(plan, outcome.match, outcome.accepted, drafting, verifying)
+            self.planner.learn_unwaited(
+                plan, outcome.match, outcome.accepted, drafting, verifying, made.timed
+            )
             self._learn_match(made, outcome)
             self.emit(Verified(self.name, outcome.drafted, outcome.accepted))
+
+    # What is captured ahead
+
+    def longest(self, length: int, n: int) -> int:
+        return kept(self.planner.intended(n, length), n) if self.unwaited else n
+
+    def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
+        plan = self.planner.intended(n, length)
+        return self._lacked(length, plan.arm, plan.n, sampler) if n else []
+
+    def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
+        if not self.model.captures:
+            return
+        for arm, n in self.planner.expected_rounds(length):
+            # What a drafter intends depends on its rank's clock, and all ranks must capture in the same order.
+            drafter = arm if self.group.size == 1 else None
+            yield from self._lacked(length, drafter, n, sampler)
+        for arm in self.planner.arms:
+            if length >= arm.worth_above:
+                yield from arm.drafter.preparations(length, sampler)
+
+    def _watch(self, seq: TokenBuffer, sampler: Sampler) -> None:
+        """Tell the planner what its rounds at the end of ``seq`` lack."""
+        if self.model.captures:
+            # A cycle would keep a replaced stack, with its caches and graphs, until garbage is collected.
+            level = proxy(self)
+            self.planner.lacking = lambda arm, n: len(level._lacked(seq.known, arm, n, sampler))
+
+    def _lacked(self, length: int, arm: Arm | None, n: int, sampler: Sampler) -> list[Preparation]:
+        """What is to be captured before a round after ``length`` tokens in which ``arm`` drafts about n more."""
+        drafter = arm.drafter if arm and n else None
+        rows = 1 + (drafter.longest(length, n) if drafter else n)
+        own = [*self.model.unprepared(self.cache, rows), *sampler.unprepared(self._like, length, rows)]
+        return [*own, *drafter.unprepared(length, n, sampler)] if drafter else own
+
+    @cached_property
+    def _like(self) -> SamplerInputs:
+        """The inputs of a verification of no rows."""
+        model = self.model
+        logits = torch.empty(1, 0, model.vocabulary, dtype=model.dtype, device=model.device)
+        return SamplerInputs(logits, self.nothing, None)
 
     def rollback(self, length: int) -> None:
         """Discard all but the first ``length`` tokens of the history, in all caches below."""
@@ -331,6 +388,14 @@ class Speculative:
         self.ended = None
         if self.found and self.found[0] > length:
             self.found = None
+
+
+def kept(plan: Plan, n: int) -> int:
+    """The most tokens that remain of several planned rounds where n are wanted.
+
+    Surplus tokens are cut if the verification would need a larger graph for them.
+    """
+    return min(plan.rounds * (plan.n + 1), (fitting(n + 1 + plan.n // 2) or n + 1) - 1)
 
 
 def came(match: Match, verdict: Verdict) -> Tensor:

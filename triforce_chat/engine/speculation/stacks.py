@@ -11,10 +11,12 @@ from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Arm, Planner, sizes
 from triforce_chat.engine.speculation.speculative import Speculative
@@ -63,6 +65,7 @@ class Builder:
         self.group = group
         self.planners: dict[str, Planner] = {}
         self.caches: list[KVCache] = []
+        self.investment = Investment(captures_on(target.device), unlimited=options.repeatable)
 
     def build(self) -> Speculative:
         self.check()
@@ -84,7 +87,7 @@ class Builder:
             "streaming": lambda: self.over(self.middle(self.streaming())),
             "naive": self.naive,
             "lookup": lambda: self.top(self.planner(lookup=NgramLookup())),
-            "autoregressive": lambda: self.top(Planner(group=self.group)),
+            "autoregressive": lambda: self.top(Planner(group=self.group, investment=self.investment)),
         }
 
     def auto(self) -> Speculative:
@@ -92,7 +95,8 @@ class Builder:
         # In shorter histories the middle level would read nearly as much as the target itself.
         hierarchy = Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens)
         arms = [hierarchy, *self.drafts(self.parts)]
-        return self.top(Planner(arms, NgramLookup(), most=self.most, group=self.group))
+        lookup, most = NgramLookup(), self.most
+        return self.top(Planner(arms, lookup, most=most, group=self.group, investment=self.investment))
 
     def naive(self) -> Speculative:
         return self.top(self.planner(self.drafts(self.parts), plain=False))
@@ -110,7 +114,7 @@ class Builder:
         self, arms: Sequence[Arm] = (), lookup: NgramLookup | None = None, plain: bool = True
     ) -> Planner:
         gamma = self.options.gamma
-        return Planner(arms, lookup, gamma, self.most, plain, self.group)
+        return Planner(arms, lookup, gamma, self.most, plain, self.group, self.investment)
 
     def top(self, planner: Planner) -> Speculative:
         self.planners["target"] = planner
@@ -144,7 +148,7 @@ class Builder:
         arms = self.drafts(lengths) if drafts else []
         looks_up = drafts and (gamma is None or not arms)
         lookup = NgramLookup() if looks_up else None
-        planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, group=self.group)
+        planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, group=self.group, investment=self.investment)
         self.planners["retrieval"] = planner
         self.caches.append(cache)
         return Speculative("retrieval", self.proposer(), cache, planner, self.emit, self.group)

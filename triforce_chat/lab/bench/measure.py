@@ -115,6 +115,7 @@ class Bench:
         reset_peak()
         self.engine.restack(stack_for(settings, self.loaded))
         if tokens := self.lengths(settings)[0]:
+            self.engine.prepare(self.request(ids, settings, tokens))
             self.answer(ids, settings, tokens)
 
     def lengths(self, settings: Settings) -> tuple[int, int]:

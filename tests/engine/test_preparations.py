@@ -1,0 +1,208 @@
+"""Graphs are captured while a document is read, and nothing else changes by that.
+
+Without a GPU graphs are emulated; then every chunk of a prefill is followed by a fixed number of captures, as where
+several ranks share a model.
+"""
+
+from __future__ import annotations
+
+import gc
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from support.emulated_graphs import captured_pair, emulate
+from support.labs import SMALL_BUDGET, spell
+
+from triforce_chat.engine import prefix_cache
+from triforce_chat.engine.cuda_graph import captures_on
+from triforce_chat.engine.detokenizer import TextCodec
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Finished, Prefilled, Text
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.forward.graphs import ForwardGraph
+from triforce_chat.engine.prefill_queue import PER_CHUNK
+from triforce_chat.engine.sampling.executor import GraphExecutor, StaticVerification
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.draft_model import DraftGraph
+from triforce_chat.engine.speculation.stacks import StackOptions
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive")
+WARM = Sampling(0.8, top_p=0.9, repetition_penalty=1.1, seed=3)
+PROMPT = [int(token) for token in torch.randint(1, 48, (300,), generator=torch.Generator().manual_seed(3))]
+CHUNK = 16
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "cpu":
+        emulate(monkeypatch)
+    for name in ("PREFILL_CHUNK", "GPU_PREFILL_CHUNK"):
+        monkeypatch.setattr(prefix_cache, name, CHUNK)
+    return str(request.param)
+
+
+@pytest.fixture
+def pair(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return captured_pair(device, monkeypatch)
+
+
+def engine_of(pair: Any, stack: str, planned: bool = False) -> Engine:
+    gamma, draft_gamma = (None, None) if planned else (5, 2)
+    options = StackOptions(stack, gamma, draft_gamma, budget=SMALL_BUDGET)
+    made = Engine(pair[0], 500, TextCodec(spell), pair[1], options)
+    made.executor = GraphExecutor()
+    return made
+
+
+def read(engine: Engine, prompt: list[int], sampling: Sampling | None) -> list[int]:
+    """Read a prompt; returns how many graphs had been captured at each event."""
+    before = captures_on(engine.target.device).count
+    return [
+        captures_on(engine.target.device).count - before
+        for event in engine.prefill(prompt, (), sampling)
+        if isinstance(event, Prefilled)
+    ]
+
+
+def law(stack: str) -> Sampling:
+    """Settings under which a stack's tokens depend on nothing but the seed; what "auto" drafts depends on the clock."""
+    return Sampling() if stack == "auto" else WARM
+
+
+def kv(engine: Engine, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the first n tokens."""
+    buffer = engine.full.storage.buffer
+    assert buffer
+    return buffer.keys[:, :, :n].clone(), buffer.values[:, :, :n].clone()
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_neither_the_documents_kv_nor_the_answer_changes(pair: Any, stack: str) -> None:
+    found = []
+    for sampling in (None, WARM):
+        engine = engine_of(pair, stack)
+        read(engine, PROMPT, sampling)
+        stored = kv(engine, len(PROMPT))
+        answers = [tokens_of(engine, Request([*PROMPT, 5], 40, each)) for each in (Sampling(), law(stack))]
+        found.append((stored, answers))
+    (plain, said), (prepared, again) = found
+    assert all(torch.equal(one, other) for one, other in zip(plain, prepared, strict=True))
+    assert said == again
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_what_the_caches_hold_survives_preparations(pair: Any, stack: str) -> None:
+    """In a second turn the retrieval cache and the draft's are in use; other settings need other graphs."""
+    said = []
+    for hot in (False, True):
+        engine = engine_of(pair, stack)
+        first = tokens_of(engine, Request(PROMPT[:200], 40, law(stack)))
+        if hot:
+            engine.prepare(Request([*engine.cached, 5], 1, Sampling(1.3, top_k=20)))
+            engine.prepare(Request([*engine.cached, 5], 1, Sampling(1.3, repetition_penalty=1.2)))
+        said.append(tokens_of(engine, Request([*PROMPT[:200], *first, *PROMPT[:30]], 40, law(stack))))
+    assert said[0] == said[1]
+
+
+def test_plain_decoding_is_prepared_first_and_then_the_first_rounds(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, int]] = []
+    for kind, size in ((ForwardGraph, 1), (StaticVerification, 1), (DraftGraph, 1)):
+        begin = kind.__init__
+
+        def noted(
+            self: Any, *given: Any, begin: Any = begin, name: str = kind.__name__, at: int = size
+        ) -> None:
+            made.append((name, given[at]))
+            begin(self, *given)
+
+        monkeypatch.setattr(kind, "__init__", noted)
+    engine = engine_of(pair, "auto", planned=True)
+    read(engine, PROMPT[:40], WARM)
+    assert made[:2] == [("ForwardGraph", 1), ("StaticVerification", 1)]
+    # Then a trial of the middle level over the draft model.
+    assert {name for name, _ in made[2:8]} == {"ForwardGraph", "StaticVerification", "DraftGraph"}
+
+
+def test_nothing_is_prepared_without_settings(pair: Any) -> None:
+    assert set(read(engine_of(pair, "auto", planned=True), PROMPT, None)) == {0}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_an_answer_after_a_long_document_captures_little(pair: Any, stack: str) -> None:
+    engine = engine_of(pair, stack, planned=True)
+    captures = captures_on(engine.target.device)
+    counts = read(engine, PROMPT, Sampling())
+    assert counts[-1] > 0
+    if engine.target.device.type == "cpu":
+        assert all(after - before <= PER_CHUNK for before, after in pairwise(counts))
+    engine.prepare(Request([*engine.cached, 5], 1))  # what a GPU that is this quick left no time for
+    before = captures.count
+    tokens_of(engine, Request([*PROMPT, 5], 100))
+    assert captures.count - before <= 4  # odd remainders of a draft model's window, and the last round
+
+
+def test_preparations_touch_no_length_and_draw_nothing(pair: Any) -> None:
+    engine = engine_of(pair, "triforce", planned=True)
+    read(engine, PROMPT[:50], None)
+    middle: Any = engine.top.planner.arms[0].drafter
+    draft = middle.planner.arms[0].drafter
+    torch.manual_seed(9)
+    state, device = torch.get_rng_state(), engine.target.device
+    before = engine.full.length, middle.cache.length, draft.cache.length, engine.cached
+    engine.prepare(Request([*engine.cached, 5], 1, WARM))
+    assert captures_on(device).count > 10
+    assert before == (engine.full.length, middle.cache.length, draft.cache.length, engine.cached)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_full_context_has_no_room_for_preparations(pair: Any) -> None:
+    engine = Engine(pair[0], 60, TextCodec(spell), pair[1], StackOptions("auto", budget=SMALL_BUDGET))
+    engine.executor = GraphExecutor()
+    buffer = engine.full.storage.buffer
+    assert buffer
+    buffer.capacity = 60
+    read(engine, PROMPT[:58], None)
+    engine.prepare(Request([*engine.cached, 5], 1))
+    sizes = engine.target.graphs.made[buffer]
+    assert max(sizes) <= 2
+
+
+def test_a_prefill_may_be_closed_between_captures(pair: Any) -> None:
+    engine = engine_of(pair, "triforce")
+    expected = tokens_of(engine_of(pair, "triforce"), Request(PROMPT, 30, WARM))
+    for chunks in (1, 2, 3):
+        events = engine.prefill(PROMPT, (), WARM)
+        for _ in range(chunks):
+            next(events)
+        events.close()
+    assert tokens_of(engine, Request(PROMPT, 30, WARM)) == expected
+
+
+def test_a_replaced_stack_goes_at_once(pair: Any) -> None:
+    """Its retrieval cache would go on building, and its graphs would hold memory."""
+    engine = engine_of(pair, "auto", planned=True)
+    tokens_of(engine, Request(PROMPT, 60))
+    gc.disable()
+    try:
+        engine.restack(StackOptions("lookup"))
+        assert not engine.full.observers
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_captures_do_not_keep_the_first_token(pair: Any) -> None:
+    """On a GPU: after a prefill that gave time, plain decoding starts without a capture."""
+    engine = engine_of(pair, "autoregressive")
+    read(engine, PROMPT, Sampling())
+    engine.prepare(Request([*engine.cached, 5], 1))
+    before = captures_on(engine.target.device).count
+    events = list(engine.answer(Request([*PROMPT, 5], 20)))
+    assert any(isinstance(event, Text) for event in events)
+    assert isinstance(events[-1], Finished)
+    assert captures_on(engine.target.device).count == before

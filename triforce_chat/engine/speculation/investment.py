@@ -1,0 +1,48 @@
+"""What captures in the midst of answers may cost: they have to win it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from triforce_chat.engine.cuda_graph import Captures
+
+# Share of the time of plain decoding that captures may take: about half of what drafts save.
+INVESTED = 0.25
+# (arm, drafted tokens) -> number of graphs that are to be captured before a round of that kind
+Lacking = Callable[[Any, int], int]
+
+
+def nothing_lacking(arm: Any, n: int) -> int:  # noqa: ARG001
+    """Where nothing is captured."""
+    return 0
+
+
+class Investment:
+    """The allowance for captures; the levels of a stack share it, and the top level renews it before each round.
+
+    A capture must not take longer than the rest of the answer would without drafts, nor all captures more than a
+    share of all answers and that rest: what one answer does not use, a later one may. ``earned``: seconds that were
+    not used so far. ``unlimited``: plans must not depend on what happens to be captured.
+    """
+
+    def __init__(self, captures: Captures, unlimited: bool = False) -> None:
+        self.captures, self.unlimited = captures, unlimited
+        self.earned = 0.0
+        self.rest, self.rest_seconds = 0, 0.0  # of the answer
+        self.counted = 0  # captures that were paid for, or made outside of answers
+
+    def begin(self, rest: int) -> None:
+        """An answer of up to ``rest`` tokens begins."""
+        self.rest, self.rest_seconds, self.counted = rest, 0.0, self.captures.count
+
+    def renew(self, rest: int, plain: float) -> None:
+        """Up to ``rest`` tokens are still to come, each of which takes ``plain`` seconds without a draft."""
+        spent = (self.captures.count - self.counted) * self.captures.mean
+        self.earned += INVESTED * plain * (self.rest - rest) - spent
+        self.rest, self.rest_seconds, self.counted = rest, rest * plain, self.captures.count
+
+    def allows(self, captures: int) -> bool:
+        """Whether so many captures may be made now; none are always allowed."""
+        most = min(self.rest_seconds, self.earned + INVESTED * self.rest_seconds)
+        return self.unlimited or captures == 0 or captures * self.captures.mean <= most
