@@ -261,7 +261,7 @@ def test_an_answer_that_was_cut_short_is_not_the_same(rough: Lab) -> None:
 
 
 def test_a_wrong_rule_is_found_by_greedy_answers(rough: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
+    def trusting(draft: Draft, target: Tensor, random: Randomness, _: Tensor | None) -> Tensor:
         accepted, last = torch.tensor([[len(draft)]]), random.draw(target[:, len(draft)])
         return torch.cat([accepted, draft.tokens, last[:, None]], -1)
 

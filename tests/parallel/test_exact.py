@@ -92,6 +92,10 @@ def test_ranks_repeat_what_they_plan_by_one_table(two: Found) -> None:
     assert others == [first] * 2
 
 
+def test_ranks_answer_with_a_given_text(found: dict[str, Any]) -> None:
+    assert found["shared"]["forced"] == found["alone"]["forced"] == found["alone"]["plain"][::-1]
+
+
 def test_attention_counts_the_heads_of_all_ranks(found: dict[str, Any]) -> None:
     alone, shared = (torch.tensor(found[who]["attended"]) for who in ("alone", "shared"))
     assert torch.allclose(shared, alone, rtol=1e-3, atol=1e-6)
@@ -117,7 +121,7 @@ def test_every_rank_holds_the_planned_number_of_parameters(two: Found, three: Fo
             assert held == planned, name
 
 
-@pytest.mark.parametrize(("ranks", "calls"), [("two", 7 * 5 + 4 * 2 * 7 + 3 * 4 + 4), ("three", 5)])
+@pytest.mark.parametrize(("ranks", "calls"), [("two", 7 * 6 + 4 * 2 * 7 + 3 * 4 + 4), ("three", 6)])
 def test_all_ranks_hold_the_same_after_every_call(
     ranks: str, calls: int, request: pytest.FixtureRequest
 ) -> None:

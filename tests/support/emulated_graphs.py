@@ -47,6 +47,8 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
         spoil(given.logits, given.draft.probs, *self.uniforms)
         for ids in (given.draft.tokens, *(given.penalty or ())):
             ids.fill_(1)
+        if given.forced is not None:
+            given.forced.fill_(1)
         return drawn
 
     class Sent(HostCopy):

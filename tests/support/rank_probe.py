@@ -137,30 +137,33 @@ class Trial:
         self.each()
         return [self.tokens(temperature=0.7, seed=11) for _ in range(3)]
 
-    def tokens(self, plain: bool = False, cut: int = 0, **sampling: Any) -> list[int]:
+    def tokens(
+        self, plain: bool = False, cut: int = 0, forced: Sequence[int] = (), **sampling: Any
+    ) -> list[int]:
         from triforce_chat.engine.exactness import tokens_of
 
-        made = tokens_of(self.answering, self.request(cut, **sampling), plain)
+        made = tokens_of(self.answering, self.request(cut, forced, **sampling), plain)
         self.each()
         return made
 
-    def request(self, cut: int = 0, **sampling: Any) -> Any:
+    def request(self, cut: int = 0, forced: Sequence[int] = (), **sampling: Any) -> Any:
         from triforce_chat.engine.engine import Request
         from triforce_chat.engine.sampling.options import Sampling
 
-        return Request(self.prompt[cut:], TOKENS, Sampling(**sampling))
+        return Request(self.prompt[cut:], TOKENS, Sampling(**sampling), forced=forced)
 
     def basics(self) -> dict[str, Any]:
-        """Plain tokens and their scores, a sampled answer, and attention weights."""
+        """Plain tokens and their scores, a sampled answer, one along a given text, and attention weights."""
         plain = self.tokens(plain=True)
         blocks = self.answering.rescore(self.request(), plain)
         scores = [row.tolist() for rows, _ in blocks for row in rows]
         self.each()
         self.restack("triforce")
         seeded = self.tokens(temperature=0.7, seed=11)
+        forced = self.tokens(forced=plain[::-1], temperature=0.7)
         attended = value_of(self.answering.attribute(self.request(), plain))
         self.each()
-        return {"plain": plain, "scores": scores, "seeded": seeded, "attended": attended}
+        return {"plain": plain, "scores": scores, "seeded": seeded, "forced": forced, "attended": attended}
 
     def stacks(self, names: Sequence[str]) -> dict[str, list[int]]:
         found = {}

@@ -30,7 +30,7 @@ from triforce_chat.engine.speculation.speculative import Round, Speculative
 
 Context = tuple[int, ...]
 Distribution = dict[Context, float]
-Rule = Callable[[Draft, Tensor, Randomness], Tensor]
+Rule = Callable[[Draft, Tensor, Randomness, Tensor | None], Tensor]
 PROMPT: Context = (0, 1)
 LONGER: Context = (0, 1, 1, 0)  # the captured draft is no longer than what it follows
 CPU = torch.device("cpu")
@@ -310,7 +310,7 @@ def print_of(state: list[dict[str, Any]]) -> str:
 
 
 def rounds(
-    stack: Stack, sampler: Branching, tokens: Context, most: int
+    stack: Stack, sampler: Branching, tokens: Context, most: int, forced: Context = ()
 ) -> Iterator[tuple[Context, float, Any]]:
     """Every outcome of one round from the state that the stack is in."""
     start = stack.save()
@@ -319,7 +319,7 @@ def rounds(
     while scripts:
         stack.load(start)
         walk.begin(scripts.pop())
-        made = stack.top.step(TokenBuffer.of(tokens, ROOM, CPU), sampler, most)[1].ids
+        made = stack.top.step(TokenBuffer.of(tokens, ROOM, CPU, forced), sampler, most)[1].ids
         assert len(made) >= 1
         scripts += [[*prefix, other] for prefix, other in walk.open]
         yield (*tokens, *made), walk.chance, stack.save()

@@ -70,6 +70,13 @@ class BenchOptions:
     past_end: Annotated[
         bool, typer.Option("--past-end", help="Keep decoding where the model would end its answer.")
     ] = False
+    same_text: Annotated[
+        bool,
+        typer.Option(
+            "--same-text",
+            help="All stacks decode what plain decoding drew, past its end: a fair comparison with few prompts.",
+        ),
+    ] = False
     stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False
     inflate: Annotated[
         str | None,
@@ -126,6 +133,8 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     """Measure ms/token, prefill and memory at several context lengths."""
     if chosen.trace and not chosen.profile:
         raise UsageError("--trace writes what --profile measures; add --profile")
+    if chosen.same_text and chosen.profile:
+        raise UsageError("--profile looks at rounds of any text; leave out --same-text")
     screen = screen_of(options)
     shape, cap = shape_and_cap(chosen)
     texts = read_all(documents, options, screen)
@@ -142,7 +151,8 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
         "warmup": chosen.warmup,
         "repeats": chosen.repeats,
         "plain_tokens": chosen.plain_tokens,
-        "past_end": chosen.past_end,
+        "past_end": run.past_end,
+        "same_text": chosen.same_text,
     }
     if chosen.profile:
         show_profiles(run, prompts, recipe, record, options, screen)
@@ -188,7 +198,16 @@ def open_bench(recipe: Recipe, options: Options, screen: Screen) -> tuple[Bench,
     from triforce_chat.lab.bench.measure import Bench
 
     chosen, show = recipe.chosen, partial(show_run, options, screen, target)
-    run = Bench(engine, target, chosen.repeats, chosen.warmup, chosen.past_end, show, chosen.plain_tokens)
+    run = Bench(
+        engine,
+        target,
+        chosen.repeats,
+        chosen.warmup,
+        chosen.past_end,
+        show,
+        chosen.plain_tokens,
+        chosen.same_text,
+    )
     return run, seconds
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+FREE = -1  # in place of a forced token: whatever is drawn
 BACK = 64  # tokens before the end of a history that can be read by their distance from it
 
 
@@ -57,20 +58,28 @@ class TokenBuffer:
     ids: [B, room]; length: [B], the committed ids of each row. Entries after them are scratch space, where drafts are
     written until a verification commits some of them. ``known`` is the number of tokens that the host knows to be
     committed in every row, and ``slack`` the largest number of further ones: 0 except between rounds that the host does
-    not wait for.
+    not wait for. ``forced`` [B, room] holds the token that a benchmark wants at each place, FREE where any will do; it
+    is None outside of benchmarks.
     """
 
     def __init__(self, ids: Tensor, length: Tensor, known: int) -> None:
         self.ids, self.length, self.known, self.slack = ids, length, known, 0
+        self.forced: Tensor | None = None
         self._steps = torch.arange(-BACK, ids.shape[1], device=ids.device)
 
     @staticmethod
-    def of(tokens: Sequence[int], room: int, device: torch.device) -> TokenBuffer:
-        """One sequence that may grow by ``room`` tokens."""
+    def of(tokens: Sequence[int], room: int, device: torch.device, forced: Sequence[int] = ()) -> TokenBuffer:
+        """One sequence that may grow by ``room`` tokens, the first of which are forced to be ``forced``."""
         ids = torch.zeros(1, len(tokens) + room, dtype=torch.long)
         ids[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
         length = torch.tensor([len(tokens)], device=device)
-        return TokenBuffer(ids.to(device), length, len(tokens))
+        made = TokenBuffer(ids.to(device), length, len(tokens))
+        if forced:
+            following = torch.tensor(forced[:room], dtype=torch.long)
+            ids = torch.full_like(ids, FREE)
+            ids[0, len(tokens) :][: len(following)] = following
+            made.forced = ids.to(device)
+        return made
 
     def fork(self, slack: int = 0) -> TokenBuffer:
         """A buffer that shares the ids but has its own length: for a level that drafts after the committed tokens."""
@@ -98,9 +107,16 @@ class TokenBuffer:
 
     def read(self, first: int, n: int) -> Tensor:
         """The ids [B, n] from ``first`` places after the end on."""
+        return self._read(self.ids, first, n)
+
+    def read_forced(self, n: int) -> Tensor | None:
+        """The forced tokens [B, n] of the n places after the end; None if all are free."""
+        return None if self.forced is None else self._read(self.forced, 0, n)
+
+    def _read(self, row: Tensor, first: int, n: int) -> Tensor:
         if self._place_known:
-            return self.ids[:, self.known + first :][:, :n]
-        return self.ids.gather(1, self.places(first, n))
+            return row[:, self.known + first :][:, :n]
+        return row.gather(1, self.places(first, n))
 
     def write(self, tokens: Tensor, first: int = 0) -> None:
         """Write ids [B, n] from ``first`` places after the end on, without committing them."""

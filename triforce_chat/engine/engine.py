@@ -52,6 +52,8 @@ class Request:
     spans: Sequence[DocumentSpan] = ()  # of the prompt's documents
     said: Sequence[int] = ()  # the tokens so far of an answer that was interrupted and is to be continued
     past_end: bool = False  # ignore end-of-sequence tokens, to measure answers of equal length
+    # For benchmarks: the first tokens that the answer is going to be, accepted as often as if they had been sampled.
+    forced: Sequence[int] = ()
 
     @property
     def history(self) -> list[int]:
@@ -238,7 +240,8 @@ class Answer:
         self.reason: FinishReason | None = None if self.most > 0 else "length"
 
     def events(self) -> Iterator[Event]:
-        history = TokenBuffer.of(self.request.history, self.most + SCRATCH, self.engine.target.device)
+        request, room, device = self.request, self.most + SCRATCH, self.engine.target.device
+        history = TokenBuffer.of(request.history, room, device, request.forced)
         self.engine.pending.clear()
         try:
             for ids in self.top.decode(history, self.sampler, self.most) if self.most > 0 else ():

@@ -123,7 +123,8 @@ def load_draft(
     Raises ModelError or OutOfMemory for a draft that the user named; another one is replaced by lookup.
     """
     if name is None:
-        if settings.draft == "auto":
+        # With the stack "auto" lookup is as good a drafter as any that may be chosen: nothing to tell.
+        if settings.draft == "auto" and settings.stack != "auto":
             note(f"no draft model for {target.name} here: lookup drafts; --draft names one")
         return None
     try:

@@ -28,7 +28,7 @@ from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.lab.bench import measure
 from triforce_chat.lab.bench.cases import Case, cases, prompts_of, texts_of
 from triforce_chat.lab.bench.confidence import interval, percentile
-from triforce_chat.lab.bench.measure import Bench
+from triforce_chat.lab.bench.measure import Bench, drawing
 from triforce_chat.lab.bench.row import Measured, Read, Run, acceptance, against, fresh, row_of
 from triforce_chat.lab.bench.table import table
 from triforce_chat.models.load import LoadedModel, load_model
@@ -324,6 +324,55 @@ def test_plain_decoding_may_stop_early(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("small_stacks")
+def test_all_stacks_decode_the_same_text(lab: Lab) -> None:
+    """One for each prompt and temperature, of the longest length, in whichever order the stacks come."""
+    told: dict[tuple[int, float | None], set[tuple[int, ...]]] = {}
+
+    def heard(_: int, prompt: int, case: Case, run: Run) -> None:
+        ids = tuple(run.tally.token_ids)
+        assert len(ids) == (12 if case.plain else case.settings.max_tokens)
+        told.setdefault((prompt, case.settings.temperature), set()).add(ids)
+
+    bench = Bench(lab.engine(), LOADED, 2, 5, heard=heard, plain_tokens=12, same_text=True)
+    prompts = [lab.text(90), lab.text(90, seed=4)]
+    stacks = ["triforce", "naive", "autoregressive", "lookup"]
+    rows = list(bench.rows(prompts, cases(Settings(), stacks, [0, 0.9], ["tokens=20,30"])))
+    texts = []
+    for found in told.values():
+        texts.append(max(found, key=len))
+        assert found == {texts[-1][:n] for n in (12, 20, 30)}
+    assert len(set(texts)) == 4
+    assert texts[0] == tuple(lab.greedy(prompts[0], 30))
+    assert all(row.same_text and row.speedup for row in rows)
+    assert {(row.same_tokens, row.ties, row.mismatches) for row in rows} == {(None, None, None)}
+    fast = [row for row in rows if row.contender != "autoregressive" and row.tokens == 60]
+    assert len(fast) == 6
+    for temperature in (0.0, 0.9):
+        assert len({row.fresh for row in fast if row.temperature == temperature}) == 1
+
+
+def test_a_text_is_drawn_by_other_random_numbers_than_its_drafts_pass_by() -> None:
+    made = cases(Settings(seed=3, max_tokens=9), ["triforce", "lookup"], [0.5, 1.0], ["tokens=9,20"])
+    texts = drawing(made)
+    assert [(each.stack, each.temperature, each.max_tokens) for each in texts] == [
+        ("autoregressive", 0.5, 20),
+        ("autoregressive", 1.0, 20),
+    ]
+    assert all(each.seed not in (3, None) for each in texts)
+    assert {each.seed for each in drawing(cases(Settings(), ["triforce"], [], []))} == {None}
+
+
+@pytest.mark.usefixtures("small_stacks")
+def test_a_given_text_goes_past_its_end(lab: Lab) -> None:
+    made = lab.greedy(lab.text(90), 20)
+    engine = lab.engine(eos_ids=frozenset(made[5:6]))
+    bench = Bench(engine, LOADED, 1, same_text=True)
+    rows = bench.rows([lab.text(90)], cases(Settings(max_tokens=20), ["autoregressive", "triforce"], [0], []))
+    assert [row.tokens for row in rows] == [20, 20]
+    assert bench.past_end
+
+
+@pytest.mark.usefixtures("small_stacks")
 def test_every_greedy_token_is_held_against_plain_scores(lab: Lab) -> None:
     bench, ids = Bench(lab.engine(), LOADED, 1, past_end=True, plain_tokens=4), lab.text(90)
     made = cases(Settings(max_tokens=30), ["triforce", "autoregressive"], [0, 0.7], [])
@@ -467,6 +516,27 @@ def test_runs_are_lines_as_soon_as_they_are_measured(tmp_path: Path, loaded: Loa
     assert lines[0]["token_ids"] == lines[2]["token_ids"]
     assert [run.message for line in lines for run in schema_validator("bench", "run").iter_errors(line)] == []
     assert schema_errors("bench", record) == []
+
+
+def test_the_command_with_one_text_for_all(tmp_path: Path, loaded: LoadedModel) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("the first text " * 400)
+    command = ["bench", str(book), "--model", str(loaded.source.folder), "--device", "cpu", "--same-text"]
+    stacks = ["retrieval", "streaming", "triforce", "autoregressive", "lookup", "auto"]
+    flags = ["--contexts", "400", "--stacks", ",".join(stacks), "--tokens", "20", "--repeats", "1"]
+    done = CliRunner().invoke(app, [*command, *flags, "--temperatures", "0,0.8", "--jsonl", "--json"])
+    assert done.exit_code == 0, done.stderr
+    *lines, record = map(json.loads, done.stdout.splitlines())
+    for temperature in (0.0, 0.8):
+        told = [line["token_ids"] for line in lines if line["temperature"] == temperature]
+        assert len(told) == len(stacks)
+        assert all(ids == told[0] for ids in told)
+        fresh = [row["fresh"] for row in record["rows"] if row["temperature"] == temperature]
+        assert fresh == [fresh[0]] * len(stacks)
+    assert record["same_text"] is record["past_end"] is True
+    assert all(row["same_text"] for row in record["rows"])
+    assert schema_errors("bench", record) == []
+    assert CliRunner().invoke(app, [*command, "--profile"]).exit_code == 2
 
 
 def test_a_smaller_card_is_for_a_gpu(tmp_path: Path, loaded: LoadedModel) -> None:

@@ -37,6 +37,7 @@ class SamplerInputs(NamedTuple):
     logits: Tensor  # [B, n+1, V]
     draft: Draft  # n tokens per row
     penalty: PenaltyContext | None  # None without a repetition penalty
+    forced: Tensor | None = None  # [B, n+1], for ``verify``
 
 
 class SamplerOutput(NamedTuple):
@@ -63,7 +64,7 @@ class Verification:
         draft = inputs.draft
         scores = penalized(inputs.logits, inputs.penalty, draft.count, self.sampling.repetition_penalty)
         probs, complete = warp(scores, self.sampling, self.candidates)
-        numbers = verify(draft, probs, random)
+        numbers = verify(draft, probs, random, inputs.forced)
         if complete is None:
             flag = numbers.new_ones(len(numbers), 1)
         else:
@@ -112,9 +113,9 @@ class GraphExecutor:
         return static()
 
     def _static(self, op: Verification, inputs: SamplerInputs) -> StaticVerification:
-        logits, draft, penalty = inputs
+        logits, draft, penalty, forced = inputs
         room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1])
-        key = op, len(logits), logits.shape[-1], logits.dtype, draft.probs.dtype, room
+        key = op, len(logits), logits.shape[-1], logits.dtype, draft.probs.dtype, forced is not None, room
         sizes = self.made[key] = self.made.pop(key, {})  # now the most recently used
         rows = fitting(logits.shape[1]) or logits.shape[1]
         usual = [size for size in SIZES if size <= USUAL and len(draft)]
@@ -162,6 +163,7 @@ class StaticVerification:
                     self.counts[0],
                 ),
                 PenaltyContext(answer, self.counts[1]) if room else None,
+                None if like.forced is None else like.forced.new_zeros(batch, rows),
             )
             self.uniforms = Uniforms.empty(batch, rows - 1, device)
         self.filled: int | None = 0  # the host's number of drafted tokens in ``counts``; None: the device's
@@ -172,7 +174,7 @@ class StaticVerification:
         self.graph.prepare(self._work)
 
     def copy_in(self, inputs: SamplerInputs) -> None:
-        logits, draft, penalty = inputs
+        logits, draft, penalty, forced = inputs
         n = len(draft)
         static = self.inputs
         static.logits[:, : n + 1] = logits
@@ -189,6 +191,8 @@ class StaticVerification:
         if static.penalty is not None and penalty is not None:
             static.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
             self.counts[1] = penalty.length
+        if static.forced is not None and forced is not None:
+            static.forced[:, : n + 1] = forced
 
     def __call__(self) -> SamplerOutput:
         return self.graph(self._work)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.draft import Draft, one_hot
+from triforce_chat.engine.draft import FREE, Draft, one_hot
 from triforce_chat.engine.sampling.options import Sampling
 
 CANDIDATES = 256  # sorted for top-p; a full sort of 49K logits per row costs more than attention
@@ -78,25 +78,44 @@ class PenaltyContext(NamedTuple):
     length: Tensor  # [B], number of valid tokens in each row
 
 
-def verify(draft: Draft, target: Tensor, random: Randomness) -> Tensor:
+def verify(draft: Draft, target: Tensor, random: Randomness, forced: Tensor | None = None) -> Tensor:
     """The only acceptance rule in the program (speculative sampling, arXiv 2211.17192; TriForce, Alg. 1).
 
     target: [B, n+1, V], the verifying level's distribution at every drafted position and after the last one. Returns
     [B, n+2]: k, then the k accepted tokens and one recovered token (after a rejection) or bonus token, then n-k
     meaningless numbers. With the first k+1 rows of target these tokens are an exact draft for the level above. Drafted
     tokens from ``draft.count`` on are neither accepted nor rejected.
+
+    ``forced`` [B, n+1], for benchmarks of several stacks on one text: the tokens that the output is going to be, FREE
+    where it is drawn as usual. A token drawn from q passes with probability min(1, p/q) and the output is distributed
+    as p, so an output y came from an accepted draft with probability min(p(y), q(y)) / p(y) = min(1, q(y)/p(y)). So
+    often y is accepted, and otherwise committed as the recovered token; a looked-up token, whose q is one-hot, passes
+    if it is y. Where the top level rejects, the levels below were forced along y, too, instead of along a token that it
+    would reject: of work in vain the acceptance and the cost are approximated, and the queries by which chunks may be
+    selected. The last token is drawn as usual before y replaces it, so that a forced round takes as long.
     """
     rows, n = draft.tokens.shape
+    tokens = draft.tokens if forced is None else imposed(forced[:, :n], draft.tokens)
     accepted = torch.zeros(rows, dtype=torch.long, device=target.device)
     if n:
-        index = draft.tokens[..., None]
+        index = tokens[..., None]
         p, q = target[:, :n].gather(-1, index)[..., 0], draft.probs.gather(-1, index)[..., 0]
+        if forced is not None:
+            free = forced[:, :n] == FREE
+            p, q = torch.where(free, p, q), torch.where(free, q, p)
         accepted = random.accepts(p, q)
         if draft.count is not None:
             accepted = torch.minimum(accepted, draft.count)
     last = random.draw(remainder(draft, target, accepted))[:, None]
+    if forced is not None:
+        last = imposed(forced.gather(1, accepted[:, None]), last)
     passed = torch.arange(n, device=target.device) < accepted[:, None]
-    return torch.cat([accepted[:, None], torch.where(passed, draft.tokens, last), last], -1)
+    return torch.cat([accepted[:, None], torch.where(passed, tokens, last), last], -1)
+
+
+def imposed(forced: Tensor, drawn: Tensor) -> Tensor:
+    """The forced tokens, and the drawn ones where those are FREE; all of the same shape."""
+    return torch.where(forced == FREE, drawn, forced)
 
 
 def remainder(draft: Draft, target: Tensor, accepted: Tensor) -> Tensor:

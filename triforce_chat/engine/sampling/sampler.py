@@ -48,7 +48,8 @@ class Sampler:
 
     def verify(self, draft: Draft, logits: Tensor, seq: TokenBuffer) -> SamplerOutput:
         """Verify a draft of n tokens, written in ``seq`` after its end, by logits [B, n+1, V]."""
-        return self.run(SamplerInputs(logits, draft, self.penalty_context(seq, draft)))
+        forced = seq.read_forced(len(draft) + 1)
+        return self.run(SamplerInputs(logits, draft, self.penalty_context(seq, draft), forced))
 
     def run(self, inputs: SamplerInputs) -> SamplerOutput:
         return self.executor.run(self.op, inputs, self.fill)

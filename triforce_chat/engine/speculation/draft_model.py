@@ -56,7 +56,7 @@ class DraftModel:
             return SamplerOutput(probs.clone(), packed)
 
         penalty = sampler.penalty_context(seq, self.nothing, n)
-        return self._agreed(draft_tokens(n, feed, sample, penalty, self.nothing))
+        return self._agreed(draft_tokens(n, feed, sample, penalty, self.nothing, seq.read_forced(n)))
 
     def _agreed(self, draft: Draft) -> Draft:
         """All ranks take rank 0's tokens."""
@@ -93,18 +93,24 @@ class DraftModel:
         sampler.fill(graph.uniforms)
         offset = seq.length - (self.cache.length + n + 1)
         return self._agreed(
-            graph(seq.read(-n - 1, n + 1), offset, sampler.penalty_context(seq, self.nothing))
+            graph(
+                seq.read(-n - 1, n + 1),
+                offset,
+                sampler.penalty_context(seq, self.nothing),
+                seq.read_forced(n),
+            )
         )
 
     def _graph(self, seq: TokenBuffer, n: int, sampler: Sampler) -> DraftGraph:
         context = sampler.penalty_context(seq, self.nothing)
         room = 0 if context is None else rounded_up(context.tokens.shape[1] + n)
-        key = sampler.op, room
+        forced = seq.forced is not None
+        key = sampler.op, room, forced
         graphs = self.graphs[key] = self.graphs.pop(key, {})  # now the most recently used
         if len(self.graphs) > KEPT:
             del self.graphs[next(iter(self.graphs))]
         for length in sorted({n, *self.lengths} - graphs.keys(), reverse=True):
-            graphs[length] = DraftGraph(self, length, sampler.op, room)
+            graphs[length] = DraftGraph(self, length, sampler.op, room, forced)
             graphs[length].capture()
         return graphs[n]
 
@@ -122,7 +128,7 @@ class DraftModel:
 class DraftGraph:
     """The CUDA graph of a draft of n tokens, with its static input buffers."""
 
-    def __init__(self, drafter: DraftModel, n: int, op: Verification, room: int) -> None:
+    def __init__(self, drafter: DraftModel, n: int, op: Verification, room: int, forced: bool) -> None:
         self.n, self.op, self.nothing = n, op, drafter.nothing
         self.forward = drafter.model.loop(drafter.cache)
         device = drafter.model.device
@@ -131,6 +137,7 @@ class DraftGraph:
             answer = torch.zeros(1, room, dtype=torch.long, device=device)
             length = torch.zeros(1, dtype=torch.long, device=device)
             last = torch.zeros(1, n, dtype=torch.float64, device=device)
+            self.forced = torch.zeros(1, n, dtype=torch.long, device=device) if forced else None
         self.penalty = PenaltyContext(answer, length) if room else None
         self.uniforms = Uniforms.empty(1, 0, device)._replace(last=last)
         self.graph: Graph[tuple[Tensor, Tensor]] = Graph(device, drafter.pool)
@@ -139,13 +146,17 @@ class DraftGraph:
         self.forward.aim(torch.zeros_like(self.ids[:, 0]))
         self.graph.prepare(self._work)
 
-    def __call__(self, ids: Tensor, offset: Tensor, penalty: PenaltyContext | None) -> Draft:
+    def __call__(
+        self, ids: Tensor, offset: Tensor, penalty: PenaltyContext | None, forced: Tensor | None
+    ) -> Draft:
         """Draft after ids [1, n+1], the end of the history; the first goes ``offset`` [1] slots after the cache."""
         self.forward.aim(offset)
         self.ids.copy_(ids)
         if self.penalty is not None and penalty is not None:
             self.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
             self.penalty.length.copy_(penalty.length)
+        if self.forced is not None and forced is not None:
+            self.forced.copy_(forced)
         return Draft(*self.graph(self._work))
 
     @torch.inference_mode()
@@ -157,7 +168,7 @@ class DraftGraph:
             uniforms = self.uniforms._replace(last=self.uniforms.last[:, step : step + 1])
             return self.op(inputs, self.op.randomness(uniforms))
 
-        draft = draft_tokens(self.n, feed, sample, self.penalty, self.nothing)
+        draft = draft_tokens(self.n, feed, sample, self.penalty, self.nothing, self.forced)
         return draft.tokens, draft.probs
 
 
@@ -167,11 +178,13 @@ def draft_tokens(
     sample: Callable[[SamplerInputs, int], SamplerOutput],
     penalty: PenaltyContext | None,
     nothing: Draft,
+    forced: Tensor | None = None,
 ) -> Draft:
     """The draft loop: n times feed the last token and sample the next one.
 
     ``feed(ids, step)`` returns logits [B, 1, V]; at step 0 it feeds the end of the history instead of ids. The drafted
-    tokens are written after the valid tokens of ``penalty``, which must have room for them.
+    tokens are written after the valid tokens of ``penalty``, which must have room for them. Tokens of ``forced`` [B, n]
+    take the place of drawn ones, whose distributions stay as they are.
     """
     tokens: list[Tensor] = []
     rows: list[Tensor] = []
@@ -179,7 +192,8 @@ def draft_tokens(
     for step in range(n):
         logits = feed(last, step)
         context = None if penalty is None else penalty._replace(length=penalty.length + step)
-        probs, packed = sample(SamplerInputs(logits, nothing, context), step)
+        given = None if forced is None else forced[:, step : step + 1]
+        probs, packed = sample(SamplerInputs(logits, nothing, context, given), step)
         last = packed[:, 1:2].clone()
         if context is not None:
             context.tokens.scatter_(1, context.length[:, None], last)

@@ -25,6 +25,9 @@ from triforce_chat.settings.settings import Settings
 STOCK = "transformers"
 PATIENCE = 60.0  # seconds
 WARMUP = 32  # tokens
+OTHER_SEED = (
+    1 << 40
+)  # flipped in the seed of a text that is drawn, so that drafts of it pass by other numbers
 
 Heard = Callable[[int, int, Case, Run], None]  # tokens of the prompt, its number, what was measured on it
 
@@ -40,6 +43,9 @@ class Bench:
     and most graphs captured meanwhile. ``past_end`` makes every answer as long as was asked for. Where an interrupt
     comes, what has been measured stands, and ``interrupted`` says so. Plain decoding stops behind
     ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
+
+    ``same_text``: plain decoding first draws an answer to each prompt at each temperature, of the longest length asked
+    for, and every case decodes that text, accepting drafts as often as if it had sampled it by itself.
     """
 
     def __init__(
@@ -51,10 +57,16 @@ class Bench:
         past_end: bool = False,
         heard: Heard = unheard,
         plain_tokens: int | None = None,
+        same_text: bool = False,
     ) -> None:
         self.engine, self.loaded = engine, loaded
-        self.repeats, self.warmup, self.past_end, self.heard = repeats, warmup, past_end, heard
+        self.repeats, self.warmup, self.heard = repeats, warmup, heard
+        # A text that was drawn has no end.
+        self.past_end, self.same_text = past_end or same_text, same_text
         self.plain_tokens, self.interrupted = plain_tokens, False
+        self.texts: dict[
+            float | None, list[int]
+        ] = {}  # of the current prompt, by the temperature that was set
 
     def rows(self, prompts: Sequence[Sequence[int]], cases: Sequence[Case]) -> Iterator[Row]:
         """Every case on the same prompts of one length, each of which is prefilled once for all."""
@@ -62,6 +74,7 @@ class Bench:
         try:
             for n, ids in enumerate(prompts):
                 self._read(ids, read)
+                self._draw(ids, cases)
                 for each in measured:
                     self._measure(n, ids, each)
         except KeyboardInterrupt:
@@ -70,7 +83,7 @@ class Bench:
         for each in measured:
             if each.runs:
                 heat = sampling_of(each.case.settings, self.loaded).temperature
-                row = row_of(each, heat, read, self.lengths(each.case.settings)[0])
+                row = row_of(each, heat, read, self.lengths(each.case.settings)[0], self.same_text)
                 base = plain.get(each.case.footing)
                 yield row if base is None else against(row, each, base, self.plain_tokens)
 
@@ -128,7 +141,8 @@ class Bench:
         return doubts(self.engine, self.request(ids, settings, settings.max_tokens), run.tally.token_ids)
 
     def request(self, ids: Sequence[int], settings: Settings, tokens: int) -> Request:
-        return Request(ids, tokens, sampling_of(settings, self.loaded), past_end=self.past_end)
+        forced = self.texts.get(settings.temperature, ())
+        return Request(ids, tokens, sampling_of(settings, self.loaded), past_end=self.past_end, forced=forced)
 
     def prefill(self, ids: Sequence[int]) -> float:
         """Read a prompt from nothing; returns tokens per second."""
@@ -148,6 +162,13 @@ class Bench:
         read.rates += rates
         read.peak = max(read.peak, peak_bytes())
 
+    def _draw(self, ids: Sequence[int], cases: Sequence[Case]) -> None:
+        """Draw the texts that all cases decode behind a prefilled prompt."""
+        self.texts = {}
+        for settings in drawing(cases) if self.same_text else ():
+            self.engine.restack(stack_for(settings, self.loaded))
+            self.texts[settings.temperature] = self.answer(ids, settings, settings.max_tokens).tally.token_ids
+
     def _measure(self, n: int, ids: Sequence[int], into: Measured) -> None:
         """All runs of a case on a prefilled prompt."""
         settings, runs = into.case.settings, []
@@ -158,4 +179,14 @@ class Bench:
             runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
             self.heard(len(ids), n, into.case, runs[-1])
         peak, greedy = peak_bytes(), sampling_of(settings, self.loaded).greedy
-        into.add(runs, peak, self.doubts(ids, settings, runs[-1]) if greedy else None)
+        chosen = greedy and not self.same_text  # forced tokens say nothing about a stack's own
+        into.add(runs, peak, self.doubts(ids, settings, runs[-1]) if chosen else None)
+
+
+def drawing(cases: Sequence[Case]) -> list[Settings]:
+    """Plain decoding at each temperature, of the longest answer there."""
+    longest: dict[float | None, Settings] = {}
+    for settings in sorted((case.settings for case in cases), key=lambda each: each.max_tokens):
+        seed = None if settings.seed is None else settings.seed ^ OTHER_SEED
+        longest[settings.temperature] = replace(settings, stack=PLAIN.name, seed=seed)
+    return list(longest.values())

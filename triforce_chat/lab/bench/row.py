@@ -40,7 +40,9 @@ class Row:
     speedup_error: float | None = None  # of that mean, from how the prompts differ
     speedup_interval: tuple[float, float] | None = None  # with 95 %
     speedups: list[float] = field(default_factory=list)  # prompt by prompt
-    same_tokens: bool | None = None  # as our own plain decoding, as far as that went; None with chance in it
+    same_text: bool = False  # it decoded the text that plain decoding had drawn
+    # As our own plain decoding, as far as that went; None with chance in it, and where the tokens were given.
+    same_tokens: bool | None = None
     # Of greedy tokens those that plain decoding behind the same ones would not have chosen, by scoring all anew:
     ties: int | None = None  # within rounding of the best
     mismatches: int | None = None  # and below it
@@ -90,7 +92,7 @@ class Read:
     peak: int = 0
 
 
-def row_of(measured: Measured, temperature: float, read: Read, warmup: int) -> Row:
+def row_of(measured: Measured, temperature: float, read: Read, warmup: int, same_text: bool = False) -> Row:
     """The figures of one case by itself."""
     case, runs = measured.case, measured.every
     each = [run.ms_per_token for run in runs]
@@ -113,6 +115,7 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int) -> R
         warmup=warmup,
         warmup_s=measured.warmup_s,
         predicted_ms_per_token=statistics.median(told) if told else None,
+        same_text=same_text,
         ties=sum(each.ties for each in measured.doubts) if measured.doubts else None,
         mismatches=sum(each.mismatches for each in measured.doubts) if measured.doubts else None,
         widest_tie=max(each.widest for each in measured.doubts) if measured.doubts else None,
@@ -154,7 +157,7 @@ def against(row: Row, own: Measured, plain: Measured, plain_tokens: int | None =
         speedup_error=error,
         speedup_interval=likely,
         speedups=ratios,
-        same_tokens=None if row.temperature else same,
+        same_tokens=None if row.temperature or row.same_text else same,
     )
 
 
