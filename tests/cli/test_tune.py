@@ -81,6 +81,14 @@ def test_a_first_answer_with_a_seed_measures(here: Tune) -> None:
     assert others == [first] * 3
 
 
+def test_without_the_cache_a_seed_alone_leaves_times(here: Tune) -> None:
+    flags = ("ask", "a.txt", "Why?", "--no-cache", "--max-tokens", "4", "--json")
+    assert here(*flags).code == 0
+    assert not calibration_file().exists()
+    assert here(*flags, "--seed", "3").code == 0
+    assert calibration_file().exists()
+
+
 def test_doctor_says_what_is_known(here: Tune) -> None:
     (before,) = stores.calibration()
     assert before.message == "tiny was not measured here yet; the first answers do that"

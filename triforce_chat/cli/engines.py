@@ -144,7 +144,8 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
         remembering=not options.no_cache,
         cache_size=options.cache_size,
         warn=partial(show_warning, options, screen),
-        calibrations=kept_calibrations,
+        # A seed is worth nothing in the next process without the times that this one went by.
+        calibrations=None if options.no_cache and options.seed is None else kept_calibrations,
     )
     from triforce_chat.chat.session import ChatSession
 
