@@ -9,6 +9,7 @@ from support.fakes import tally_of
 from triforce_chat.chat.events import Tally
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import Document, Page
+from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine
@@ -74,6 +75,9 @@ class ScriptedDecoder:
 
     def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
         return ([token] for token in self.ids)
+
+    def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:  # noqa: ARG002
+        return iter(())
 
     def rollback(self, length: int) -> None:
         self.engine.full.truncate(length)

@@ -324,7 +324,7 @@ class Planner:
         """This rank's plan of several rounds, without lookup."""
         arm = self.arms[0] if self.arms else None
         drafts = bool(arm) or self.lookup is not None
-        drafted = min(self.most, length - 1) if drafts else 0
+        drafted = min(self.most, max(0, length - 1)) if drafts else 0
         if self.gamma is None and drafted:
             hopes = [0.0, *accumulate(self.blend.chances(drafted))]
             first, more = self.times.line if self.times.known else (1.0, ROW_PRIOR)
