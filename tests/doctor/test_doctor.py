@@ -33,19 +33,8 @@ from triforce_chat.ui.terminal import Screen
 
 NAMES = [
     *("triforce-chat", "python", "torch", "transformers", "packages", "triton"),
-    *(
-        "gpu",
-        "memory",
-        "disk",
-        "settings",
-        "model",
-        "converted",
-        "adapter",
-        "draft",
-        "documents",
-        "sessions",
-        "terminal",
-    ),
+    *("gpu", "memory", "disk", "settings", "model", "converted", "adapter", "draft", "documents", "sessions"),
+    "terminal",
 ]
 
 
