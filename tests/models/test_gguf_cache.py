@@ -112,9 +112,7 @@ def test_weights_are_mapped_from_the_cache(file: Path) -> None:
     load(file)
     loaded = load(file)
     weights = conversions()[0].folder / "model.safetensors"
-    (mapped,) = {line.split("-")[0] for line in mappings(weights) if " 00000000 " in line}
     spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in mappings(weights)]
-    assert mapped
     assert all(any(a <= each.data_ptr() < b for a, b in spans) for each in loaded.model.parameters())
 
 
