@@ -207,17 +207,17 @@ def test_an_interrupted_conversion_leaves_nothing(
 def test_no_room(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = sum(tensor.n_elements for tensor in gguf.GGUFReader(file).tensors)
     free = 4 * int(numbers) * gguf_cache.DISK_SHARE
-    monkeypatch.setattr(gguf_cache.shutil, "disk_usage", lambda _: Usage(0, 0, free - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, free - 1))
     notes: list[str] = []
     direct = logits(load(file, note=notes.append))
     (line,) = notes
     assert line.startswith("tiny.gguf is converted again at every start: ")
     assert " would be more than a tenth of the " in line
     assert left() == []
-    monkeypatch.setattr(gguf_cache.shutil, "disk_usage", lambda _: Usage(0, 0, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, free))
     assert torch.equal(logits(load(file, note=notes.append)), direct)
     assert (len(notes), len(left())) == (1, 1)
-    monkeypatch.setattr(gguf_cache.shutil, "disk_usage", lambda _: Usage(0, 0, 0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 0))
     load(file, note=notes.append)
     assert len(notes) == 1, "what is there needs no room"
 
