@@ -82,7 +82,7 @@ def converted(source: ModelSource, dtype: str, check: Check, report: Report) -> 
 def conversions() -> list[Conversion]:
     """All converted models in the cache, by the names of their files; also those of files that are gone or changed."""
     found = (_read(conversions_folder() / name) for name in _names())
-    return sorted((each for each in found if each), key=lambda each: (each.file.name, each.origin.file))
+    return sorted((each for each in found if each), key=lambda each: (each.file.name, each.folder.name))
 
 
 def conversions_folder() -> Path:
