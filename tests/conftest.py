@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from support.places import TESTS
 
 from triforce_chat.documents import apart, child
 from triforce_chat.loading import device
+from triforce_chat.settings.paths import CACHE_VARIABLE
 
 # Programs that tests start import the same helpers.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -31,6 +33,13 @@ def any_lab(request: pytest.FixtureRequest) -> Lab:
 @pytest.fixture(scope="session")
 def lab() -> Lab:
     return Lab.of("llama", seed=1)
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, which does not exist yet."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 NO_GPU = "no CUDA device"

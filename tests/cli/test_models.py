@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
-from support.tiny_models import save_model
+from support.tiny_models import save_model, write_gguf
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.models import presets
+from triforce_chat.models.gguf_cache import conversions_folder, converted
 from triforce_chat.models.model_cache import ensure
 from triforce_chat.models.packed import SMOLLM2_135M
 from triforce_chat.models.presets import PRESETS, Preset
 from triforce_chat.models.progress import ignore_progress
+from triforce_chat.models.registry import ModelSource
 from triforce_chat.settings.paths import models_folder
 from triforce_chat.settings.sizes import readable
 
@@ -175,3 +178,66 @@ def test_rm_deletes_the_conversion_too(hub: Path) -> None:
 )
 def test_sizes_for_people(size: float, told: str) -> None:
     assert readable(size) == told
+
+
+# Converted GGUF files
+
+
+def keep_conversion(file: Path, dtype: str) -> Path:
+    """Put a conversion of ``file`` into the cache, as loading the file does."""
+    source = ModelSource(file.name, file.parent, file.name, None)
+    return converted(source, dtype, lambda: None, ignore_progress).folder
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "my [b]model.gguf")
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_list_has_converted_files(file: Path) -> None:
+    assert json.loads(run("ls", "--json")[1])["converted"] == []
+    folders = [keep_conversion(file, dtype) for dtype in ("bfloat16", "float32")]
+    told = json.loads(run("ls", "--json")[1])["converted"]
+    assert [each["folder"] for each in told] == list(map(str, folders))
+    assert [each["dtype"] for each in told] == ["bfloat16", "float32"]
+    assert {(each["name"], each["file"], each["current"]) for each in told} == {(file.name, str(file), True)}
+    assert 0 < told[0]["bytes"] < told[1]["bytes"]
+    shown = run("ls")[1].splitlines()
+    at = next(n for n, line in enumerate(shown) if line.startswith("converted"))
+    assert shown[at + 1].startswith(f"{file.name}  bfloat16")
+    file.unlink()
+    assert "(gone or changed)" in "".join(run("ls")[1].split("\n")[at + 1 :]).replace("  ", "")
+    assert not any(each["current"] for each in json.loads(run("ls", "--json")[1])["converted"])
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("by_path", [True, False])
+@pytest.mark.parametrize("gone", [True, False])
+def test_rm_deletes_every_conversion_of_a_file(file: Path, by_path: bool, gone: bool) -> None:
+    folders = [keep_conversion(file, dtype) for dtype in ("bfloat16", "float32")]
+    if gone:
+        file.unlink()
+    name = str(file) if by_path else file.name
+    code, _, err = run("rm", name, answer="n\n")
+    assert code == 2
+    assert all(str(folder) in err.replace("\n", "") for folder in folders)
+    assert run("rm", name, "--yes") == (0, "", "")
+    assert not list(conversions_folder().iterdir())
+    assert file.exists() is not gone
+    code, _, err = run("rm", name, "--yes")
+    assert (code, err.startswith("error: no model named")) == (5, True)
+
+
+@pytest.mark.usefixtures("hub")
+def test_rm_asks_which_file_of_that_name(tmp_path: Path, file: Path) -> None:
+    (tmp_path / "a").mkdir()
+    other = Path(shutil.copy(file, tmp_path / "a"))
+    kept, deleted = keep_conversion(file, "float32"), keep_conversion(other, "float32")
+    code, _, err = run("rm", file.name, "--yes")
+    assert (code, err) == (
+        5,
+        f"error: 2 files are named {file.name}: give the path of one ({other}, {file})\n",
+    )
+    assert run("rm", str(other), "--yes") == (0, "", "")
+    assert (kept.exists(), deleted.exists()) == (True, False)

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from triforce_chat.doctor.check_result import CheckResult
 from triforce_chat.engine import kernels_available
 from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
+from triforce_chat.models.gguf_cache import origin_of
 from triforce_chat.models.model_cache import seal
 from triforce_chat.models.packed import SMOLLM2_135M
 from triforce_chat.settings.paths import sessions_file
@@ -39,6 +41,7 @@ NAMES = [
         "disk",
         "settings",
         "model",
+        "converted",
         "adapter",
         "draft",
         "calibration",
@@ -415,6 +418,26 @@ def test_shipped_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     adapter, draft = stores.shipped_weights()
     assert [seen(adapter), seen(draft)] == [("problem", 5)] * 2
     assert "rope.json is missing" in adapter.message
+
+
+def test_converted_models(tmp_path: Path) -> None:
+    assert only(stores.converted_models()).message == "no GGUF file yet"
+    folder = tmp_path / "cache" / "models" / "gguf"
+    files = [tmp_path / "a b.gguf", tmp_path / "c.gguf"]
+    for file in files:
+        file.write_bytes(b"GGUF")
+        made = folder / file.stem
+        made.mkdir(parents=True)
+        (made / "model.safetensors").write_bytes(b"\0" * (3 << 20))
+        seal(made, json.dumps(asdict(origin_of(file, "bfloat16"))))
+    result = only(stores.converted_models())
+    assert seen(result) == ("ok", 0)
+    assert result.message == f"2 from GGUF files, 6 MB in {folder}"
+    files[0].unlink()
+    result = only(stores.converted_models())
+    assert seen(result) == ("warning", 0)
+    assert result.message == f"1 of 2 are of GGUF files that are gone or changed (3 MB) in {folder}"
+    assert result.advice == f"triforce-chat models rm '{files[0]}'"
 
 
 def test_documents(cache: Path) -> None:

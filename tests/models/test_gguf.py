@@ -21,6 +21,8 @@ from triforce_chat.models.gguf_header import read_header
 from triforce_chat.models.gguf_reader import QuickReader, quick_gguf
 from triforce_chat.models.load import load_model
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
 OTHERS = [Kind.Q2_K, Kind.Q3_K, Kind.IQ4_NL, Kind.F16, Kind.F32]  # left to gguf
 
 

@@ -146,6 +146,7 @@ GGUFS = {
 }
 
 
+@pytest.mark.usefixtures("empty_cache")
 @pytest.mark.parametrize("name", GGUFS)
 def test_a_gguf_file_that_declares_more_than_it_holds(tmp_path: Path, name: str) -> None:
     file = tmp_path / "m.gguf"

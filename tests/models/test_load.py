@@ -80,6 +80,7 @@ def test_a_gguf_tokenizer_takes_special_tokens_from_the_config(tmp_path: Path) -
     assert tokenizer.clean_up_tokenization_spaces is False
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_gguf(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     loaded = load_tiny(write_gguf(tmp_path / "tiny.gguf"))
     assert capfd.readouterr() == ("", "")
@@ -89,6 +90,7 @@ def test_gguf(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert loaded.model(torch.tensor([[5, 6]])).logits.shape == (1, 2, len(VOCABULARY))
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_gguf_of_another_family_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="gemma2"):
         load_tiny(write_gguf(tmp_path / "tiny.gguf", "gemma2"))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FOLDER = "PROBE_FOLDER"
 DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # environment variables; by default on the CPU
+OTHER_CACHE = "PROBE_OTHER_CACHE"  # environment variable: the cache folder of all ranks but the first
 FUSED = "PROBE_FUSED"  # environment variable: with fused blocks and captured forwards, as on a GPU
 BIG = ".big"
 BRIEF = (BIG, "adapter", ".gguf", "nine")  # models for which not every stack is tried
@@ -92,10 +93,13 @@ def note(rank: int, engine: Any) -> None:
 def run_started(descriptor: int, rank: int, size: int) -> None:
     """``worker.run_started``, with notes."""
     from triforce_chat.parallel import worker
+    from triforce_chat.settings.paths import CACHE_VARIABLE
 
     execute = worker.execute
     if FUSED in os.environ:
         fuse()
+    if OTHER_CACHE in os.environ:
+        os.environ[CACHE_VARIABLE] = os.environ[OTHER_CACHE]
 
     def noted(engine: Any, call: Any, inbox: Any) -> None:
         if call.method == "logits":

@@ -14,6 +14,7 @@ import pytest
 from filelock import FileLock
 
 from support.places import SUPPORT
+from triforce_chat.settings.paths import CACHE_VARIABLE
 
 PROBE = SUPPORT / "rank_probe.py"
 PRINTED = "printed.txt"  # output of the ranks; written last, so it marks a finished run
@@ -52,7 +53,7 @@ def once(
                 text=True,
                 timeout=PATIENCE,
                 check=False,
-                env={**os.environ, **environ},
+                env={**os.environ, CACHE_VARIABLE: str(folder / "cache"), **environ},
             )
             assert done.returncode == 0, done.stderr
             (folder / PRINTED).write_text(done.stdout + done.stderr)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from triforce_chat.engine.engine import Engine
     from triforce_chat.engine.protocol import EngineProtocol
     from triforce_chat.loading.calibration_file import CalibrationFile
-    from triforce_chat.loading.spec import Calibrations, EngineSpec, LoadHooks, Note
+    from triforce_chat.loading.spec import Calibrations, EngineSpec, LoadHooks
     from triforce_chat.models.load import LoadedModel
+    from triforce_chat.models.progress import Note
     from triforce_chat.ui.terminal import Screen
 
 Made = TypeVar("Made")

@@ -12,7 +12,7 @@ import typer
 
 from triforce_chat.cli.engines import open_engine, require_one_process, with_shown_model
 from triforce_chat.cli.options import Documents, command, parse_list
-from triforce_chat.cli.output import TABLE_WIDTH, print_record, screen_of
+from triforce_chat.cli.output import TABLE_WIDTH, print_record, screen_of, show_notes
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
@@ -221,7 +221,14 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
         require_one_process(options.settings)
         device, dtype = device_and_dtype(options.settings)
         attention.register()
-        return load_model(name, device=device, dtype=dtype, attention=attention.NAME, report=report)
+        return load_model(
+            name,
+            device=device,
+            dtype=dtype,
+            attention=attention.NAME,
+            report=report,
+            note=lambda line: show_notes([line], screen),
+        )
 
 
 def progress(screen: Screen) -> Callable[[Iterable[Any], str], Iterator[Any]]:

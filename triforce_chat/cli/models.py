@@ -15,9 +15,12 @@ from triforce_chat.settings.options import Options
 from triforce_chat.settings.sizes import readable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.table import Table
 
     from triforce_chat.loading.choose_model import Choice
+    from triforce_chat.models.gguf_cache import Conversion
     from triforce_chat.models.presets import Preset
     from triforce_chat.ui.terminal import Screen
 
@@ -33,8 +36,9 @@ Name = Annotated[
 
 @app.command("ls")
 def list_models(json: Json = False, debug: Debug = False) -> None:
-    """List the models that have a name."""
+    """List the models that have a name, and the GGUF files whose conversion is kept."""
     with failures(debug):
+        from triforce_chat.models.gguf_cache import conversions
         from triforce_chat.models.presets import PRESETS
 
         choice = automatic_choice()
@@ -42,11 +46,15 @@ def list_models(json: Json = False, debug: Debug = False) -> None:
             {**record_of(preset), "automatic": bool(choice and preset.name == choice.model)}
             for preset in PRESETS
         ]
+        converted = [record_of_conversion(each) for each in conversions()]
         if json:
-            print_record({"models": records})
+            print_record({"models": records, "converted": converted})
             return
         screen = screen_of(Options())
         screen.out.print(table_of(records))
+        if converted:
+            screen.out.print()
+            screen.out.print(table_of_conversions(converted))
         if choice:
             print_line(screen.err, choice.summary)
 
@@ -92,24 +100,41 @@ def pull(
 
 @app.command("rm")
 def remove(
-    name: Name,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A name that 'models ls' shows, a hub id, or the path of a .gguf file.",
+            autocompletion=models,
+        ),
+    ],
     yes: Yes = False,
     debug: Debug = False,
 ) -> None:
-    """Delete a model from this machine; its draft stays."""
+    """Delete a model from this machine; its draft stays, and so does a GGUF file that was converted."""
     with failures(debug):
         from triforce_chat.models import inventory
 
-        preset = named(name)
-        folders = inventory.folders_to_remove(preset)
-        if not folders:
-            raise ModelError(f"{preset.name} is not on this machine")
+        folders, others = to_remove(name)
         size = readable(sum(inventory.size_of(folder) for folder in folders))
-        others = ", ".join(inventory.presets_sharing(preset, folders))
-        used_by = f", used by {others}" if others else ""
+        used_by = f", used by {', '.join(others)}" if others else ""
         if not yes:
             confirm_deletion(f"Delete {', '.join(map(str, folders))} ({size}{used_by})?")
         inventory.remove(folders)
+
+
+def to_remove(name: str) -> tuple[list[Path], list[str]]:
+    """(the folders of a preset or of a converted GGUF file, other presets that use them). Raises ModelError."""
+    from triforce_chat.models import inventory
+    from triforce_chat.models.presets import find_preset
+
+    if find_preset(name) is None and (found := inventory.conversions_of(name)):
+        return [each.folder for each in found], []
+    preset = named(name)
+    folders = inventory.folders_to_remove(preset)
+    if not folders:
+        raise ModelError(f"{preset.name} is not on this machine")
+    return folders, inventory.presets_sharing(preset, folders)
 
 
 def named(name: str) -> Preset:
@@ -159,6 +184,38 @@ def record_of(preset: Preset) -> dict[str, Any]:
         "folder": str(folder) if folder else None,
         "bytes": inventory.size_of(folder) if folder else None,
     }
+
+
+def record_of_conversion(conversion: Conversion) -> dict[str, Any]:
+    """A converted GGUF file as plain values; ``current`` is false if the file is gone or has changed."""
+    from triforce_chat.models import inventory
+
+    return {
+        "name": conversion.file.name,
+        "file": conversion.origin.file,
+        "dtype": conversion.origin.dtype,
+        "current": conversion.is_current,
+        "folder": str(conversion.folder),
+        "bytes": inventory.size_of(conversion.folder),
+    }
+
+
+def table_of_conversions(records: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import one_line
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("converted", overflow="fold")
+    table.add_column("dtype", no_wrap=True)
+    table.add_column("here", justify="right", no_wrap=True)
+    table.add_column("from", overflow="fold")
+    for record in records:
+        origin = record["file"] if record["current"] else f"{record['file']} (gone or changed)"
+        name, origin = Text(one_line(record["name"])), Text(one_line(origin))  # not as markup
+        table.add_row(name, record["dtype"], readable(record["bytes"]), origin)
+    return table
 
 
 def table_of(records: list[dict[str, Any]]) -> Table:

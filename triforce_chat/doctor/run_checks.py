@@ -27,6 +27,7 @@ STORES: tuple[Check, ...] = (
     stores.settings,
     stores.small_model,
     stores.chosen_model,
+    stores.converted_models,
     stores.shipped_weights,
     stores.calibration,
     stores.document_cache,

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from triforce_chat.doctor.check_result import CheckResult, ok, problem, warning
@@ -125,6 +126,25 @@ def _own_model(name: str) -> Iterator[CheckResult]:
         yield problem("model", str(error), "correct 'model' in the settings", ModelError)
         return
     yield ok("model", f"{name} is complete")
+
+
+def converted_models() -> Iterator[CheckResult]:
+    """The conversions of GGUF files: their size, and those of files that are gone or changed."""
+    from triforce_chat.models.gguf_cache import conversions, conversions_folder
+    from triforce_chat.models.inventory import size_of
+
+    found, folder = conversions(), conversions_folder()
+    useless = [each for each in found if not each.is_current]
+    if useless:
+        size = readable(sum(size_of(each.folder) for each in useless))
+        message = (
+            f"{len(useless)} of {len(found)} are of GGUF files that are gone or changed ({size}) in {folder}"
+        )
+        yield warning("converted", message, f"triforce-chat models rm {quote(useless[0].origin.file)}")
+    elif found:
+        yield ok("converted", f"{len(found)} from GGUF files, {readable(size_of(folder))} in {folder}")
+    else:
+        yield ok("converted", "no GGUF file yet")
 
 
 def _snapshot(name: str) -> Path | None:

@@ -17,7 +17,7 @@ from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.loading.device import cap_memory, device_and_dtype
 from triforce_chat.loading.planning import kv_storage, memory_plan, no_memory, shortened_to_fit
-from triforce_chat.loading.spec import EngineSpec, LoadHooks, Note
+from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.inputs import describe_draft
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import Description, describe_source
@@ -25,6 +25,7 @@ from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.presets import short_name
+from triforce_chat.models.progress import Note
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.resize import resize_loaded
 from triforce_chat.models.sharding import split
@@ -57,7 +58,8 @@ def load_engine(
         hooks.warn(warning)
     plan = plan.with_context(group.all_reduce_min(plan.workload.context))
     compile_kernels(spec, hooks, plan, model, drafting, torch.device(device), dtype, group)
-    load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME, report=hooks.progress)
+    load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME)
+    load = partial(load, report=hooks.progress, note=hooks.note)
     target = load(settings.model, context=wanted, ranks=1 if spec.shape else group.size)
     draft = load_draft(settings, drafting, target, load, hooks.note)
     if not group.all_reduce_min(draft is not None):

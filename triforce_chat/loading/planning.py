@@ -12,7 +12,7 @@ from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.errors import OutOfMemory
 from triforce_chat.loading.device import device_and_dtype
-from triforce_chat.loading.spec import EngineSpec, Note
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.inputs import (
     Machine,
     available_memory,
@@ -23,6 +23,7 @@ from triforce_chat.memory_plan.inputs import (
 from triforce_chat.memory_plan.messages import offload_line, plan_line, shortage
 from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, place_kv
 from triforce_chat.models.describe import Description
+from triforce_chat.models.progress import Note
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_options
 from triforce_chat.settings.settings import Settings
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from triforce_chat.models.progress import Report, ignore_progress
+from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
 from triforce_chat.models.shapes import BigShape
 from triforce_chat.settings.settings import Settings
 
@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from triforce_chat.engine.prefix_store import PrefixStore
     from triforce_chat.engine.speculation.calibrator import CalibrationStore
     from triforce_chat.models.load import LoadedModel
-
-Note = Callable[[str], None]  # receives one line of text for the user
-
-
-def ignore_note(line: str) -> None:
-    """Drop the line."""
 
 
 def no_prefix_store(loaded: LoadedModel) -> PrefixStore | None:  # noqa: ARG001

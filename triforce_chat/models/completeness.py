@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from triforce_chat.errors import ModelError
@@ -55,6 +56,13 @@ def _name(file: object) -> str:
     if not isinstance(file, str):
         raise TypeError(f"{file!r} is not a file name")
     return file
+
+
+def check_loaded(name: str, missing: Iterable[str]) -> None:
+    """Raises ModelError if weights are ``missing``, for which transformers would use random numbers."""
+    first = min(missing, default=None)
+    if first is not None:
+        raise ModelError(f"{name}: its weights lack {first}; download the model again")
 
 
 def no_weights(name: str, folder: Path) -> NoSafetensors:

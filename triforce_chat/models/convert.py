@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_reader import quick_gguf
@@ -32,7 +34,8 @@ def convert_gguf(gguf: Path, folder: Path, dtype: str, report: Report) -> None:
     Takes as much memory as the converted weights. Raises ModelError or OutOfMemory if it fails.
     """
     report(Progress("converting", 0, STEPS))
-    model = _read(AutoModelForCausalLM, gguf, dtype=getattr(torch, dtype))
+    model, info = _read(AutoModelForCausalLM, gguf, dtype=getattr(torch, dtype), output_loading_info=True)
+    check_loaded(gguf.name, info["missing_keys"])
     report(Progress("converting", 1, STEPS))
     tokenizer = _read(AutoTokenizer, gguf)
     repair_gguf_tokenizer(tokenizer, model.config)
@@ -54,7 +57,10 @@ def _save(model: Any, tokenizer: Any, folder: Path, report: Report) -> None:
         _plain_config(model).save_pretrained(folder)
         _generation_config(model, tokenizer).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    try:
+        save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for one
+        raise OSError(str(error)) from error
     report(Progress("saving", size, size))
 
 

@@ -1,13 +1,15 @@
-"""Finds, measures and deletes the files of presets on this machine."""
+"""Finds, measures and deletes the files of presets and the converted GGUF files on this machine."""
 
 from __future__ import annotations
 
 import shutil
+from os.path import expanduser
 from pathlib import Path
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models.fetch import converted_folder, download_folder
-from triforce_chat.models.model_cache import MANIFEST
+from triforce_chat.models.gguf_cache import Conversion, conversions
+from triforce_chat.models.model_cache import LOCK, MANIFEST
 from triforce_chat.models.pickles import conversion_folder
 from triforce_chat.models.presets import PRESETS, Preset
 
@@ -48,6 +50,18 @@ def presets_sharing(preset: Preset, folders: list[Path]) -> list[str]:
     ]
 
 
+def conversions_of(name: str) -> list[Conversion]:
+    """What the GGUF file of that name, or at that path, was converted into. Raises ModelError for two such files."""
+    path = str(Path(expanduser(name)).resolve())
+    everything = conversions()
+    found = [each for each in everything if each.origin.file == path]
+    found = found or [each for each in everything if each.file.name == name]
+    files = sorted({each.origin.file for each in found})
+    if len(files) > 1:
+        raise ModelError(f"{len(files)} files are named {name}: give the path of one ({', '.join(files)})")
+    return found
+
+
 def remove(folders: list[Path]) -> None:
     """Delete folders. Raises ModelError if one cannot be deleted."""
     for folder in folders:
@@ -55,7 +69,7 @@ def remove(folders: list[Path]) -> None:
             shutil.rmtree(folder)
         except OSError as error:
             raise ModelError(f"cannot delete {folder}: {error.strerror or error}") from error
-        folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
+        folder.with_name(f"{folder.name}{LOCK}").unlink(missing_ok=True)
 
 
 def size_of(folder: Path) -> int:

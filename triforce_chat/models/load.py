@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,12 +25,15 @@ from triforce_chat.errors import ModelError
 from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
+from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
+from triforce_chat.models.gguf_cache import converted
 from triforce_chat.models.gguf_header import check_gguf
 from triforce_chat.models.gguf_reader import quick_gguf
-from triforce_chat.models.progress import Report, ignore_progress
+from triforce_chat.models.model_cache import CacheUnusable
+from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
 from triforce_chat.models.registry import ModelSource, resolve
 from triforce_chat.models.rope import is_yarn, stretch_yarn
 from triforce_chat.models.silence_logs import silence_logs
@@ -65,22 +69,40 @@ def load_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     context: int = 0,
     ranks: int = 1,
+    note: Note = ignore_note,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
     ``tokenizer`` is used if the model has none of its own. A ``context`` beyond the one that a YaRN model was made for
     stretches its positions. If ``ranks`` processes of one torch.distributed group call this together, each gets a part
-    of the weights. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or
+    of the weights. What a GGUF file is converted into is kept in the cache; ``note`` receives the reason if that is
+    impossible. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or
     run, and OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
-    config = load_config(source, context)
-    with convert_errors(name, device), silence_logs(), _quick(source):
-        tokenizer = _tokenizer(source, config, tokenizer)
-        model = _weights(source, config, device, dtype, attention, ranks)
+    stored = _stored(source, device, dtype, ranks, report, note)
+    config = load_config(stored, context)
+    with convert_errors(name, device), silence_logs(), _quick(stored):
+        tokenizer = _tokenizer(stored, config, tokenizer)
+        model = _weights(stored, config, device, dtype, attention, ranks)
         if source.adapter is not None:
             merge(model, source.adapter)
     return _loaded(source, model, tokenizer)
+
+
+def _stored(
+    source: ModelSource, device: str, dtype: torch.dtype, ranks: int, report: Report, note: Note
+) -> ModelSource:
+    """The safetensors of a model; its GGUF file where the cache of any rank cannot keep the conversion."""
+    if source.gguf_file is None:
+        return source
+    kept = source
+    try:
+        kept = converted(source, str(dtype).removeprefix("torch."), partial(load_config, source), report)
+    except CacheUnusable as error:
+        note(f"{source.gguf_file} is converted again at every start: {error}")
+    # Ranks that load safetensors wait for none, but those that split a whole model wait for all.
+    return kept if ranks == 1 or sharding.all_agree(kept is not source, device) else source
 
 
 def check_ranks(name: str, ranks: int, sizes: Mapping[str, int], report: Report = ignore_progress) -> None:
@@ -247,10 +269,7 @@ def _read(
         **placement,
         **_options(source),
     )
-    if info["missing_keys"]:  # transformers would use random numbers instead
-        raise ModelError(
-            f"{source.name}: its weights lack {min(info['missing_keys'])}; download the model again"
-        )
+    check_loaded(source.name, info["missing_keys"])
     return model.requires_grad_(False).eval()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,9 +22,14 @@ from triforce_chat.settings.paths import CACHE_VARIABLE
 FORMAT = 1  # version of the manifest and the folder's content; a new number rebuilds every folder
 MANIFEST = "manifest.json"
 HEAD_BYTES = 1 << 20  # enough for a safetensors header or a whole small file
+LOCK = ".lock"  # suffix of the file beside a folder that the process which builds it holds
 SMALL_BYTES = 16 << 20  # smaller files are hashed at every start; 16 MiB take about 50 ms
 
 Build = Callable[[Path], None]  # fills an empty folder; may put scratch files beside it
+
+
+class CacheUnusable(ModelError):
+    """The cache cannot be written, or its disk has too little room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,7 @@ class FileRecord:
 def ensure(folder: Path, source: str, build: Build, report: Report) -> Path:
     """Return ``folder``; call ``build`` to fill it unless it is intact and was built from ``source``.
 
-    One process builds while others wait. Raises ModelError if the folder cannot be written.
+    One process builds while others wait. Raises CacheUnusable if the folder cannot be written.
     """
     if is_intact(folder, source):
         return folder
@@ -50,7 +56,7 @@ def ensure(folder: Path, source: str, build: Build, report: Report) -> Path:
                 _install(folder, source, build)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ModelError(
+        raise CacheUnusable(
             f"cannot write the cache {folder.parent}: {reason}; {CACHE_VARIABLE} names another folder"
         ) from error
     return folder
@@ -68,6 +74,21 @@ def is_intact(folder: Path, source: str) -> bool:
     return True
 
 
+def source_of(folder: Path) -> str:
+    """What a folder was built from. Raises OSError, ValueError, KeyError or TypeError if its manifest is damaged."""
+    source: str = json.loads((folder / MANIFEST).read_text("utf-8"))["source"]
+    return source
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder and what is left of interrupted builds, unless a process builds it now."""
+    lock = filelock.FileLock(_lock_of(folder))
+    with suppress(OSError, filelock.Timeout), lock.acquire(timeout=0):
+        for path in (folder, *_leftovers(folder)):
+            shutil.rmtree(path, ignore_errors=True)
+        _lock_of(folder).unlink(missing_ok=True)
+
+
 def damaged_files(folder: Path, source: str) -> list[str]:
     """Names of files that do not match the manifest, hashing all of them; the manifest itself if it is invalid."""
     try:
@@ -83,6 +104,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def head_hash(path: Path) -> str:
+    """The SHA-256 of the file's first HEAD_BYTES in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+
+
 def seal(folder: Path, source: str) -> None:
     """Sync the files of a finished folder to the disk, then write its manifest."""
     records = {path.name: _record(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
@@ -93,12 +120,7 @@ def seal(folder: Path, source: str) -> None:
 
 def _record(path: Path) -> FileRecord:
     stat = path.stat()
-    return FileRecord(stat.st_size, stat.st_mtime_ns, sha256_of(path), _head(path))
-
-
-def _head(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+    return FileRecord(stat.st_size, stat.st_mtime_ns, sha256_of(path), head_hash(path))
 
 
 def _matches(path: Path, record: FileRecord) -> bool:
@@ -107,7 +129,7 @@ def _matches(path: Path, record: FileRecord) -> bool:
         return False
     if stat.st_size <= SMALL_BYTES or stat.st_mtime_ns != record.mtime_ns:
         return sha256_of(path) == record.sha256
-    return _head(path) == record.head
+    return head_hash(path) == record.head
 
 
 def _hash_matches(path: Path, record: FileRecord) -> bool:
@@ -146,9 +168,18 @@ def _update_times(folder: Path, source: str, records: dict[str, FileRecord]) -> 
         return  # a read-only cache is usable
 
 
+def _lock_of(folder: Path) -> Path:
+    return folder.parent / f"{folder.name}{LOCK}"
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """What processes that were killed while they built the folder have left."""
+    return list(folder.parent.glob(f".{glob.escape(folder.name)}.*"))
+
+
 @contextmanager
 def _locked(folder: Path, report: Report) -> Iterator[None]:
-    lock = filelock.FileLock(folder.parent / f"{folder.name}.lock")
+    lock = filelock.FileLock(_lock_of(folder))
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -162,7 +193,7 @@ def _locked(folder: Path, report: Report) -> Iterator[None]:
 
 
 def _install(folder: Path, source: str, build: Build) -> None:
-    for stale in folder.parent.glob(f".{folder.name}.*"):  # left by a process that was killed
+    for stale in _leftovers(folder):
         shutil.rmtree(stale, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

@@ -1,4 +1,4 @@
-"""Progress reports of downloads and conversions."""
+"""Progress reports of downloads and conversions, and notes about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ class Progress:
 
 
 Report = Callable[[Progress], None]  # may be called from a download thread
+Note = Callable[[str], None]  # receives one line of text for the user
 
 
 def ignore_progress(progress: Progress) -> None:
     """Drop the report."""
+
+
+def ignore_note(line: str) -> None:
+    """Drop the line."""

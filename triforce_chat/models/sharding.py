@@ -67,6 +67,13 @@ def options(ranks: int) -> dict[str, Any]:
     return {"distributed_config": DistributedConfig(tp_size=ranks)}
 
 
+def all_agree(vote: bool, device: str) -> bool:
+    """True if the vote of every rank is true; all ranks call this together."""
+    votes = torch.tensor(int(vote), device=device)
+    torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MIN)
+    return bool(votes)
+
+
 def split(model: Any, ranks: int) -> Any:
     """Keep this rank's part of a model that was loaded whole."""
     into, out = model.get_input_embeddings(), model.get_output_embeddings()
