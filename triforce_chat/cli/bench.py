@@ -43,7 +43,11 @@ class BenchOptions:
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode.")] = 64
     repeats: Annotated[int, typer.Option(min=1, help="Runs; the median counts.")] = 3
     warmup: Annotated[
-        int, typer.Option(min=0, help="Tokens decoded before the first run of each, not counted.")
+        int,
+        typer.Option(
+            min=0,
+            help="Tokens decoded before the first run of each, not counted; 0: a first answer, nothing prepared.",
+        ),
     ] = 32
     plain_tokens: Annotated[
         int | None,

@@ -304,6 +304,25 @@ def test_the_warmup_is_not_counted(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("small_stacks")
+def test_without_a_warmup_each_case_reads_the_prompt_by_itself(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = lab.engine()
+    fed: list[int] = []
+    prefill = engine.target.prefill
+
+    def noting(ids: Tensor, cache: KVCache) -> None:
+        fed.append(len(ids))
+        prefill(ids, cache)
+
+    monkeypatch.setattr(engine.target, "prefill", noting)
+    made = cases(Settings(max_tokens=5), ["autoregressive", "triforce"], [0], [])
+    rows = list(Bench(engine, LOADED, 1, warmup=0).rows([lab.text(188)], made))
+    assert sum(fed) == 2 * 187
+    assert all(row.prefill_tokens_per_s > 0 for row in rows)
+
+
+@pytest.mark.usefixtures("small_stacks")
 def test_plain_decoding_may_stop_early(lab: Lab) -> None:
     heard: list[int] = []
     bench = Bench(

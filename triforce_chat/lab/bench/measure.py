@@ -40,7 +40,8 @@ class Bench:
     """Runs cases on one engine; a prefill that takes more than ``PATIENCE`` is measured once.
 
     ``warmup`` tokens are decoded before the first run of every case on every prompt: kernels are compiled
-    and most graphs captured meanwhile. ``past_end`` makes every answer as long as was asked for. Where an interrupt
+    and most graphs captured meanwhile. With none, each case reads the prompt by itself, and its first run is what a
+    person's first answer would be. ``past_end`` makes every answer as long as was asked for. Where an interrupt
     comes, what has been measured stands, and ``interrupted`` says so. Plain decoding stops behind
     ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
 
@@ -73,10 +74,11 @@ class Bench:
         read, measured = Read(len(prompts[0])), [Measured(case) for case in cases]
         try:
             for n, ids in enumerate(prompts):
-                self._read(ids, read)
+                if self.warmup:
+                    self._read(ids, read)
                 self._draw(ids, cases)
                 for each in measured:
-                    self._measure(n, ids, each)
+                    self._measure(n, ids, each, read)
         except KeyboardInterrupt:
             self.interrupted = True
         plain = {each.case.footing: each for each in measured if each.case.plain and each.runs}
@@ -131,7 +133,8 @@ class Bench:
         tally, started, before = Tally(), time.perf_counter(), self.engine.expected
         for event in self.engine.answer(self.request(ids, settings, tokens)):
             tally.add(event)
-            if isinstance(event, Prefilled):  # the device has yet to do what it was told
+            if isinstance(event, Prefilled) and event.done == event.total:
+                # The device has yet to do what it was told.
                 finish(self.engine.target.device)
                 started = time.perf_counter()
         finish(self.engine.target.device)
@@ -170,15 +173,20 @@ class Bench:
             self.engine.restack(stack_for(settings, self.loaded))
             self.texts[settings.temperature] = self.answer(ids, settings, settings.max_tokens).tally.token_ids
 
-    def _measure(self, n: int, ids: Sequence[int], into: Measured) -> None:
-        """All runs of a case on a prefilled prompt."""
+    def _measure(self, n: int, ids: Sequence[int], into: Measured, read: Read) -> None:
+        """All runs of a case on a prompt, which is prefilled unless there is no warm-up."""
         settings, runs = into.case.settings, []
         started = time.perf_counter()
         self.warm(ids, settings)
         into.warmup_s = max(into.warmup_s, time.perf_counter() - started)
+        if not self.warmup:
+            self.engine.settle([0])
         for _ in range(self.repeats):
             runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
             self.heard(len(ids), n, into.case, runs[-1])
+        first = runs[0].tally.finished
+        if not self.warmup and first is not None:
+            read.rates.append(first.prompt_tokens / first.prefill_s)
         peak, greedy = peak_bytes(), sampling_of(settings, self.loaded).greedy
         chosen = greedy and not self.same_text  # forced tokens say nothing about a stack's own
         into.add(runs, peak, self.doubts(ids, settings, runs[-1]) if chosen else None)
