@@ -157,7 +157,9 @@ def round_of(stack: Stack, walk: Walk, prompt: Context, most: int, forced: Conte
     """The distribution of what the first round commits."""
     found: Distribution = {}
     start = stack.save()
-    for after, chance, _ in rounds(stack, Branching(PLAIN, len(prompt), walk), prompt, most, forced):
+    for after, chance, _ in rounds(
+        stack, Branching(PLAIN, len(prompt), walk, bool(forced)), prompt, most, forced
+    ):
         made = after[len(prompt) :]
         found[made] = found.get(made, 0.0) + chance
     stack.load(start)

@@ -281,10 +281,10 @@ class WalkingVerification(Verification):
 class Branching(Sampler):
     """A sampler that walks through all outcomes."""
 
-    def __init__(self, sampling: Sampling, answer_start: int, walk: Walk) -> None:
-        super().__init__(sampling, answer_start)
+    def __init__(self, sampling: Sampling, answer_start: int, walk: Walk, forced: bool = False) -> None:
+        super().__init__(sampling, answer_start, forced=forced)
         self.walk = walk
-        self.op = WalkingVerification(sampling, CANDIDATES, walk=walk)
+        self.op = WalkingVerification(sampling, CANDIDATES, forced, walk=walk)
 
     def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
         self.walk.at = int(seq.length)  # every draw and verdict begins with this question
