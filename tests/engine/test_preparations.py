@@ -148,7 +148,8 @@ def test_plain_decoding_is_prepared_first_and_then_the_first_rounds(
 
         monkeypatch.setattr(kind, "__init__", noted)
     engine = engine_of(pair, "auto", planned=True)
-    read(engine, PROMPT[:40], WARM)
+    read(engine, PROMPT[:40], None)
+    engine.prepare(Request([*PROMPT[:40], 5], 1, WARM))
     assert made[:2] == [("ForwardGraph", 1), ("StaticVerification", 1)]
     # Then a trial of the middle level over the draft model.
     assert {name for name, _ in made[2:8]} == {"ForwardGraph", "StaticVerification", "DraftGraph"}

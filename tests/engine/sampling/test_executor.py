@@ -106,8 +106,8 @@ def test_an_answer_that_outgrows_its_room(
     request = Request(PROMPT, 60, SETTINGS["default"])
     assert tokens_of(both[0], request) == tokens_of(both[1], request)
     rooms = {key[-1] for key in both[1].executor.made}  # type: ignore[attr-defined]
-    # Each for all that a proposal may make, so 4 is passed over; that one was prepared for the answer's beginning.
-    assert rooms - {128} == {2, 4, 8, 16, 32, 64}
+    # Each for all that a proposal may make, so 4 is passed over, unless a prefill left time to prepare it.
+    assert rooms - {128, 4} == {2, 8, 16, 32, 64}
 
 
 def verdict_of(sampler: Sampler, draft: Draft, logits: Tensor, ids: Tensor) -> list[Tensor]:

@@ -603,6 +603,7 @@ def test_several_rounds_take_a_captured_size_if_the_answer_cannot_pay() -> None:
     planner.arms = [known(0.0001, 0.95)]
     free = planner.several(8, 100).n
     planner.lacking = lambda arm, n: 0 if n == 2 else 3  # noqa: ARG005
+    planner.investment.begin(100)
     assert (free, planner.several(8, 100).n) == (7, 2)
     plan_of(planner, 1000)
     assert planner.several(8, 100).n == free

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from triforce_chat.engine.cuda_graph import Captures
@@ -29,20 +29,24 @@ class Investment:
     def __init__(self, captures: Captures, unlimited: bool = False) -> None:
         self.captures, self.unlimited = captures, unlimited
         self.earned = 0.0
+        self.lacking: dict[Hashable, int] = {}  # captures that plans lack, since the latest capture or answer
         self.rest, self.rest_seconds = 0, 0.0  # of the answer
         self.counted = 0  # captures that were paid for, or made outside of answers
 
     def begin(self, rest: int) -> None:
         """An answer of up to ``rest`` tokens begins."""
         self.rest, self.rest_seconds, self.counted = rest, 0.0, self.captures.count
+        self.lacking.clear()
 
     def renew(self, rest: int, plain: float) -> None:
         """Up to ``rest`` tokens are still to come, each of which takes ``plain`` seconds without a draft."""
         spent = (self.captures.count - self.counted) * self.captures.mean
+        if spent:
+            self.lacking.clear()
         self.earned += INVESTED * plain * (self.rest - rest) - spent
         self.rest, self.rest_seconds, self.counted = rest, rest * plain, self.captures.count
 
     def allows(self, captures: int) -> bool:
         """Whether so many captures may be made now; none are always allowed."""
         most = min(self.rest_seconds, self.earned + INVESTED * self.rest_seconds)
-        return self.unlimited or captures == 0 or captures * self.captures.mean <= most
+        return captures == 0 or captures * self.captures.mean <= most

@@ -344,7 +344,14 @@ class Planner:
         return 0
 
     def _affordable(self, arm: Arm | None, n: int) -> bool:
-        return self.investment.unlimited or self.investment.allows(self.lacking(arm, n))
+        investment = self.investment
+        if investment.unlimited:
+            return True
+        # Looking takes the host a while. By number: references would keep a replaced stack alive.
+        known, plan = investment.lacking, (id(self), id(arm), n)
+        if plan not in known:
+            known[plan] = self.lacking(arm, n)
+        return investment.allows(known[plan])
 
     def _least_lacking(self, arm: Arm | None, rates: dict[int, float]) -> int:
         """Where a draft must be made: the best of those for which least is to be captured."""
