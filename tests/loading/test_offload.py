@@ -167,8 +167,9 @@ def test_unpinned_layers_are_reported(model: Path, monkeypatch: pytest.MonkeyPat
 
 def test_expensive_verifications_make_longer_drafts() -> None:
     """The planner weighs the cost of streamed verifications against that of drafting."""
+    from triforce_chat.engine.speculation.arm import Arm
     from triforce_chat.engine.speculation.cost_model import Average
-    from triforce_chat.engine.speculation.planner import Arm, Planner
+    from triforce_chat.engine.speculation.planner import Planner
 
     chosen = []
     for verification in (0.02, 1.2):

@@ -24,9 +24,10 @@ from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput,
 from triforce_chat.engine.sampling.ops import CANDIDATES, PenaltyContext, Randomness, Uniforms
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.arm import Arm, Drafter
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import Arm, Drafter, Planner
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Round, Speculative
 
 Context = tuple[int, ...]

@@ -24,12 +24,13 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.arm import TRIALS, Arm
 from triforce_chat.engine.speculation.calibration import Calibration, LevelTimes, Measured, bucket_of
 from triforce_chat.engine.speculation.calibrator import TOKENS, outlooks
 from triforce_chat.engine.speculation.cost_model import AcceptanceCurve, StepTimes
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import TRIALS, Arm, Plan, Planner
+from triforce_chat.engine.speculation.planner import Plan, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
 

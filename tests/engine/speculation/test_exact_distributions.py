@@ -39,9 +39,10 @@ from support.toys import (
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import Arm, Plan, Planner
+from triforce_chat.engine.speculation.planner import Plan, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 
 EXACT = 1e-12

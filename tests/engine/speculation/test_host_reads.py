@@ -15,9 +15,10 @@ from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import clock_of
 from triforce_chat.engine.speculation.draft_model import DraftModel
-from triforce_chat.engine.speculation.planner import Arm, Planner
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 
 

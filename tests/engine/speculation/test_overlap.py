@@ -21,9 +21,10 @@ from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.sampling import sampler as sampler_module
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import TRY_AFTER, Arm, Plan, Planner
+from triforce_chat.engine.speculation.planner import TRY_AFTER, Plan, Planner
 
 
 def engines(lab: Lab, eos: frozenset[int] = frozenset(), context: int = 300) -> tuple[Engine, Engine]:

@@ -20,16 +20,14 @@ from triforce_chat.engine.cuda_graph import USUAL_CAPTURE, Captures
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.arm import TRIALS, Arm, Drafter
 from triforce_chat.engine.speculation.cost_model import AcceptanceCurve, Average, StepTimes
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.investment import INVESTED, Investment
 from triforce_chat.engine.speculation.lookup import Match, NgramLookup
 from triforce_chat.engine.speculation.planner import (
     GAIN,
-    TRIALS,
     TRY_AFTER,
-    Arm,
-    Drafter,
     Expected,
     Plan,
     Planner,

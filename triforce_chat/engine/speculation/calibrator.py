@@ -12,6 +12,7 @@ from triforce_chat.engine.cache.storage import QueryRing
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.events import Calibrated
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.arm import Arm, Drafter
 from triforce_chat.engine.speculation.calibration import (
     Acceptance,
     Calibration,
@@ -21,7 +22,7 @@ from triforce_chat.engine.speculation.calibration import (
     Times,
     bucket_of,
 )
-from triforce_chat.engine.speculation.planner import Arm, Drafter, Planner
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import MOST_GAMMA, Builder, StackOptions
 

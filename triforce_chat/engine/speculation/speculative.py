@@ -29,9 +29,10 @@ from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.executor import SamplerInputs
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
-from triforce_chat.engine.speculation.planner import NEVER, Arm, Plan, Planner
+from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
 
 
 @dataclass(slots=True)

@@ -15,10 +15,11 @@ from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
+from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import Arm, Planner, sizes
+from triforce_chat.engine.speculation.planner import Planner, sizes
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.errors import UsageError
 

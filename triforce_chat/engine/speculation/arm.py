@@ -1,0 +1,108 @@
+"""A drafter as a planner sees it: what its drafts cost, and how many of their tokens are accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from triforce_chat.engine.cuda_graph import Preparation
+from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation.calibration import FORGET
+from triforce_chat.engine.speculation.cost_model import FIRST, AcceptanceCurve, Average
+
+TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepare its sizes
+TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
+PREPARED = 3.0  # a draft this many times slower than the next one included preparations, such as captures
+OUTLIER = 3.0  # a draft counts as at most this many times slower than usual
+
+
+class Drafter(Protocol):
+    """A source of drafts: a small model, or a level that verifies another one's drafts.
+
+    ``device_side``: whether it can draft after a sequence whose length only the device knows.
+    """
+
+    device_side: bool
+
+    def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        """Draft about n tokens after ``seq``, perhaps none, with the distributions that they were drawn from."""
+        ...
+
+    def longest(self, length: int, n: int) -> int:
+        """The most tokens that a draft of about n tokens after ``length`` may have room for."""
+        ...
+
+    def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
+        """What is to be captured before about n tokens can be drafted after ``length``; nothing on a CPU."""
+        ...
+
+    def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
+        """All that is worth capturing before an answer after ``length`` tokens, the most useful first."""
+        ...
+
+    def judged(self, proposed: int, accepted: int) -> None:
+        """Learn how many tokens of the last proposal the level above accepted."""
+        ...
+
+    def rollback(self, length: int) -> None:
+        """Discard all but the first ``length`` tokens of the history."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Arm:
+    """A drafter with its running cost and acceptance."""
+
+    drafter: Drafter
+    worth_above: int = 0  # shortest history, in tokens, for which it can pay
+    cost: Average = field(default_factory=lambda: Average(FORGET))  # seconds per drafted token
+    excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
+    curve: AcceptanceCurve = field(default_factory=AcceptanceCurve)
+    trials: int = 0  # number of first trials so far
+    asked: bool = False  # whether it was ever asked to draft
+    measured_at: int = 0  # round of the last measurement
+    patience: int = TRY_AGAIN  # rounds until the next trial
+    warmups: int = 1  # drafts to come that may include preparations, such as captures
+
+    @property
+    def measured(self) -> bool:
+        return self.cost.weight > 0
+
+    def learn_cost(self, seconds: float, asked: int, made: int, now: int) -> None:
+        """Learn what drafting ``made`` tokens cost in round ``now``; ``asked`` were requested."""
+        each, usual = seconds / made, self.cost.mean
+        if each < usual / PREPARED:
+            self.cost.clear()
+        elif usual:
+            each = min(each, OUTLIER * usual)
+        self.cost.add(each, FIRST if self.warmups else 1.0)
+        self.warmups = max(0, self.warmups - 1)
+        self.excess.add(made - asked)
+        self.measured_at = now
+
+    def tried(self) -> None:
+        """Count a trial that is being run."""
+        if self.trials < len(TRIALS):
+            self.trials += 1
+        else:
+            self.patience *= 2
+
+    def use_costs(self, cost: Average, excess: Average, now: int) -> None:
+        """Go on from costs that were measured before, if they were; then no first trial is due."""
+        if not cost.weight and self.measured:
+            return
+        self.cost, self.excess, self.warmups = cost, excess, 1
+        if self.measured:
+            self.trials, self.measured_at = len(TRIALS), now
+
+    def restart(self) -> None:
+        """Forget everything that was learnt."""
+        fresh = Arm(self.drafter, self.worth_above)
+        self.cost, self.excess, self.curve, self.warmups = fresh.cost, fresh.excess, fresh.curve, 1
+        self.trials, self.asked, self.measured_at, self.patience = 0, False, 0, TRY_AGAIN
+
+    def makes(self, n: int) -> int:
+        """Number of tokens to expect when n are requested."""
+        return max(1, round(n + self.excess.mean))
