@@ -52,6 +52,32 @@ def cpu_stacks() -> str:
     return table(header, lines) + "\n" + source("cpu-2-cores-draft")
 
 
+def same_text() -> str:
+    """Every stack on the text that plain decoding drew, on a CPU: which is fastest, and how near `auto` comes."""
+    found = rows("cpu-same-text")
+    stacks = list(dict.fromkeys(each["contender"] for each in found if each["contender"] != "autoregressive"))
+    header = ("context", "T", "fresh", "plain ms/token", *(f"`{stack}`" for stack in stacks), "`auto` / best")
+    lines = []
+    for context, heat in dict.fromkeys((each["context"], each["temperature"]) for each in found):
+        of = {
+            each["contender"]: each
+            for each in found
+            if (each["context"], each["temperature"]) == (context, heat)
+        }
+        best = min(each["ms_per_token"] for name, each in of.items() if name != "auto")
+        lines.append(
+            (
+                f"{context:,}",
+                number(heat, 1),
+                number(of["auto"]["fresh"]),
+                number(of["autoregressive"]["ms_per_token"], 1),
+                *(factor(of[stack]["speedup"]) for stack in stacks),
+                number(best / of["auto"]["ms_per_token"]),
+            )
+        )
+    return table(header, lines) + "\n" + source("cpu-same-text")
+
+
 def engine_change() -> str:
     """The same stacks by the engine of version 0.2.0 and by the one engine that replaced it."""
     header = ("shape", "stack", "T", "ms/token before (range)", "after (range)", "tokens/round", "fresh")
@@ -448,6 +474,7 @@ def _headline(words: str, name: str, each: Json) -> tuple[str, ...]:
 
 TABLES = {
     "cpu-stacks": cpu_stacks,
+    "cpu-same-text": same_text,
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
     "cpu-stock": cpu_stock,

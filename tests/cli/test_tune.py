@@ -91,8 +91,8 @@ def test_without_the_cache_a_seed_alone_leaves_times(here: Tune) -> None:
 
 def test_doctor_says_what_is_known(here: Tune) -> None:
     (before,) = stores.calibration()
-    assert before.message == "tiny was not measured here yet; the first answers do that"
+    assert before.message == "tiny has not been measured on this machine yet; the first answers do that"
     assert here("ask", "a.txt", "Why?", "--max-tokens", "12").code == 0
     (after,) = stores.calibration()
-    assert after.message.startswith("tiny: 1 entry for contexts from 512 tokens; from 512 on ")
+    assert after.message.startswith("tiny: 1 entry for contexts of at least 512 tokens; from 512 tokens on ")
     assert after.message.endswith("expected with drafts")

@@ -436,7 +436,9 @@ def test_converted_models(tmp_path: Path) -> None:
     files[0].unlink()
     result = only(stores.converted_models())
     assert seen(result) == ("warning", 0)
-    assert result.message == f"1 of 2 are of GGUF files that are gone or changed (3 MB) in {folder}"
+    assert (
+        result.message == f"1 of 2 are out of date: their GGUF files are gone or changed (3 MB in {folder})"
+    )
     assert result.advice == f"triforce-chat models rm '{files[0]}'"
 
 

@@ -46,7 +46,7 @@ class BenchOptions:
         int,
         typer.Option(
             min=0,
-            help="Tokens decoded before the first run of each, not counted; 0: a first answer, nothing prepared.",
+            help="Tokens decoded before the first run of each case, not counted; 0 measures a first answer.",
         ),
     ] = 32
     plain_tokens: Annotated[

@@ -38,7 +38,7 @@ def tune(
     ] = None,
     contexts: Contexts = None,
 ) -> None:
-    """Measure what drafting costs here, which answers otherwise learn or measure themselves."""
+    """Measure in advance what drafting costs on this machine; otherwise the first answers do it."""
     from triforce_chat.prompts import prompt
 
     screen, lengths = screen_of(options), parse_list(contexts) if contexts else []
@@ -102,7 +102,7 @@ def show(engine: EngineProtocol, options: Options, screen: Screen) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("context from", "plain ms/token", "expected ms/token", "for seeds"):
+    for heading in ("context of at least", "plain ms/token", "expected ms/token", "usable with --seed"):
         table.add_column(heading, justify="right")
     for each in found:
         measured = "yes" if each.measured else "no"

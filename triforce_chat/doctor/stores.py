@@ -137,9 +137,7 @@ def converted_models() -> Iterator[CheckResult]:
     useless = [each for each in found if not each.is_current]
     if useless:
         size = readable(sum(size_of(each.folder) for each in useless))
-        message = (
-            f"{len(useless)} of {len(found)} are of GGUF files that are gone or changed ({size}) in {folder}"
-        )
+        message = f"{len(useless)} of {len(found)} are out of date: their GGUF files are gone or changed ({size} in {folder})"
         yield warning("converted", message, f"triforce-chat models rm {quote(useless[0].origin.file)}")
     elif found:
         yield ok("converted", f"{len(found)} from GGUF files, {readable(size_of(folder))} in {folder}")
@@ -218,15 +216,17 @@ def calibration() -> Iterator[CheckResult]:
     found = [outlooks(entry.calibration) for entry in entries_for(about_machine(device), name)]
     found = [each for each in found if each]
     if not found:
-        yield ok("calibration", f"{name} was not measured here yet; the first answers do that")
+        yield ok(
+            "calibration", f"{name} has not been measured on this machine yet; the first answers do that"
+        )
         return
     contexts = sorted({each.context for rows in found for each in rows})
     last = found[0][-1]
     yield ok(
         "calibration",
-        f"{name}: {len(found)} {'entry' if len(found) == 1 else 'entries'} for contexts from "
-        f"{', '.join(f'{context:,}' for context in contexts)} tokens; from {last.context:,} on "
-        f"{last.plain_ms:.1f} ms per token, {last.best_ms:.1f} expected with drafts",
+        f"{name}: {len(found)} {'entry' if len(found) == 1 else 'entries'} for contexts of at least "
+        f"{', '.join(f'{context:,}' for context in contexts)} tokens; from {last.context:,} tokens on "
+        f"{last.plain_ms:.1f} ms per token without drafts, {last.best_ms:.1f} expected with drafts",
     )
 
 

@@ -1,8 +1,8 @@
 """Compiles the kernels that an engine will launch, in processes of their own, while it is loaded and reads.
 
 In the first process on a machine, forty variants of the kernels would be compiled one after another, each at its first
-launch. Here one process finds them all by dry launches and forks; its children store what they compile on disk, where
-Triton looks for it. A stamp beside it says that this was done.
+launch. Here a separate process finds them all by launching everything on meta tensors, then forks; its children
+compile them into Triton's cache on disk. A marker file in that cache says that this was done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape, WriteSlot
-from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs
+from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs
 from triforce_chat.engine.kernels_available import kernels_run
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 META = torch.device("meta")
 MOST_WORKERS = 8  # processes that compile
+FED = 9  # most rows of a forward inside of a captured draft
 LOOKUP_ORDERS = 8  # tokens of a match
 NICE = 5  # of those processes: loading goes first
 
@@ -162,7 +163,8 @@ def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer) -> None:
     from triforce_chat.engine.forward.graphs import ForwardGraphs
 
     forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
-    for rows in range(1, USUAL + 1):
+    # The captured sizes, and inside of captured drafts whatever feeds the tokens of the last one again.
+    for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):
         ids, at = (
             torch.zeros(rows, dtype=torch.long, device=META),
             torch.zeros(2, dtype=torch.long, device=META),

@@ -1,7 +1,8 @@
 """The forwards of a prefill on a device with a queue, and what the host does while they run.
 
-The host launches a chunk in a fraction of the time that it takes. In the meantime it captures graphs that the answer
-will need. At most two chunks are on their way, so that the device always has the next one and progress is true.
+The host launches a chunk in a fraction of the time that the device needs for it. In the meantime it captures graphs
+that the answer will need. At most two chunks are in flight, so that the device always has work and the progress shown
+is accurate.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ PER_CHUNK = 8
 
 
 class PrefillQueue:
-    """``preparations``: what is worth capturing, the most useful first; the rest is left to its first use."""
+    """Captures graphs while the chunks of a prefill run.
+
+    ``preparations``: what is worth capturing, the most useful first; what is not reached is captured at its first use.
+    """
 
     def __init__(self, device: torch.device, group: RankGroup, preparations: Iterable[Preparation]) -> None:
         self.device, self.preparations = device, iter(preparations)

@@ -93,7 +93,7 @@ def compile_kernels(
 
     wanted = [*kernels_of(spec.settings, plan, model, describe_draft(drafting), dtype)]
     if compile_ahead.start(wanted, device):
-        hooks.note("preparing the GPU for this model, once")
+        hooks.note("compiling GPU kernels for this model in the background, once")
 
 
 def build_engine(

@@ -1,4 +1,4 @@
-"""Connects the planners of a stack with figures that outlive them, and measures what is missing."""
+"""Gives the planners of a stack stored figures, stores what they learn, and measures what is missing."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Calibrator:
     ) -> Generator[Calibrated, None, None]:
         """Decode up to ``most`` tokens that nobody sees and keep the times; the caller rolls the caches back.
 
-        Nothing is kept if this is closed before its end.
+        Nothing is kept if the generator is closed early.
         """
         length, total, made, began = history.known, min(TOKENS, most), 0, time.perf_counter()
         self._restart()
@@ -184,7 +184,7 @@ class Outlook:
 
 
 def outlooks(calibration: Calibration) -> list[Outlook]:
-    """One for each bucket, the shortest contexts first; what was learnt last goes before what was measured."""
+    """One for each bucket, the shortest contexts first; learnt figures are preferred to measured ones."""
     made, nobody = [], cast("Drafter", None)  # of the drafters only the figures matter
     for bucket in sorted({*calibration.measured, *calibration.learnt}):
         measured = calibration.measured.get(bucket)

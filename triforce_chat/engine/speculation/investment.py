@@ -1,4 +1,4 @@
-"""What captures in the midst of answers may cost: they have to win it back."""
+"""Limits the time spent on capturing CUDA graphs during answers to what drafts can win back."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def nothing_lacking(arm: Any, n: int) -> int:  # noqa: ARG001
 class Investment:
     """The allowance for captures; the levels of a stack share it, and the top level renews it before each round.
 
-    A capture must not take longer than the rest of the answer would without drafts, nor all captures more than a
-    share of all answers and that rest: what one answer does not use, a later one may. ``earned``: seconds that were
+    The captures of a plan must not take longer than the rest of the answer would without drafts. All captures together
+    must not take more than a share (``INVESTED``) of the time of plain decoding for all answers, including that rest;
+    what one answer does not use is left for later ones. ``earned``: seconds that were
     not used so far. ``unlimited``: plans must not depend on what happens to be captured.
     """
 

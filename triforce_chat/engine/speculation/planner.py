@@ -165,7 +165,7 @@ class Planner:
         return self._plain, min([self._plain, *drafted])
 
     def survey(self, longest: int) -> None:
-        """Prescribe rounds in which all is measured that histories of up to so many tokens may need."""
+        """Prescribe rounds that measure plain decoding and every arm usable for histories of up to ``longest`` tokens."""
         plain = [Plan(0)] * (SURVEY_PLAIN if self.may_be_plain else 0)
         able = [arm for arm in self.arms if longest >= arm.worth_above]
         for arm in able:
@@ -298,7 +298,7 @@ class Planner:
         return best
 
     def _trial(self, able: Sequence[Arm], best: float, most: int) -> Plan | None:
-        """A trial of an arm that was not measured yet, or not for long."""
+        """A trial of an arm that was never measured, or not recently; None if none is due."""
         for arm in able:
             if arm.trials < len(TRIALS) and (not self.may_be_plain or self.rounds > TRY_AFTER):
                 n = min(TRIALS[arm.trials], most)
