@@ -137,7 +137,10 @@ def converted_models() -> Iterator[CheckResult]:
     useless = [each for each in found if not each.is_current]
     if useless:
         size = readable(sum(size_of(each.folder) for each in useless))
-        message = f"{len(useless)} of {len(found)} are out of date: their GGUF files are gone or changed ({size} in {folder})"
+        message = (
+            f"{len(useless)} of {len(found)} are out of date: "
+            f"their GGUF files are gone or changed ({size} in {folder})"
+        )
         yield warning("converted", message, f"triforce-chat models rm {quote(useless[0].origin.file)}")
     elif found:
         yield ok("converted", f"{len(found)} from GGUF files, {readable(size_of(folder))} in {folder}")

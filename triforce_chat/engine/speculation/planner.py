@@ -165,7 +165,7 @@ class Planner:
         return self._plain, min([self._plain, *drafted])
 
     def survey(self, longest: int) -> None:
-        """Prescribe rounds that measure plain decoding and every arm usable for histories of up to ``longest`` tokens."""
+        """Prescribe rounds that measure plain decoding and every arm usable up to ``longest`` tokens."""
         plain = [Plan(0)] * (SURVEY_PLAIN if self.may_be_plain else 0)
         able = [arm for arm in self.arms if longest >= arm.worth_above]
         for arm in able:
