@@ -56,7 +56,8 @@ def test_for_people(here: Tune) -> None:
     done = here("tune", "a.txt")
     assert done.code == 0
     heading, row = done.out.splitlines()
-    assert heading.split() == ["context", "from", "plain", "ms/token", "expected", "ms/token", "for", "seeds"]
+    assert heading.split("  ")[0].strip() == "context of at least"
+    assert heading.endswith("usable with --seed")
     assert (row.split()[0], row.split()[-1]) == ("512", "yes")
 
 
