@@ -51,7 +51,7 @@ class Kernels:
 
 def start(models: Sequence[Kernels], device: torch.device) -> bool:
     """Begin to compile for these models on a GPU; False if that was done before or nothing is to be compiled."""
-    if not kernels_run(device):
+    if not kernels_run(device) or not hasattr(os, "fork"):
         return False
     from triton import __version__, knobs
 
@@ -71,7 +71,8 @@ def start(models: Sequence[Kernels], device: torch.device) -> bool:
 def run(job: str, stamp: Path) -> None:
     """Run ``main`` in a process of its own."""
     subprocess.run(
-        [sys.executable, "-m", "triforce_chat.engine.compile_ahead", str(stamp)],
+        # -P: nothing is imported from the folder in which the user works.
+        [sys.executable, "-P", "-m", "triforce_chat.engine.compile_ahead", str(stamp)],
         input=job.encode(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

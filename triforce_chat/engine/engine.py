@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -176,6 +176,7 @@ class Engine:
                 yield from self._measure(request)
                 began = time.perf_counter()
             self.calibrator.begin(length)
+            self.full.queries.forget()  # an earlier answer's may stand in the places of the prompt's
         try:
             yield from answer.events()
         finally:
@@ -200,6 +201,7 @@ class Engine:
 
     def _measure(self, request: Request) -> Generator[Calibrated, None, None]:
         """Measure the stack after a history of which all tokens except the last are in the cache."""
+        request = replace(request, forced=())
         given = request.history
         most = self.context - len(given)
         history = TokenBuffer.of(given, max(most, 0) + SCRATCH, self.target.device)

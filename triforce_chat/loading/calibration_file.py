@@ -11,10 +11,12 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 from triforce_chat import __version__
@@ -58,6 +60,11 @@ class CalibrationFile:
         return _calibration(_entries(self.path).get(self.key(options)))
 
     def write(self, options: StackOptions, news: Calibration) -> None:
+        # A folder that cannot be written keeps nothing.
+        with suppress(OSError), filelock.FileLock(f"{self.path}.lock"):
+            self._add(options, news)
+
+    def _add(self, options: StackOptions, news: Calibration) -> None:
         key, entries = self.key(options), _entries(self.path)
         # Another process may have written since this one read.
         known = _calibration(entries.pop(key, None))

@@ -230,7 +230,8 @@ def engine_of(lab: Lab, shelf: Shelf, delays: int = 0, options: StackOptions = O
     level: Any = engine.top
     while isinstance(level, Speculative):
         level.clock = Jumpy(delays)
-        level = level.planner.arms[0].drafter
+        arms = level.planner.arms
+        level = arms[0].drafter if arms else None
     return engine
 
 
@@ -306,9 +307,22 @@ def test_no_earlier_answer_shows_in_a_later_one(lab: Lab, arm: str, seed: int) -
     list(engine.answer(request(lab, 40, seed + 100)))
     engine.settle(given.prompt)
     list(fresh.prefill(given.prompt[:-1]))
-    for each in (engine, fresh):
-        each.full.queries.forget()  # the other answer's are at the places of the prompt's
     assert ids(list(engine.answer(given))) == ids(list(fresh.answer(given)))
+
+
+@pytest.mark.parametrize("stack", ["auto", "triforce", "retrieval", "lookup"])
+def test_the_same_request_again_has_the_same_answer(lab: Lab, stack: str) -> None:
+    """In one process, where the first answer's queries, chunks and matches were learnt."""
+    shelf = Shelf()
+    shelf.put(OPTIONS, BUCKET, TABLES["hierarchy"])
+    gammas = (None, None) if stack == "auto" else (8, 4)
+    for seed in range(4):
+        engine = engine_of(
+            lab, shelf, options=replace(OPTIONS, name=stack, gamma=gammas[0], draft_gamma=gammas[1])
+        )
+        given = Request(lab.text(200), 80, Sampling(temperature=1.0, seed=seed))
+        first, again = (ids(list(engine.answer(given))) for _ in range(2))
+        assert again == first
 
 
 def test_a_calibration_leaves_nothing_in_the_caches(lab: Lab) -> None:

@@ -95,7 +95,7 @@ def test_a_setting_is_varied_once() -> None:
 
 
 def test_what_is_measured_is_what_its_name_says() -> None:
-    with pytest.raises(UsageError, match="drafts by lookup alone"):
+    with pytest.raises(UsageError, match="plans by stored times"):
         cases(Settings(seed=1), ["triforce", "auto"], [], [])
 
 

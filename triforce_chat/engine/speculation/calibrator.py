@@ -72,6 +72,7 @@ class Calibrator:
         # One entry serves repeatable answers and others.
         self.options = replace(builder.options, repeatable=False)
         self.repeatable = builder.options.repeatable
+        self.levels = [*builder.planners.values()]
         self.planners = {name: each for name, each in builder.planners.items() if each.decides}
         self.known = store.read(self.options) if self.planners else Calibration()
         self.bucket: int | None = None  # of the times that the planners go by
@@ -90,7 +91,7 @@ class Calibrator:
     def begin(self, length: int) -> None:
         """Prepare the planners for an answer after a history of that many tokens."""
         bucket = bucket_of(length)
-        if self.repeatable and self.planners:
+        if self.repeatable:
             self._restart()
             self._use_measured(bucket)
         elif bucket != self.bucket:
@@ -136,7 +137,7 @@ class Calibrator:
     def _restart(self) -> None:
         for cache in self.caches:
             cache.restart()
-        for planner in self.planners.values():
+        for planner in self.levels:
             planner.restart()
 
     def _use_measured(self, bucket: int) -> None:
@@ -164,8 +165,11 @@ class Calibrator:
         return {name: planner.known_acceptance for name, planner in self.planners.items()}
 
     def _keep(self, news: Calibration) -> None:
-        self.known.absorb(news)
         self.store.write(self.options, news)
+        first = self.store.read(self.options)  # where another process has measured meanwhile, its times stay
+        first.absorb(self.known)
+        first.absorb(news)
+        self.known = first
 
 
 def fits(times: LevelTimes, planner: Planner) -> bool:

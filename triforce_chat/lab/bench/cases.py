@@ -58,7 +58,9 @@ def cases(
     if len({name for [(name, _), *_] in choices}) < len(choices):
         raise UsageError("--vary names a setting twice; write all its values in one, as in gamma=4,8")
     if settings.seed is not None and "auto" in stacks:
-        raise UsageError("with --seed the stack auto drafts by lookup alone; leave it out of --stacks")
+        raise UsageError(
+            "with --seed the stack auto plans by stored times, unlike here; leave it out of --stacks"
+        )
     heats: list[float | None] = [*temperatures] or [settings.temperature]
     made = []
     for temperature, stack in product(heats, stacks):
