@@ -24,10 +24,11 @@ class Shelf:
         text = self.texts.get(options)
         return Calibration.of(json.loads(text)) if text else Calibration()
 
-    def write(self, options: StackOptions, news: Calibration) -> None:
+    def write(self, options: StackOptions, news: Calibration) -> Calibration:
         known = self.read(options)
         known.absorb(news)
         self.texts[options] = json.dumps(known.plain())
+        return known
 
     def put(self, options: StackOptions, bucket: int, times: dict[str, LevelTimes]) -> None:
         """Lay down what a calibration has measured."""

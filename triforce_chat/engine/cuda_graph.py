@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Made = TypeVar("Made")
-Preparation = Callable[[], None]  # captures one graph, unless that was done or there is no room for it now
+Preparation = Callable[[], object]  # captures one graph, unless that was done or there is no room for it now
 
 # Row counts that are captured. Other counts are padded to the next one, which costs next to nothing, as reading
 # the weights takes the time.
@@ -42,16 +42,14 @@ class ForwardInputs(NamedTuple):
 
 
 class Captures:
-    """How many graphs were captured on a device, and what that cost; it grows with every capture."""
+    """How many graphs were captured on a device, and what a capture takes there."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.seconds = 0.0  # of all captures
         self.mean = USUAL_CAPTURE  # seconds of a capture, lately
 
     def add(self, seconds: float) -> None:
         self.count += 1
-        self.seconds += seconds
         self.mean += (1 - FORGET_CAPTURE) * (min(seconds, LONGEST_CAPTURE) - self.mean)
 
 

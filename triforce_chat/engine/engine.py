@@ -140,7 +140,7 @@ class Engine:
         """
         if sampling is None:
             return self.prefix.prefill(prompt, spans)
-        sampler = Sampler(sampling, len(prompt), executor=self.executor)
+        sampler = self.sampler(Request(prompt, 0, sampling))
         return self.prefix.prefill(prompt, spans, self.top.preparations(len(prompt), sampler))
 
     def prepare(self, request: Request) -> None:

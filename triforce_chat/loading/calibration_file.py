@@ -59,12 +59,13 @@ class CalibrationFile:
     def read(self, options: StackOptions) -> Calibration:
         return _calibration(_entries(self.path).get(self.key(options)))
 
-    def write(self, options: StackOptions, news: Calibration) -> None:
+    def write(self, options: StackOptions, news: Calibration) -> Calibration:
         # A folder that cannot be written keeps nothing.
         with suppress(OSError), filelock.FileLock(f"{self.path}.lock"):
-            self._add(options, news)
+            return self._add(options, news)
+        return Calibration()
 
-    def _add(self, options: StackOptions, news: Calibration) -> None:
+    def _add(self, options: StackOptions, news: Calibration) -> Calibration:
         key, entries = self.key(options), _entries(self.path)
         # Another process may have written since this one read.
         known = _calibration(entries.pop(key, None))
@@ -72,6 +73,7 @@ class CalibrationFile:
         fresh = {"about": self._about(options), "written": time.time(), **known.plain()}
         newest = sorted(entries.items(), key=lambda item: -_written(item[1]))[: KEPT - 1]
         write_object(self.path, {"format": FORMAT, "entries": {key: fresh, **dict(newest)}})
+        return known
 
     def _about(self, options: StackOptions) -> dict[str, Any]:
         return {**self.about, **dataclasses.asdict(options)}

@@ -20,7 +20,7 @@ from triforce_chat.cli.app import app
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.storage import KVCache
-from triforce_chat.engine.engine import Request
+from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Verified
 from triforce_chat.engine.exactness import Doubts, tokens_of
 from triforce_chat.engine.speculation.stacks import StackOptions
@@ -271,11 +271,8 @@ def small_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "stack_for", stack_for)
 
 
-@pytest.mark.usefixtures("small_stacks")
-def test_one_prefill_of_a_prompt_serves_all_cases(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restacked engine reads the prompt's last tokens again, whose queries choose chunks, and no others."""
-    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 32)
-    engine = lab.engine()
+def tokens_fed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of every forward of a prefill from now on."""
     fed: list[int] = []
     prefill = engine.target.prefill
 
@@ -284,6 +281,15 @@ def test_one_prefill_of_a_prompt_serves_all_cases(lab: Lab, monkeypatch: pytest.
         prefill(ids, cache)
 
     monkeypatch.setattr(engine.target, "prefill", noting)
+    return fed
+
+
+@pytest.mark.usefixtures("small_stacks")
+def test_one_prefill_of_a_prompt_serves_all_cases(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restacked engine reads the prompt's last tokens again, whose queries choose chunks, and no others."""
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 32)
+    engine = lab.engine()
+    fed = tokens_fed(engine, monkeypatch)
     made = cases(Settings(max_tokens=12), ["autoregressive", "triforce"], [0, 0.7], ["tokens=6,12"])
     list(Bench(engine, LOADED, 2, warmup=5).rows([lab.text(188), lab.text(188, seed=4)], made))
     anew = 2 * [32, 32, 32, 32, 32, 27]
@@ -308,14 +314,7 @@ def test_without_a_warmup_each_case_reads_the_prompt_by_itself(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = lab.engine()
-    fed: list[int] = []
-    prefill = engine.target.prefill
-
-    def noting(ids: Tensor, cache: KVCache) -> None:
-        fed.append(len(ids))
-        prefill(ids, cache)
-
-    monkeypatch.setattr(engine.target, "prefill", noting)
+    fed = tokens_fed(engine, monkeypatch)
     made = cases(Settings(max_tokens=5), ["autoregressive", "triforce"], [0], [])
     rows = list(Bench(engine, LOADED, 1, warmup=0).rows([lab.text(188)], made))
     assert sum(fed) == 2 * 187

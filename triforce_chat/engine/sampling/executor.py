@@ -135,10 +135,7 @@ class GraphExecutor:
         room, rows = rounded_up(answer) if answer else 0, fitting(rows) or rows
         if rows in self.made.get(key_of(op, like, room), {}):
             return []
-        return [partial(self._prepare, op, like, room, rows)]
-
-    def _prepare(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> None:
-        self._sized(op, like, room, rows)
+        return [partial(self._sized, op, like, room, rows)]
 
     def _static(self, op: Verification, inputs: SamplerInputs) -> StaticVerification:
         rows, penalty = inputs.logits.shape[1], inputs.penalty

@@ -41,8 +41,11 @@ class CalibrationStore(Protocol):
         """What is known; nothing if there is no valid entry."""
         ...
 
-    def write(self, options: StackOptions, news: Calibration) -> None:
-        """Add to what is known; what was measured before stays. May silently keep nothing."""
+    def write(self, options: StackOptions, news: Calibration) -> Calibration:
+        """Add to what is known, and return all of it; what was measured before stays.
+
+        May silently keep nothing, and then returns nothing.
+        """
         ...
 
 
@@ -55,8 +58,8 @@ class NoCalibrations:
     def read(self, options: StackOptions) -> Calibration:  # noqa: ARG002
         return Calibration()
 
-    def write(self, options: StackOptions, news: Calibration) -> None:
-        """Forget it."""
+    def write(self, options: StackOptions, news: Calibration) -> Calibration:  # noqa: ARG002
+        return Calibration()
 
 
 class Calibrator:
@@ -165,8 +168,9 @@ class Calibrator:
         return {name: planner.known_acceptance for name, planner in self.planners.items()}
 
     def _keep(self, news: Calibration) -> None:
-        self.store.write(self.options, news)
-        first = self.store.read(self.options)  # where another process has measured meanwhile, its times stay
+        first = self.store.write(
+            self.options, news
+        )  # if another process has measured meanwhile, its times stay
         first.absorb(self.known)
         first.absorb(news)
         self.known = first
