@@ -1,0 +1,68 @@
+"""A draft that is built on its target: it starts from the target's last hidden state and shares its largest matrices.
+
+The target's last hidden state says more about what comes next than a short window of tokens does, and a draft that
+reads it needs few weights of its own (EAGLE, arXiv 2401.15077; Hydra, arXiv 2402.05109). Embedding and output matrix
+are made from the target's when both are loaded, so that the draft's folder need not hold them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from triforce_chat.errors import ModelError
+
+FILE = "draft_head.safetensors"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftHead:
+    """What joins a draft of width D to its target of width H.
+
+    ``embed``: [D, H], from the target's embedding of a token to the draft's. ``state``: [D, H], from the target's last
+    hidden state, as its output matrix reads it, to what is added to the embeddings of the tokens after it. ``ages``:
+    [K, D], added along with that: row 0 for the token that the state foretold, row k for the k-th after it, the last
+    row for all later ones. ``output``: [H, D], from the draft's last hidden state to what the target's output matrix
+    reads.
+    """
+
+    embed: Tensor
+    state: Tensor
+    ages: Tensor
+    output: Tensor
+
+    def save(self, folder: Path) -> None:
+        """Write the file that belongs into the draft's folder, in bf16."""
+        tensors = {each.name: getattr(self, each.name).bfloat16().cpu().contiguous() for each in fields(self)}
+        save_file(tensors, folder / FILE)
+
+    def embedding(self, target: Tensor, known: Tensor) -> Tensor:
+        """The draft's embedding [n + 1, D] of the target's [V, H] for n ``known`` ids; its last row is for all others."""
+        rows = target[known]
+        return torch.cat([rows, rows.mean(0, keepdim=True)]) @ self.embed.to(target).T
+
+    def output_matrix(self, target: Tensor, known: Tensor) -> Tensor:
+        """The draft's output matrix [n + 1, D] of the target's [V, H] for n ``known`` ids; its last row is zero."""
+        rows = target[known] @ self.output.to(target)
+        return torch.cat([rows, torch.zeros_like(rows[:1])])
+
+
+def read_draft_head(folder: Path) -> DraftHead | None:
+    """The head of the draft in ``folder``; None if it stands alone. Raises ModelError for a damaged file."""
+    if not (folder / FILE).is_file():
+        return None
+    try:
+        head = DraftHead(**load_file(folder / FILE))
+    except (SafetensorError, OSError, TypeError) as error:
+        raise ModelError(f"{folder}: {FILE} is damaged; copy or train the draft again") from error
+    width, wide = head.embed.shape
+    if (head.state.shape, head.output.shape, head.ages.shape[1:]) != ((width, wide), (wide, width), (width,)):
+        raise ModelError(
+            f"{folder}: the matrices in {FILE} do not fit each other; copy or train the draft again"
+        )
+    return head
