@@ -15,7 +15,8 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text, Verified
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.errors import ModelError
-from triforce_chat.loading.load_engine import draft_runner, load_engine
+from triforce_chat.loading.join_draft import draft_runner
+from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.models.draft_vocabulary import FILE, DraftVocabulary, read_draft_vocabulary
 from triforce_chat.models.load import LoadedModel, check_draft, load_model, vocabulary_hash

@@ -80,3 +80,9 @@ class Blind:
         cache.fed = [0] * ids.shape[1]
         cache.advance(ids.shape[1])
         return self.row.expand(1, rows, -1)
+
+    def committed(self, count: Tensor, length: Tensor) -> None:
+        pass
+
+    def forget_state(self) -> None:
+        pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.forward.target_state import NEVER
 from triforce_chat.engine.sampling import executor as executor_module
 from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput, Verification
 from triforce_chat.engine.sampling.ops import CANDIDATES, PenaltyContext, Randomness, Uniforms
@@ -92,10 +93,19 @@ class ToyCache:
 
 
 @dataclass
+class ToyState:
+    """A target's state: the context of the row that gave the token at index ``base``, the newest committed one."""
+
+    row: Context = ()
+    base: int = NEVER
+
+
+@dataclass
 class ToyModel:
     """A table over contexts: ``table(context)`` [V] is drawn once per context and kept.
 
-    ``captures``: as if its forwards were CUDA graphs, so that rounds are not waited for.
+    ``captures``: as if its forwards were CUDA graphs, so that rounds are not waited for. ``state``: where it leaves its
+    own; ``reads``: another one's, on which the table depends, too.
     """
 
     vocabulary: int
@@ -104,8 +114,14 @@ class ToyModel:
     device: torch.device = CPU
     known: dict[Context, Tensor] = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
+    state: ToyState | None = None
+    reads: ToyState | None = None
+    rows: list[Context] = field(default_factory=list)  # contexts of the last forward's rows
 
     def logits(self, context: Context) -> Tensor:
+        if self.reads is not None and len(context) > self.reads.base:
+            assert context[: self.reads.base] == self.reads.row, "the state of another row"
+            context = (*context, -3, *self.reads.row)
         if context not in self.known:
             self.known[context] = self.table(context).double().log()
         return self.known[context]
@@ -119,17 +135,26 @@ class ToyModel:
             cache.advance(len(fed))
         else:
             seen = cache.put(fed, int(offset))
-        return torch.stack([self.logits(seen[: len(seen) - rows + i + 1]) for i in range(rows)])[None]
+        self.rows = [seen[: len(seen) - rows + i + 1] for i in range(rows)]
+        return torch.stack([self.logits(context) for context in self.rows])[None]
 
-    def loop(self, cache: ToyCache) -> ToyLoop:
+    def loop(self, cache: ToyCache, tokens: int) -> ToyLoop:  # noqa: ARG002
         return ToyLoop(self, cache)
 
     def unprepared(self, cache: ToyCache, rows: int) -> list[Preparation]:  # noqa: ARG002
         return []
 
+    def committed(self, count: Tensor, length: Tensor) -> None:
+        if self.state is not None:
+            self.state.row, self.state.base = self.rows[int(count) - 1], int(length) - 1
+
+    def forget_state(self) -> None:
+        if self.state is not None:
+            self.state.base = NEVER
+
     def capturing(self) -> ToyModel:
         """The same table behind captured forwards."""
-        return ToyModel(self.vocabulary, self.table, True, self.device, self.known)
+        return replace(self, captures=True)
 
 
 @dataclass
@@ -154,6 +179,13 @@ def random_table(vocabulary: int, seed: int, sharpness: float = 1.0) -> Callable
         return torch.softmax(sharpness * torch.randn(vocabulary, generator=generator, dtype=torch.float64), 0)
 
     return table
+
+
+def reading(target: ToyModel, middle: ToyModel, draft: ToyModel) -> ToyState:
+    """Have the draft read the states of both others, which change between rounds."""
+    state = ToyState()
+    target.state = middle.state = draft.reads = state
+    return state
 
 
 def support_table(vocabulary: int, seed: int, allowed: Sequence[int]) -> Callable[[Context], Tensor]:

@@ -38,6 +38,7 @@ def plan(
 ) -> None:
     """Show how much memory a model takes and whether it fits (if not: exit code 6); nothing is loaded."""
     from triforce_chat.models.describe import describe
+    from triforce_chat.models.draft_head import check_answers
 
     settings, screen = options.settings, screen_of(options)
     there, automatic = machine(settings, device_memory, host_memory), settings.model == AUTO
@@ -47,6 +48,8 @@ def plan(
         show_notes([choice.summary], screen)
     dtype = str(there[1]).removeprefix("torch.")
     target = describe(settings.model)
+    if target.source:
+        check_answers(settings.model, target.source.folder)
     made, draft = make_plan(settings, target, there)
     if warning := target.warning(made.workload.context):
         show_warning(options, screen, warning)

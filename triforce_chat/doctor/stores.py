@@ -115,6 +115,7 @@ def chosen_model() -> Iterator[CheckResult]:
 def _own_model(name: str) -> Iterator[CheckResult]:
     from triforce_chat.models.adapter import is_adapter, read_adapter
     from triforce_chat.models.completeness import check_complete
+    from triforce_chat.models.draft_head import check_answers
 
     path = Path(name).expanduser()
     try:
@@ -122,6 +123,7 @@ def _own_model(name: str) -> Iterator[CheckResult]:
             read_adapter(path)
         elif path.is_dir() and not any(path.glob("*.gguf")):
             check_complete(name, path)
+            check_answers(name, path)
     except TriforceError as error:
         yield problem("model", str(error), "correct 'model' in the settings", ModelError)
         return

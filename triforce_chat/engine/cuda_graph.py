@@ -39,6 +39,7 @@ class ForwardInputs(NamedTuple):
     slot: Tensor  # [1]
     position: Tensor  # [1], for RoPE
     steps: Tensor  # [n], 0, 1, ...
+    added: Tensor | None = None  # [n, C], to the tokens' embeddings
 
 
 class Captures:

@@ -23,6 +23,7 @@ from triforce_chat import __version__
 from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.loading.json_file import read_object, write_object
+from triforce_chat.models.draft_head import DraftHead
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.models.memory import processor
 from triforce_chat.models.presets import short_name
@@ -87,7 +88,7 @@ def about(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> dict[st
         "model": target.name,
         "shape": _digest(target.model.config),
         "draft": short_name(draft.name) if draft else None,
-        "draft_shape": _digest(draft.model.config) if draft else None,
+        "draft_shape": _digest(draft.model.config, draft.head) if draft else None,
         "offloaded": target.offloaded,
         "ranks": ranks,
     }
@@ -118,9 +119,11 @@ def entries_for(machine: About, model: str, path: Path | None = None) -> list[En
     return sorted(valid, key=lambda each: -each.written)
 
 
-def _digest(config: Any) -> str:
+def _digest(config: Any, head: DraftHead | None = None) -> str:
     """A hash of a model's configuration: models of one name may have been replaced or inflated."""
     fields = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+    if head is not None:
+        fields["draft_head"] = [list(head.state.shape), len(head.ages)]
     text = json.dumps(fields, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
 

@@ -12,10 +12,10 @@ import torch
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward import attention
-from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.loading.device import cap_memory, device_and_dtype
+from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import kv_storage, memory_plan, no_memory, shortened_to_fit
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.inputs import describe_draft
@@ -107,11 +107,12 @@ def build_engine(
     """The engine over models that are in memory, with its KV where the plan puts it. Raises OutOfMemory."""
     prefix_store = hooks.prefix_store(target)  # before the runner repacks the weights
     try:
+        forward, drafting = runners(target, draft, group)
         return Engine(
-            Runner(target.model, group=group),
+            forward,
             plan.workload.context,
             TextCodec(decoder(target.tokenizer), target.eos_ids),
-            draft_runner(draft, target) if draft else None,
+            drafting,
             stack_for(spec.settings, target),
             prefix_store,
             kv_storage(plan, spec.settings, hooks.note),
@@ -121,12 +122,6 @@ def build_engine(
         if not is_out_of_memory(error):
             raise
         raise no_memory(plan.workload.context) from error
-
-
-def draft_runner(draft: LoadedModel, target: LoadedModel) -> Runner:
-    """The draft's forward, with logits as wide as the target's."""
-    known = draft.draft_vocabulary
-    return Runner(draft.model, target.vocab_size, target_ids=known.target_ids if known else None)
 
 
 def draft_name(settings: Settings, target: Description) -> str | None:

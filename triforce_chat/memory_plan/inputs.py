@@ -21,6 +21,7 @@ from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.plan import Memory
 from triforce_chat.memory_plan.workload import EngineLayout, SmallCaches, Workload
 from triforce_chat.models.describe import Description, describe
+from triforce_chat.models.draft_head import is_built_on_target
 from triforce_chat.models.memory import free_bytes
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -55,6 +56,7 @@ def workload_of(
         layout=engine_layout(own, device, dtype, gpus),
         caches=small_caches(stack),
         gpus=gpus,
+        head=draft is not None and draft.source is not None and is_built_on_target(draft.source.folder),
     )
 
 

@@ -54,6 +54,7 @@ class Workload:
     layout: EngineLayout
     caches: SmallCaches
     gpus: int = 1
+    head: bool = False  # the draft reads the target's state
 
     @property
     def weights(self) -> int:
@@ -91,7 +92,8 @@ class Workload:
         if self.draft is None:
             return 0
         caches = self.draft.layers * self._kv(self.draft, self.caches.streaming)
-        return self._weights(self.draft, 1) + caches
+        reader = self.head * self.draft.hidden * self.target.hidden * self.itemsize
+        return self._weights(self.draft, 1) + reader + caches
 
     @property
     def prefill(self) -> int:

@@ -26,6 +26,13 @@ from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
 from triforce_chat.models.completeness import check_loaded
+from triforce_chat.models.draft_head import (
+    OF_TARGET,
+    DraftHead,
+    check_answers,
+    is_built_on_target,
+    read_draft_head,
+)
 from triforce_chat.models.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
@@ -57,6 +64,7 @@ class LoadedModel:
     offloaded: bool = False  # keys and values of some or all layers are in host memory
     largest_budget: int = 4096  # tokens of the retrieval cache, by the memory plan
     draft_vocabulary: DraftVocabulary | None = None  # of a draft that knows only some of its target's tokens
+    head: DraftHead | None = None  # of a draft that is built on its target, which has yet to be joined to it
 
 
 def load_model(
@@ -73,13 +81,15 @@ def load_model(
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
-    ``tokenizer`` is used if the model has none of its own. A ``context`` beyond the one that a YaRN model was made for
-    stretches its positions. If ``ranks`` processes of one torch.distributed group call this together, each gets a part
+    ``tokenizer``: of the target that it is to draft for, used if the model has none of its own. A ``context`` beyond
+    the one that a YaRN model was made for stretches its positions. If ``ranks`` processes of one torch.distributed group call this together, each gets a part
     of the weights. What a GGUF file is converted into is kept in the cache; ``note`` receives the reason if that is
     impossible. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or
     run, and OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
+    if tokenizer is None:
+        check_answers(name, source.folder)
     stored = _stored(source, device, dtype, ranks, report, note)
     config = load_config(stored, context)
     with convert_errors(name, device), silence_logs(), _quick(stored):
@@ -117,8 +127,11 @@ def check_ranks(name: str, ranks: int, sizes: Mapping[str, int], report: Report 
 def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
     """Raises ModelError unless the draft's tokens are the target's: all with the same ids, or those it says it knows.
 
-    The logits may differ in width, because padding columns belong to no token.
+    The logits may differ in width, because padding columns belong to no token. A draft that is built on its target must
+    have been built on one of as many channels.
     """
+    if draft.head is not None:
+        _check_head(target, draft, draft.head)
     if draft.draft_vocabulary is not None:
         _check_draft_vocabulary(target, draft, draft.draft_vocabulary)
         return
@@ -146,6 +159,17 @@ def _check_draft_vocabulary(target: LoadedModel, draft: LoadedModel, vocabulary:
     ids = vocabulary.target_ids
     if not 0 < len(ids) == draft.vocab_size - 1 or int(ids.max()) >= target.vocab_size:
         raise ModelError(f"draft {draft.name} is damaged: its weights and its vocabulary differ in size")
+
+
+def _check_head(target: LoadedModel, draft: LoadedModel, head: DraftHead) -> None:
+    width, channels = head.embed.shape
+    if draft.draft_vocabulary is None or width != draft.model.config.hidden_size:
+        raise ModelError(f"draft {draft.name} is damaged: its files do not fit each other")
+    if channels != target.model.config.hidden_size:
+        raise ModelError(
+            f"draft {draft.name} cannot draft for {target.name}: it was built on a model of {channels:,} channels, "
+            f"not of {target.model.config.hidden_size:,}"
+        )
 
 
 def vocabulary_hash(tokenizer: Any) -> str:
@@ -269,7 +293,8 @@ def _read(
         **placement,
         **_options(source),
     )
-    check_loaded(source.name, info["missing_keys"])
+    of_target = OF_TARGET if is_built_on_target(source.folder) else ()
+    check_loaded(source.name, set(info["missing_keys"]) - {*of_target})
     return model.requires_grad_(False).eval()
 
 
@@ -285,4 +310,5 @@ def _loaded(source: ModelSource, model: Any, tokenizer: Any) -> LoadedModel:
         eos_ids=frozenset(number for number in end_token_ids(model, tokenizer) if number < vocab_size),
         sampling=source.preset.sampling if source.preset else MappingProxyType({}),
         draft_vocabulary=read_draft_vocabulary(source.folder),
+        head=read_draft_head(source.folder),
     )

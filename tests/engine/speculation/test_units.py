@@ -113,6 +113,9 @@ class Wide:
         cache.advance(ids.shape[1])
         return torch.arange(self.vocabulary).expand(1, rows, -1) / 1e4
 
+    def committed(self, count: Tensor, length: Tensor) -> None:
+        pass
+
 
 @pytest.mark.parametrize("drafts", [False, True])
 def test_a_wide_nucleus_costs_drafts_only(drafts: bool) -> None:

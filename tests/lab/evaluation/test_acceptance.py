@@ -227,11 +227,17 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
             calls.append(rows)
             return lab.draft(ids, cache, rows, offset)
 
-        def loop(self, cache: KVCache) -> LoopForward:
-            return lab.draft.loop(cache)
+        def loop(self, cache: KVCache, tokens: int) -> LoopForward:
+            return lab.draft.loop(cache, tokens)
 
         def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
             return lab.draft.unprepared(cache, rows)
+
+        def committed(self, count: Tensor, length: Tensor) -> None:
+            lab.draft.committed(count, length)
+
+        def forget_state(self) -> None:
+            lab.draft.forget_state()
 
     history = torch.tensor(lab.text(150))
     drafted(Counted(), StreamingCache(lab.draft.shape, sinks=4, window=12, hop=7), history, 50)

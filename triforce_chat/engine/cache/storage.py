@@ -229,9 +229,13 @@ class KVCache:
     def wrote(self, n: int, size: int) -> None:
         """A forward wrote n tokens to ``write_slot`` instead of calling ``update``, and touched ``size`` slots."""
 
+    def reach(self, n: int) -> int:
+        """The length after n more tokens, which are the last ones that it will cover then."""
+        return self.length + n
+
     def advance(self, n: int) -> None:
         """Count n tokens as stored; called once per forward, after its last layer."""
-        self.length += n
+        self.length = self.reach(n)
 
     def truncate(self, length: int) -> None:
         """Drop everything after the first ``length`` tokens of the history."""

@@ -48,11 +48,10 @@ class StreamingCache(KVCache):
     def write_slot(self) -> WriteSlot | None:
         return WriteSlot(self.storage, self.position)
 
-    def advance(self, n: int) -> None:
+    def reach(self, n: int) -> int:
         if self.length == 0 and n > self.sinks:  # a restart: the history between sinks and window is skipped
-            self.length = self.start + n - self.sinks
-        else:
-            self.length += n
+            return self.start + n - self.sinks
+        return self.length + n
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)

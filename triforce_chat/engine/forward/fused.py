@@ -171,9 +171,11 @@ class Decoder:
         inner = [(block.qkv_proj, block.o_proj, block.gate_up_proj, block.down_proj) for block in self.blocks]
         return sum(each.size for each in (self.head, *(each for four in inner for each in four)))
 
-    def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """ids and positions [n] -> last hidden states [n, C], normed."""
+    def __call__(self, ids: Tensor, positions: Tensor, attend: Attend, added: Tensor | None = None) -> Tensor:
+        """ids and positions [n] -> last hidden states [n, C], normed; ``added`` [n, C] goes to the embeddings."""
         residual = self.embed(ids)
+        if added is not None:
+            residual += added
         rotary = RotaryEmbedding(self.rotary, positions)
         for block in self.blocks:
             residual = block(residual, rotary, attend)

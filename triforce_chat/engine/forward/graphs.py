@@ -14,31 +14,42 @@ from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
 from triforce_chat.engine.cuda_graph import ForwardInputs, Graph, fitting, pool_of
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.fused import Decoder
+from triforce_chat.engine.forward.target_state import StateReader
+
+LogitsAndStates = tuple[Tensor, Tensor]  # [n, V]; the last hidden states that they were computed from, [n, C]
 
 
 class ForwardGraph:
-    """One forward of ``size`` tokens; their ids, slots and positions are inputs of each replay."""
+    """One forward of ``size`` tokens; their ids, slots, positions and indices are inputs of each replay."""
 
     def __init__(
         self,
-        forward: Callable[[ForwardInputs], Tensor],
+        forward: Callable[[ForwardInputs], LogitsAndStates],
         size: int,
         device: torch.device,
         pool: Callable[[], Any],
         retry: bool,
+        reader: StateReader | None,
     ) -> None:
         self.ids = torch.zeros(size, dtype=torch.long, device=device)
         self.at = torch.zeros(2, dtype=torch.long, device=device)
         self.inputs = ForwardInputs(self.ids, self.at[:1], self.at[1:], torch.arange(size, device=device))
-        self.forward = forward
-        self.graph: Graph[Tensor] = Graph(device, pool, retry)
+        self.index = torch.zeros(1, dtype=torch.long, device=device)
+        self.forward, self.reader = forward, reader
+        self.graph: Graph[LogitsAndStates] = Graph(device, pool, retry)
 
-    def __call__(self, ids: Tensor, slot: int, position: int, offset: Tensor | None) -> Tensor:
-        """Logits [size, V] after ids [n], n up to ``size``; valid until the next forward."""
+    def __call__(
+        self, ids: Tensor, slot: int, position: int, index: int, offset: Tensor | None
+    ) -> LogitsAndStates:
+        """Logits and states of ``size`` rows after ids [n], n up to ``size``; valid until the next forward."""
         self.ids[: len(ids)] = ids
         self._aim(slot, position)
         if offset is not None:
             self.at += offset
+        if self.reader is not None:
+            self.index.fill_(index)
+            if offset is not None:
+                self.index += offset
         return self.graph(self._work)
 
     def capture(self, slot: int) -> None:
@@ -49,15 +60,17 @@ class ForwardGraph:
     def _aim(self, slot: int, position: int) -> None:
         torch.linspace(slot, position, 2, out=self.at)  # two of the host's numbers in one launch
 
-    def _work(self) -> Tensor:
-        return self.forward(self.inputs)
+    def _work(self) -> LogitsAndStates:
+        if self.reader is None:
+            return self.forward(self.inputs)
+        return self.forward(self.inputs._replace(added=self.reader.rows(self.index + self.inputs.steps)))
 
 
 class ForwardGraphs:
     """All captured forwards of one model, by KV buffer and number of tokens."""
 
-    def __init__(self, decoder: Decoder, device: torch.device) -> None:
-        self.decoder, self.device = decoder, device
+    def __init__(self, decoder: Decoder, device: torch.device, reader: StateReader | None = None) -> None:
+        self.decoder, self.device, self.reader = decoder, device, reader
         self.made: WeakKeyDictionary[KVBuffer, dict[int, ForwardGraph]] = WeakKeyDictionary()
         decoder.group.register_graphs(self)
 
@@ -75,19 +88,21 @@ class ForwardGraphs:
         self._graph(slot, size).capture(slot.start)
 
     def __call__(
-        self, ids: Tensor, slot: WriteSlot, position: int, size: int, offset: Tensor | None = None
-    ) -> Tensor:
-        """Logits [n, V] after ids [n], valid until the next forward; stores their keys and values in the buffer.
+        self, ids: Tensor, slot: WriteSlot, position: int, index: int, size: int, offset: Tensor | None = None
+    ) -> LogitsAndStates:
+        """Logits and states after ids [n], valid until the next forward; stores their keys and values in the buffer.
 
-        ``offset`` [1] is added to the slot and to the position of the first id.
+        ``index``: of the first id in the history. ``offset`` [1] is added to it, to the slot and to the position.
         """
-        return self._graph(slot, size)(ids, slot.start, position, offset)[: len(ids)]
+        logits, states = self._graph(slot, size)(ids, slot.start, position, index, offset)
+        return logits[: len(ids)], states[: len(ids)]
 
     def _graph(self, slot: WriteSlot, size: int) -> ForwardGraph:
         of_buffer = self.made.setdefault(slot.storage, {})
         if size not in of_buffer:
             retry = self.decoder.group.size == 1
-            of_buffer[size] = ForwardGraph(self.forward(slot), size, self.device, self.pool, retry)
+            forward = self.forward(slot)
+            of_buffer[size] = ForwardGraph(forward, size, self.device, self.pool, retry, self.reader)
         return of_buffer[size]
 
     def pool(self) -> Any:
@@ -98,13 +113,13 @@ class ForwardGraphs:
         """Drop all graphs; the next calls capture again."""
         self.made.clear()
 
-    def forward(self, slot: WriteSlot) -> Callable[[ForwardInputs], Tensor]:
-        """The function that is captured: logits [n, V] after tokens whose keys and values go to the slot's buffer."""
+    def forward(self, slot: WriteSlot) -> Callable[[ForwardInputs], LogitsAndStates]:
+        """The function that is captured: it writes the tokens' keys and values to the slot's buffer."""
         # Holds the tensors, not the buffer object, which must stay collectable: it is a weak key.
         ring, keys, values = slot.queries, slot.storage.keys, slot.storage.values
         scale, most = slot.storage.shape.head_dim**-0.5, slot.storage.capacity
 
-        def forward(inputs: ForwardInputs) -> Tensor:
+        def forward(inputs: ForwardInputs) -> LogitsAndStates:
             positions = inputs.position + inputs.steps
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
@@ -114,6 +129,7 @@ class ForwardGraphs:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
                 return kernels.decode_attention(q, keys[layer], values[layer], inputs.slot, scale, most)
 
-            return self.decoder.logits(self.decoder(inputs.ids, positions, attend))
+            states = self.decoder(inputs.ids, positions, attend, inputs.added)
+            return self.decoder.logits(states), states
 
         return forward

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from triforce_chat.engine.cache.storage import KVCache, Shape
 from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
+from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import kernels_run
 
@@ -53,12 +54,23 @@ class Forward(Protocol):
         """
         ...
 
-    def loop(self, cache: KVCache) -> LoopForward:
-        """Forwards to be captured together, several in one CUDA graph; only if ``captures``."""
+    def loop(self, cache: KVCache, tokens: int) -> LoopForward:
+        """Forwards of so many tokens in all, to be captured together in one CUDA graph; only if ``captures``."""
         ...
 
     def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
         """What is to be captured before a forward of that many rows over the cache is one replay."""
+        ...
+
+    def committed(self, count: Tensor, length: Tensor) -> None:
+        """By the rows of its last forward ``count`` [B] tokens were committed; the history has ``length`` [B] now.
+
+        For drafts that read its states; the host does not wait.
+        """
+        ...
+
+    def forget_state(self) -> None:
+        """Let no draft read what it computed before."""
         ...
 
 
@@ -70,33 +82,46 @@ class LoopForward(Protocol):
         ...
 
     def __call__(self, ids: Tensor, step: int) -> Tensor:
-        """Logits [B, 1, V] after ids [B, n]; the first id goes ``step`` slots after the loop's first slot."""
+        """Logits [B, 1, V] after ids [B, n]; the first id goes ``step`` slots after the loop's first slot.
+
+        Begins with step 0.
+        """
         ...
 
 
 class FusedLoop:
     """A ``LoopForward`` of fused blocks; the caller captures it."""
 
-    def __init__(self, runner: Runner, cache: KVCache) -> None:
+    def __init__(self, runner: Runner, cache: KVCache, tokens: int) -> None:
         slot = cache.write_slot()
         assert slot
-        self.runner, self.cache = runner, cache
+        self.runner, self.cache, self.tokens = runner, cache, tokens
         self.forward = runner.graphs.forward(slot)
         with torch.inference_mode(False):
             self.at = torch.zeros(2, dtype=torch.long, device=runner.device)
+            self.index = torch.zeros(1, dtype=torch.long, device=runner.device)  # of the first token
+        self.added: Tensor | None = None  # [tokens, C], to their embeddings
 
     def aim(self, offset: Tensor) -> None:
         slot = self.cache.write_slot()
         assert slot
         torch.linspace(slot.start, self.cache.position, 2, out=self.at)  # two numbers in one launch
         self.at += offset
+        if self.runner.reader is not None:
+            torch.add(offset, self.cache.length, out=self.index)
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, step: int) -> Tensor:
-        at, steps = self.at + step, torch.arange(ids.shape[1], device=ids.device)
+        n, at = ids.shape[1], self.at + step
+        steps = torch.arange(n, device=ids.device)
+        if self.runner.reader is not None and step == 0:  # for all steps at once
+            indices = self.index + torch.arange(self.tokens, device=ids.device)
+            self.added = self.runner.reader.rows(indices)
+        added = None if self.added is None else self.added[step : step + n]
         with self.runner.on_device():
-            logits = self.forward(ForwardInputs(self.runner.embedded(ids[0]), at[:1], at[1:], steps))[-1:]
-        return self.runner.widened(logits)[None]
+            inputs = ForwardInputs(self.runner.embedded(ids[0]), at[:1], at[1:], steps, added)
+            logits, _ = self.forward(inputs)
+        return self.runner.widened(logits[-1:])[None]
 
 
 class Subset:
@@ -127,7 +152,8 @@ class Runner:
     Modifies the model: it gets this program's attention function and, on a CPU, packed weights. ``vocabulary`` is the
     width of the logits (None: the model's own); a draft model gets its target's, as models of one family pad the same
     vocabulary to different widths, and with ``target_ids`` [D], if it knows only those of the target's tokens, a last
-    embedding for all others. All ranks that share a model must construct their runners at the same time.
+    embedding for all others. A target keeps its ``state`` for a draft, whose ``reader`` reads it. All ranks that share
+    a model must construct their runners at the same time.
     """
 
     def __init__(
@@ -136,10 +162,13 @@ class Runner:
         vocabulary: int | None = None,
         group: RankGroup = SINGLE,
         target_ids: Tensor | None = None,
+        state: TargetState | None = None,
+        reader: StateReader | None = None,
     ) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
-        self.model, self.group = model, group
+        self.model, self.group, self.state, self.reader = model, group, state, reader
+        self.last_states: Tensor | None = None  # [rows, C], of the last forward, if a draft reads them
         self.known: int = model.config.vocab_size  # ids from here on are padding without an embedding
         self.vocabulary = vocabulary or self.known
         self.device: torch.device = model.device
@@ -153,7 +182,7 @@ class Runner:
             from triforce_chat.engine.forward.graphs import ForwardGraphs
 
             self.decoder = Decoder(model, self.shape, group)
-            self.graphs = ForwardGraphs(self.decoder, self.device)
+            self.graphs = ForwardGraphs(self.decoder, self.device, reader)
         elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
 
@@ -168,7 +197,7 @@ class Runner:
         from triforce_chat.engine.forward.graphs import ForwardGraphs
 
         made = copy(self)
-        made.graphs = ForwardGraphs(self.decoder.quantized(), self.device)
+        made.graphs = ForwardGraphs(self.decoder.quantized(), self.device, self.reader)
         return made
 
     @property
@@ -216,28 +245,47 @@ class Runner:
         if len(ids) != 1:
             raise ValueError(f"{len(ids)} sequences; caches hold one")
         with self.on_device():
-            logits = self._fed(self.embedded(ids[0]), cache, rows, offset)
+            logits, states = self._fed(self.embedded(ids[0]), cache, rows, offset)
+        if self.state is not None:
+            self.last_states = states
         return self.widened(logits)[None]
 
-    def loop(self, cache: KVCache) -> LoopForward:
-        return FusedLoop(self, cache)
+    def loop(self, cache: KVCache, tokens: int) -> LoopForward:
+        return FusedLoop(self, cache, tokens)
 
-    def _fed(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None) -> Tensor:
+    def committed(self, count: Tensor, length: Tensor) -> None:
+        if self.state is not None:
+            assert self.last_states is not None
+            self.state.update(self.last_states, count, length)
+
+    def forget_state(self) -> None:
+        if self.state is not None:
+            self.state.forget()
+
+    def _fed(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Logits [rows, V] and last hidden states [rows, C] of the last ``rows`` ids."""
         n = len(ids)
         slot = cache.write_slot() if self.decoder else None
         size = self.graphs.size(n, slot) if slot else None
         if offset is not None:
             if slot and size:
-                return self.graphs(ids, slot, cache.position, size, offset)[n - rows :]
+                logits, states = self.graphs(ids, slot, cache.position, cache.length, size, offset)
+                return logits[n - rows :], states[n - rows :]
             with moved(cache, int(offset)):  # waits for the device
-                return self._logits(self._hidden(ids, cache)[n - rows :])
+                return self._computed(ids, cache, rows)
         if slot and size:
-            logits = self.graphs(ids, slot, cache.position, size)[n - rows :]
+            logits, states = self.graphs(ids, slot, cache.position, cache.reach(n) - n, size)
+            logits, states = logits[n - rows :], states[n - rows :]
             cache.wrote(n, size)
         else:
-            logits = self._logits(self._hidden(ids, cache)[n - rows :])
+            logits, states = self._computed(ids, cache, rows)
         cache.advance(n)
-        return logits
+        return logits, states
+
+    def _computed(self, ids: Tensor, cache: KVCache, rows: int) -> tuple[Tensor, Tensor]:
+        """``_fed`` without a graph."""
+        states = self._hidden(ids, cache)[len(ids) - rows :]
+        return self._logits(states), states
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.decoder.logits if self.decoder else self.model.lm_head
@@ -270,13 +318,22 @@ class Runner:
     def _hidden(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Last hidden states [n, C] of ids [n]; the cache receives their keys and values layer by layer."""
         positions = torch.arange(cache.position, cache.position + len(ids), device=self.device)
+        added = self._added(cache, len(ids))
         if self.decoder:
-            return self.decoder(ids, positions, partial(attention.attend_in, cache))
-        out = self.model.base_model(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, kv=cache
-        )
+            return self.decoder(ids, positions, partial(attention.attend_in, cache), added)
+        given = {"input_ids": ids[None]}
+        if added is not None:
+            given = {"inputs_embeds": self.model.get_input_embeddings()(ids[None]) + added}
+        out = self.model.base_model(**given, position_ids=positions[None], use_cache=False, kv=cache)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+    def _added(self, cache: KVCache, n: int) -> Tensor | None:
+        """What is added to the embeddings [n, C] of the next n tokens; None for nothing."""
+        if self.reader is None:
+            return None
+        end = cache.reach(n)
+        return self.reader.rows(torch.arange(end - n, end, device=self.device))
 
 
 def feed(model: Forward, cache: KVCache, ids: Tensor) -> None:

@@ -162,7 +162,7 @@ class DraftGraph:
 
     def __init__(self, drafter: DraftModel, n: int, op: Verification, room: int) -> None:
         self.n, self.op, self.nothing = n, op, drafter.nothing
-        self.forward = drafter.model.loop(drafter.cache)
+        self.forward = drafter.model.loop(drafter.cache, 2 * n)
         device = drafter.model.device
         with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
             self.ids = torch.zeros(1, n + 1, dtype=torch.long, device=device)

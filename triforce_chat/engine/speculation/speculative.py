@@ -159,6 +159,7 @@ class Speculative:
         packed = self.group.broadcast(packed)
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
         seq.commit(made.verdict.tokens, made.verdict.count)
+        self.model.committed(made.verdict.count, seq.length)
         made.following = self._find(seq)
         if made.match is not None and made.following is not None:
             found = [came(made.match, made.verdict), made.match.length, made.following.length]
@@ -177,6 +178,7 @@ class Speculative:
         """Yield the ids that each round commits, until there are ``most``; may be closed after any round."""
         end = seq.known + most
         self.planner.investment.begin(most)
+        self.model.forget_state()  # it belongs to another answer
         self._watch(seq, sampler)
         while seq.known < end:
             self.planner.renew(end - seq.known)

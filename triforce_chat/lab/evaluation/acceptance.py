@@ -22,6 +22,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.lookup import ORDERS
 from triforce_chat.engine.speculation.stacks import POLICIES
+from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation.continuations import Asked, continuations
 from triforce_chat.lab.evaluation.forced import Lookups, drafted, forced, looked_up
 from triforce_chat.lab.evaluation.means import Mean, Sum, mean
@@ -69,10 +70,15 @@ class Acceptance:
     """Measures on one engine, whose draft may be missing.
 
     The middle level reads a text in one forward, by its own keys and values. In use those of verified tokens
-    replace them every round, so acceptance there may differ a little.
+    replace them every round, so acceptance there may differ a little. Raises UsageError for a draft that reads its
+    target's states: such a text in one forward has none for it.
     """
 
     def __init__(self, engine: Engine, sampling: Sampling, plan: Plan) -> None:
+        if engine.draft is not None and engine.draft.reader is not None:
+            raise UsageError(
+                "the draft reads its target's states, which this evaluation has not: use 'bench'"
+            )
         self.engine, self.sampling, self.plan = engine, sampling, plan
         self.seeds = count(plan.seed)
 
