@@ -47,16 +47,21 @@ def head_pair(
 
 def joined(target: Any, draft: Any, head: DraftHead, known: Sequence[int]) -> tuple[Runner, Runner]:
     """Forwards of both models, the draft with the head and with what that makes of the target's matrices."""
+    use_matrices(draft, target, head, known)
+    state = TargetState(target.config.hidden_size, target.dtype, target.device)
+    reader = StateReader(state, head.state.to(state.hidden), head.ages.to(state.hidden))
+    width, ids = target.config.vocab_size, torch.tensor(known)
+    return Runner(target, state=state), Runner(draft, width, target_ids=ids, reader=reader)
+
+
+def use_matrices(draft: Any, target: Any, head: DraftHead, known: Sequence[int]) -> None:
+    """Give the draft's model the embedding and the output matrix that the head makes of the target's."""
     ids = torch.tensor(known, device=target.device)
     draft.config.vocab_size = len(known) + 1
     into, out = target.get_input_embeddings().weight, target.get_output_embeddings().weight
     with torch.no_grad():
         draft.get_input_embeddings().weight = Parameter(head.embedding(into, ids))
         draft.get_output_embeddings().weight = Parameter(head.output_matrix(out, ids))
-    state = TargetState(target.config.hidden_size, target.dtype, target.device)
-    reader = StateReader(state, head.state.to(state.hidden), head.ages.to(state.hidden))
-    width = target.config.vocab_size
-    return Runner(target, state=state), Runner(draft, width, target_ids=ids, reader=reader)
 
 
 def with_head_draft(lab: Lab, known: Sequence[int], noise: float = 0.1, strength: float = 0.1) -> Lab:

@@ -43,7 +43,7 @@ class DraftHead:
         save_file(tensors, folder / FILE)
 
     def embedding(self, target: Tensor, known: Tensor) -> Tensor:
-        """The draft's embedding [n + 1, D] of the target's [V, H] for n ``known`` ids; the last row is for all others."""
+        """The draft's embedding [n + 1, D] of the target's [V, H] for n ``known`` ids; the last row: of all others."""
         rows = target[known][:, : self.embed.shape[1]]
         return torch.cat([rows, rows.mean(0, keepdim=True)]) @ self.embed.to(target).T
 

@@ -82,10 +82,10 @@ def load_model(
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
     ``tokenizer``: of the target that it is to draft for, used if the model has none of its own. A ``context`` beyond
-    the one that a YaRN model was made for stretches its positions. If ``ranks`` processes of one torch.distributed group call this together, each gets a part
-    of the weights. What a GGUF file is converted into is kept in the cache; ``note`` receives the reason if that is
-    impossible. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or
-    run, and OutOfMemory if it does not fit.
+    the one that a YaRN model was made for stretches its positions. If ``ranks`` processes of one torch.distributed
+    group call this together, each gets a part of the weights. What a GGUF file is converted into is kept in the cache;
+    ``note`` receives the reason if that is impossible. Nothing is written to the screen. Raises ModelError for a model
+    that cannot be found, read or run, and OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
     if tokenizer is None:
