@@ -117,12 +117,12 @@ class StandAlone:
         self.dtype: torch.dtype = target.dtype
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        return self.llama.parameters()
+        yield from self.llama.parameters()
 
-    def ages(self, batch: Batch, even: bool = False) -> Tensor:
+    def ages(self, batch: Batch, even: bool = False) -> Tensor:  # noqa: ARG002
         return torch.zeros_like(batch.window)
 
-    def hidden(self, batch: Batch, ages: Tensor) -> Tensor:
+    def hidden(self, batch: Batch, ages: Tensor) -> Tensor:  # noqa: ARG002
         with half_precision(batch.tokens):
             out: Tensor = self.llama.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
         return out.to(self.dtype)[batch.window, batch.place]
@@ -220,7 +220,7 @@ class BuiltOnTarget:
         return out.to(self.dtype)[batch.window, batch.place]
 
     def embedded(self, batch: Batch, ages: Tensor) -> Tensor:
-        """What the layers read: the tokens, with the state of the latest segment and how far behind it is: [b, n, D]."""
+        """What the layers read: every token, with its segment's state and how far behind that it is: [b, n, D]."""
         head = self.head.joined()
         words = nn.functional.embedding(batch.tokens, head.embedding(self.words, self.known)).float()
         begun = ages >= 0
