@@ -105,6 +105,13 @@ class DraftOptions:
     start: Annotated[Path | None, typer.Option("--from", help="Draft to start from, of the same shape.")] = (
         None
     )
+    built_on_target: Annotated[
+        bool,
+        typer.Option(
+            "--built-on-target",
+            help="Make a draft that reads the target's hidden states and shares its embedding and output matrix.",
+        ),
+    ] = False
     vocabulary: Annotated[
         int, typer.Option(help="Tokens that the draft knows, the most frequent ones; 0: all.", min=0)
     ] = 0
@@ -127,6 +134,7 @@ class DraftOptions:
         from triforce_chat.lab.training.draft import DraftRecipe
 
         return DraftRecipe(
+            built_on_target=self.built_on_target,
             vocabulary=self.vocabulary,
             hidden=self.hidden,
             layers=self.layers,
@@ -167,6 +175,10 @@ def draft(
         require_writable(out)
         if not (chosen.writing or chosen.texts):
             raise UsageError("nothing to learn from; give --writing or --texts")
+        if chosen.built_on_target and chosen.also:
+            raise UsageError("a draft that is built on its target has only one; leave out --also")
+        if chosen.built_on_target and not chosen.vocabulary:
+            raise UsageError("--built-on-target needs --vocabulary, for example 24575")
         targets = [load(model, chosen.device) for model in (chosen.model, *(chosen.also or []))]
         from triforce_chat.lab.training.jobs import Generation, books, train_draft
 

@@ -6,7 +6,6 @@ distributions (Leviathan et al., arXiv 2211.17192); DistillSpec (arXiv 2310.0846
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,16 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from triforce_chat.engine.forward.runner import Subset
-from triforce_chat.errors import UsageError
 from triforce_chat.lab.training.course import Course, Log, Optimizer
 from triforce_chat.lab.training.lessons import Batch, Lessons
+from triforce_chat.lab.training.students import BuiltOnTarget, StandAlone, Student
 from triforce_chat.models.draft_vocabulary import FILE, DraftVocabulary, read_draft_vocabulary
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
 
@@ -33,12 +29,16 @@ SLICE, TEST_SLICE = 8192, 2048  # positions whose logits exist at a time
 SAVE_EVERY, TEST_EVERY = 1000, 250  # steps
 HEATS = (1.0, 0.6, 0.3)  # temperatures that take turns in the second half
 TESTED = (0.0, 0.6, 1.0)
+FIRST = 4  # tokens after a state of the target whose acceptance is told as one figure
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRecipe:
     """The draft's shape and its training."""
 
+    built_on_target: bool = (
+        False  # reads the target's hidden states, and shares its embedding and output matrix
+    )
     vocabulary: int = 0  # tokens that it knows, the most frequent ones; 0: all that the target knows
     hidden: int = 256
     layers: int = 3
@@ -71,7 +71,8 @@ class Distance(torch.autograd.Function):
         tv: float,
     ) -> Tensor:
         total = torch.zeros((), device=student.device)
-        grad_student, grad_head = torch.empty_like(student), torch.zeros_like(head)
+        grad_student = torch.empty_like(student)
+        grad_head = torch.zeros_like(head, dtype=torch.float32)  # many small ones are added
         narrow = head.to(student.dtype)
         measure = compiled_distance() if student.is_cuda else distance
         for first in range(0, len(student), SLICE):
@@ -82,7 +83,7 @@ class Distance(torch.autograd.Function):
             total += loss
             grad_student[rows] = grad @ narrow
             grad_head += grad.T @ student[rows]
-        ctx.save_for_backward(grad_student, grad_head)
+        ctx.save_for_backward(grad_student, grad_head.to(head.dtype))
         return total
 
     @staticmethod
@@ -150,46 +151,13 @@ def frequent_tokens(taught: Sequence[Taught], count: int) -> Tensor:
     return seen.sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def fresh_draft(target: Any, recipe: DraftRecipe, known: Tensor | None = None) -> LlamaForCausalLM:
-    """A small Llama whose embedding is the target's, projected on its leading singular directions.
-
-    known: [D], the target's tokens that it knows (None: all); one more embedding stands for the others.
-    """
-    torch.manual_seed(recipe.seed)
-    heads = recipe.hidden // recipe.head_dim
-    config = LlamaConfig(
-        vocab_size=target.config.vocab_size if known is None else len(known) + 1,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.mlp,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=1024,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=True,
-        bos_token_id=target.config.bos_token_id if known is None else None,
-        eos_token_id=target.config.eos_token_id if known is None else None,
-    )
-    draft = LlamaForCausalLM(config).to(target.device)
-    weights = target.get_input_embeddings().weight.float()
-    _, _, directions = torch.linalg.svd(weights.T @ weights)
-    projected = weights @ directions[: recipe.hidden].T
-    if known is not None:
-        projected = torch.cat([projected[known.to(target.device)], projected.mean(0, keepdim=True)])
-    with torch.no_grad():
-        draft.get_input_embeddings().weight.copy_(projected)
-    return draft
-
-
-def begin_with(draft: LlamaForCausalLM, folder: Path) -> None:
-    """Give a draft the weights of a trained one. Raises UsageError for one of another shape, or none."""
-    try:
-        stored = load_file(folder / "model.safetensors")
-        draft.load_state_dict(stored | {"lm_head.weight": stored["model.embed_tokens.weight"]})
-    except (RuntimeError, OSError, KeyError, SafetensorError) as error:
-        raise UsageError(
-            f"--from {folder} holds no draft of this --vocabulary, --hidden and --layers"
-        ) from error
+def student_of(
+    target: Any, recipe: DraftRecipe, known: Tensor | None, lessons: Lessons | None = None
+) -> Student:
+    """A fresh draft of a target, that learns these ``lessons``."""
+    if known is None or not recipe.built_on_target:
+        return StandAlone(target, recipe, known)
+    return BuiltOnTarget(target, recipe, known, None if lessons is None else spread(lessons.hidden))
 
 
 class DraftTraining:
@@ -209,11 +177,11 @@ class DraftTraining:
         self.subset = None if known is None else Subset(known, first.vocab_size)
         heads = [each.target.model.lm_head.weight for each in taught]
         self.heads = heads if known is None else [head[known] for head in heads]
-        self.draft = fresh_draft(first.model, recipe, known)
+        self.student = student_of(first.model, recipe, known, taught[0].lessons)
         if start is not None:
-            begin_with(self.draft, start)
+            self.student.begin_with(start)
         self.course = Course(recipe.steps, recipe.minutes, recipe.rate, warmup=100)
-        self.optimizer = Optimizer(self.draft.parameters(), self.course, recipe.decay)
+        self.optimizer = Optimizer(self.student.parameters(), self.course, recipe.decay)
 
     def _vocabulary(self, start: Path | None) -> DraftVocabulary | None:
         """What the draft knows: as in an interrupted training, or as the draft that it starts with."""
@@ -248,16 +216,17 @@ class DraftTraining:
         self.optimizer.save(self.folder)
         figures = self.test()
         report(log.add(self.course, {**lost, **figures}))
-        self.save()
+        self.student.save(self.folder)
         return figures
 
     def _step(self, batch: Batch, teacher_head: Tensor) -> Tensor:
         late = self.course.progress > 0.5
         heat = HEATS[self.course.step % len(HEATS)] if late else 1.0
         batch = self._own(batch)
-        hidden = self._hidden(batch.tokens)[batch.window, batch.place]
+        ages = self.student.ages(batch)
+        hidden, batch = self.student.hidden(batch, ages)[ages >= 0], batch.rows(ages >= 0)
         kl, tv = (0.3, 1.0) if late else (1.0, 0.0)
-        head = self.draft.lm_head.weight[: len(teacher_head)]
+        head = self.student.output_matrix()[: len(teacher_head)]
         summed: Tensor = Distance.apply(hidden, head, batch, teacher_head, heat, kl, tv)  # type: ignore[no-untyped-call]
         loss = summed / len(hidden)
         loss.backward()
@@ -268,51 +237,46 @@ class DraftTraining:
         """The batch in the draft's ids."""
         return batch if self.subset is None else batch._replace(tokens=self.subset.embedded(batch.tokens))
 
-    def _hidden(self, tokens: Tensor) -> Tensor:
-        device = tokens.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            out: Tensor = self.draft.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        hidden: Tensor = out.to(self.heads[0].dtype)
-        return hidden
-
     @torch.no_grad()
     def test(self, windows: int = 256) -> dict[str, float]:
-        """Expected acceptance on unseen text of each target at each tested temperature."""
+        """Expected acceptance on unseen text of each target at each tested temperature.
+
+        Of a draft that is built on its target, that of the first FIRST tokens after a state, and at temperature 0
+        also of each alone.
+        """
         figures: dict[str, float] = {}
         for each in self.taught:
             by = f" by {each.target.name}" if len(self.taught) > 1 else ""
-            found = self._tested(each, windows)
-            figures |= {f"accepted at {heat:g}{by}": value for heat, value in found.items()}
+            found = self._tested(each, windows)  # [temperatures, ages]
+            means = found[:, :FIRST].mean(-1).tolist()
+            figures |= {f"accepted at {heat:g}{by}": mean for heat, mean in zip(TESTED, means, strict=True)}
+            if found.shape[1] > 1:
+                figures |= {f"token {age + 1} at 0": value for age, value in enumerate(found[0].tolist())}
         return figures
 
-    def _tested(self, taught: Taught, windows: int) -> dict[float, float]:
+    def _tested(self, taught: Taught, windows: int) -> Tensor:
         unseen, teacher_head = taught.unseen, taught.target.model.lm_head.weight
         batch = unseen.batch(unseen.windows[:: max(1, len(unseen.windows) // windows)])
-        hidden = self._hidden(self._own(batch).tokens)[batch.window, batch.place]
-        head = self.draft.lm_head.weight.to(hidden.dtype)
-        sums = dict.fromkeys(TESTED, 0.0)
+        ages = self.student.ages(batch, even=True)
+        hidden, batch = self.student.hidden(self._own(batch), ages)[ages >= 0], batch.rows(ages >= 0)
+        ages = ages[ages >= 0]
+        head = self.student.output_matrix().to(hidden.dtype)
+        sums = torch.zeros(len(TESTED), self.student.longest, device=hidden.device)
         for first in range(0, len(hidden), TEST_SLICE):
             rows = slice(first, first + TEST_SLICE)
             under = batch.seen(rows, len(teacher_head)), batch.penalty(rows)
             found = hidden[rows] @ head.T
             p, _ = penalized((batch.states[rows] @ teacher_head.T).float(), *under)
             q, _ = penalized((self.subset.widened(found) if self.subset else found).float(), *under)
-            for heat in TESTED:
-                sums[heat] += float(accepted(p, q, heat).sum())
-        return {heat: total / len(hidden) for heat, total in sums.items()}
+            for each, heat in zip(sums, TESTED, strict=True):
+                each.index_add_(0, ages[rows], accepted(p, q, heat))
+        return sums / torch.bincount(ages, minlength=self.student.longest)
 
-    def save(self) -> None:
-        """Write the draft as a transformers folder in bf16."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        config = self.draft.config.to_diff_dict() | {"architectures": ["LlamaForCausalLM"]}
-        config["dtype"] = "bfloat16"
-        (self.folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-        tensors = {
-            name: value.bfloat16().cpu().contiguous()
-            for name, value in self.draft.state_dict().items()
-            if name != "lm_head.weight"  # tied to the embedding
-        }
-        save_file(tensors, self.folder / "model.safetensors", metadata={"format": "pt"})
+
+def spread(states: Tensor, most: int = 65_536) -> Tensor:
+    """The root mean square of each dimension of hidden states [n, H], of about ``most`` of them: [H]."""
+    some = states[:: max(1, len(states) // most)].float().square().mean(0).sqrt()
+    return some.clamp(min=1e-2 * float(some.mean()))
 
 
 def accepted(p: Tensor, q: Tensor, heat: float) -> Tensor:

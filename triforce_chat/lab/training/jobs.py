@@ -19,7 +19,7 @@ from triforce_chat.lab.tasks.books import load_books, text_files
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.training.cards import write_card
 from triforce_chat.lab.training.context import REPORTED, ContextRecipe, ContextTraining, example
-from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, Taught, begin_with, fresh_draft
+from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, Taught, student_of
 from triforce_chat.lab.training.lessons import Lessons, Teacher
 from triforce_chat.lab.training.ranks import ALONE, Ranks
 from triforce_chat.lab.training.selfchat import Row, document_chats, everyday_chats, short_chats
@@ -198,7 +198,7 @@ def train_draft(
     if start is not None:
         known = torch.arange(recipe.vocabulary) if recipe.vocabulary else None
         # A wrong --from fails before minutes are spent.
-        begin_with(fresh_draft(first.model, recipe, known), start)
+        student_of(first.model, recipe, known).begin_with(start)
     few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
     plan = replace(plan, minutes=plan.minutes / len(targets), texts=plan.texts // len(targets))
     taught = [
@@ -213,6 +213,11 @@ def train_draft(
     figures = training.run(tell)
     names = " and ".join(target.name for target in targets)
     purpose = f"A draft for {names}: a small Llama with the same tokenizer, distilled from what they write."
+    if recipe.built_on_target:
+        purpose = (
+            f"A draft that is built on {names}: layers between its embedding and its output matrix that also read "
+            "its last hidden state, distilled from what it writes. It needs that model."
+        )
     titles = [book.title for book in builder.books]
     write_card(folder, "Draft", purpose, first.name, recipe, titles, figures)
 

@@ -51,6 +51,15 @@ class Batch(NamedTuple):
     starts: Tensor  # [b], the first position whose token the penalty counts
     penalties: Tensor  # [b]
 
+    @property
+    def counts(self) -> Tensor:
+        """How many tokens each window has to foretell: [b]."""
+        return torch.bincount(self.window, minlength=len(self.tokens))
+
+    def rows(self, kept: Tensor) -> Batch:
+        """The batch with only those of its tokens to foretell that are ``kept`` [m]."""
+        return self._replace(window=self.window[kept], place=self.place[kept], states=self.states[kept])
+
     def seen(self, rows: slice, vocabulary: int) -> Tensor:
         """For some of the foretold tokens, what had been said before them: [m', V]."""
         window, at = self.window[rows], torch.arange(self.tokens.shape[1], device=self.tokens.device)
