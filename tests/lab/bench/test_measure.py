@@ -369,6 +369,28 @@ def test_all_stacks_decode_the_same_text(lab: Lab) -> None:
         assert len({row.fresh for row in fast if row.temperature == temperature}) == 1
 
 
+@pytest.mark.usefixtures("small_stacks")
+@pytest.mark.parametrize(("warmup", "repeats", "answers"), [(5, 1, 1), (5, 2, 2), (0, 1, 2)])
+def test_drawing_a_text_is_the_first_run_of_plain_decoding(
+    lab: Lab, warmup: int, repeats: int, answers: int
+) -> None:
+    """Plain decoding takes longest, so nothing of it is done twice; without a warm-up it is no first answer."""
+    engine, timed = lab.engine(), []
+
+    class Counting(Bench):
+        def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
+            if settings.stack == "autoregressive" and tokens == 20:
+                timed.append(tokens)
+            return super().answer(ids, settings, tokens)
+
+    bench = Counting(engine, LOADED, repeats, warmup, same_text=True)
+    made = cases(Settings(max_tokens=20), ["lookup", "autoregressive"], [0.5], [])
+    rows = list(bench.rows([lab.text(90)], made))
+    assert len(timed) == answers
+    assert [row.tokens for row in rows] == [20, 20]
+    assert all(row.ms_per_token > 0 and row.peak_bytes > 0 for row in rows)
+
+
 def test_a_text_is_drawn_by_other_random_numbers_than_its_drafts_pass_by() -> None:
     made = cases(Settings(seed=3, max_tokens=9), ["triforce", "lookup"], [0.5, 1.0], ["tokens=9,20"])
     texts = drawing(made)

@@ -65,9 +65,9 @@ class Bench:
         # A text that was drawn has no end.
         self.past_end, self.same_text = past_end or same_text, same_text
         self.plain_tokens, self.interrupted = plain_tokens, False
-        self.texts: dict[
-            float | None, list[int]
-        ] = {}  # of the current prompt, by the temperature that was set
+        # Of the current prompt: texts by the temperature that was set, and how they were drawn by a case's footing.
+        self.texts: dict[float | None, list[int]] = {}
+        self.drawn: dict[tuple[float | None, int], tuple[Run, int]] = {}
 
     def rows(self, prompts: Sequence[Sequence[int]], cases: Sequence[Case]) -> Iterator[Row]:
         """Every case on the same prompts of one length, each of which is prefilled once for all."""
@@ -167,29 +167,46 @@ class Bench:
         read.peak = max(read.peak, peak_bytes())
 
     def _draw(self, ids: Sequence[int], cases: Sequence[Case]) -> None:
-        """Draw the texts that all cases decode behind a prefilled prompt."""
-        self.texts = {}
+        """Draw the texts that all cases decode behind a prefilled prompt; that is plain decoding's first run."""
+        self.texts, self.drawn = {}, {}
         for settings in drawing(cases) if self.same_text else ():
-            self.engine.restack(stack_for(settings, self.loaded))
-            self.texts[settings.temperature] = self.answer(ids, settings, settings.max_tokens).tally.token_ids
+            self.warm(ids, settings)
+            run = self.answer(ids, settings, settings.max_tokens)
+            self.texts[settings.temperature] = run.tally.token_ids
+            self.drawn[settings.temperature, settings.max_tokens] = run, peak_bytes()
 
     def _measure(self, n: int, ids: Sequence[int], into: Measured, read: Read) -> None:
         """All runs of a case on a prompt, which is prefilled unless there is no warm-up."""
-        settings, runs = into.case.settings, []
-        started = time.perf_counter()
-        self.warm(ids, settings)
-        into.warmup_s = max(into.warmup_s, time.perf_counter() - started)
-        if not self.warmup:
-            self.engine.settle([0])
-        for _ in range(self.repeats):
-            runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
-            self.heard(len(ids), n, into.case, runs[-1])
+        settings = into.case.settings
+        runs, peak = self._drawn_run(into.case)
+        for run in runs:
+            self.heard(len(ids), n, into.case, run)
+        if len(runs) < self.repeats:
+            started = time.perf_counter()
+            self.warm(ids, settings)
+            into.warmup_s = max(into.warmup_s, time.perf_counter() - started)
+            if not self.warmup:
+                self.engine.settle([0])
+            while len(runs) < self.repeats:
+                runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
+                self.heard(len(ids), n, into.case, runs[-1])
+            peak = max(peak, peak_bytes())
         first = runs[0].tally.finished
         if not self.warmup and first is not None:
             read.rates.append(first.prompt_tokens / first.prefill_s)
-        peak, greedy = peak_bytes(), sampling_of(settings, self.loaded).greedy
+        greedy = sampling_of(settings, self.loaded).greedy
         chosen = greedy and not self.same_text  # forced tokens say nothing about a stack's own
         into.add(runs, peak, self.doubts(ids, settings, runs[-1]) if chosen else None)
+
+    def _drawn_run(self, case: Case) -> tuple[list[Run], int]:
+        """The run of a case that drew the text of the present prompt, if there is one, and the memory that it took.
+
+        A first answer that reads the prompt itself is none.
+        """
+        found = self.drawn.get(case.footing)
+        if found is None or not (case.plain and self.warmup and self.plain_tokens is None):
+            return [], 0
+        return [found[0]], found[1]
 
 
 def drawing(cases: Sequence[Case]) -> list[Settings]:
