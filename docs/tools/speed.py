@@ -64,7 +64,13 @@ def same_text(*cases: tuple[str, str]) -> str:
         label, context, heat = key
         # Times of all texts together: a mean of factors would let one easy text decide.
         best = max(each["speedup_together"] for name, each in of.items() if name != "auto")
-        line = [label, f"{context:,}", number(heat, 1), str(of["auto"]["prompts"]), number(of["auto"]["fresh"])]
+        line = [
+            label,
+            f"{context:,}",
+            number(heat, 1),
+            str(of["auto"]["prompts"]),
+            number(of["auto"]["fresh"]),
+        ]
         line.append(number(of["autoregressive"]["ms_per_token"], 2))
         line += [_gain(of[name]) if name in of else "" for name in stacks]
         lines.append((*line, number(of["auto"]["speedup_together"] / best)))

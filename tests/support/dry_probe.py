@@ -1,46 +1,67 @@
 """Prints, as JSON, the kernels that an engine launched and those that would have been compiled ahead of it.
 
 ``python dry_probe.py STACK``: in a process of its own, as tests make Triton interpret its kernels. Graphs are emulated,
-and every launch is a dry one beside plain arithmetic. ``python dry_probe.py run`` answers on a GPU and prints nothing.
+and every launch is a dry one beside plain arithmetic. On a GPU, ``python dry_probe.py compile`` compiles ahead for
+the answers of ``python dry_probe.py run``; both print nothing.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from support import plain_kernels
 from support.emulated_graphs import captured_pair, emulate
 from support.labs import ARCHITECTURES, SMALL_BUDGET, random_model, spell
 from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.storage import KVBuffer, Shape
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
-from triforce_chat.engine.compile_ahead import Kernels, launch_all
+from triforce_chat.engine.compile_ahead import META, Kernels, compile_all, forwards, launch
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.kernels import dry
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.memory_plan.dimensions import Dimensions
 
 HOPPER, CONTEXT = 90, 256
 LAUNCHED = ("rms_norm", "silu_mul", "rotate_and_store", "decode_attention", "int8_linear")
 
 
-def needed(models: list[Kernels]) -> dict[Any, dry.Launch]:
-    return dry.recorded(partial(launch_all, models))
+def needed(*models: Kernels) -> dict[Any, dry.Launch]:
+    return {key: found for each in models for key, found in dry.recorded(partial(launch, each)).items()}
 
 
 def kernels_of(config: dict[str, Any]) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
-    capacities = [CONTEXT + SLACK, SMALL_BUDGET.capacity]
-    target = Kernels(config, "float32", capacities, asdict(SMALL_BUDGET), True)
-    return [target, Kernels(config, "float32", [SINKS + WINDOW + HOP])]
+    sizes, capacities = Dimensions.of(config), [CONTEXT + SLACK, SMALL_BUDGET.capacity]
+    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, True)
+    return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP])]
+
+
+def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
+    """What a model of transformers launches without memory, and what is compiled ahead for it, also in 8 bits."""
+    config = random_model(name, head_dim=16, **changes).config
+    with META:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    shape = Shape.of(config, torch.bfloat16, META)
+    buffer = KVBuffer(shape, 128)
+
+    def work() -> None:
+        decoder = Decoder(model, shape)
+        forwards(decoder, shape, buffer)
+        forwards(decoder.quantized(), shape, buffer)
+
+    kernels = Kernels(Dimensions.of(config.to_dict()), torch.bfloat16, [128], int8=True)
+    return {*dry.recorded(work)}, {*needed(kernels)}
 
 
 def answered(stack: str, patch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]:
@@ -49,11 +70,11 @@ def answered(stack: str, patch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]
     emulate(patch)
     target, draft = captured_pair("cpu", patch)
     launched: set[Any] = set()
-    for name, launch in originals.items():
+    for name, original in originals.items():
         plain = getattr(plain_kernels, name)
 
-        def both(*given: Any, plain: Any = plain, launch: Any = launch, **named: Any) -> Any:
-            launched.update(dry.recorded(lambda: launch(*given, **named)))
+        def both(*given: Any, plain: Any = plain, original: Any = original, **named: Any) -> Any:
+            launched.update(dry.recorded(lambda: original(*given, **named)))
             return plain(*given, **named)
 
         patch.setattr(kernels, name, both)
@@ -62,9 +83,9 @@ def answered(stack: str, patch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]
     engine.executor = GraphExecutor()
     prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     tokens_of(engine, Request(prompt, 60))
-    for name, launch in originals.items():
-        patch.setattr(kernels, name, launch)
-    return launched, {*needed(kernels_of(target.model.config.to_dict()))}
+    for name, original in originals.items():
+        patch.setattr(kernels, name, original)
+    return launched, {*needed(*kernels_of(target.model.config.to_dict()))}
 
 
 def run() -> None:
@@ -79,6 +100,12 @@ def run() -> None:
             tokens_of(engine, Request(prompt, 60), True)
 
 
+def compile_for_run() -> None:
+    """Compile for this machine's GPU what ``run`` will launch."""
+    config = random_model(head_dim=16).config.to_dict()
+    compile_all(kernels_of(config), torch.cuda.get_device_capability())
+
+
 def main() -> None:
     found: dict[str, Any] = {}
     with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
@@ -87,10 +114,17 @@ def main() -> None:
         found["missed"] = [str(key) for key in launched - ahead]
     with dry.without_gpu(HOPPER):
         for name in ARCHITECTURES:
-            config = random_model(name, head_dim=16).config.to_dict()
-            found[name] = [key[0] for key in needed([Kernels(config, "bfloat16", [128])])]
+            launched, ahead = of_transformers(name)
+            found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
+        launched, ahead = of_transformers("llama", attention_bias=True, mlp_bias=True)
+        found["biased"] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
+        sizes = Dimensions.of(random_model(head_dim=16).config.to_dict())
+        whole, shared = (
+            needed(Kernels(sizes, torch.bfloat16, [128], int8=True, ranks=ranks)) for ranks in (1, 2)
+        )
+        found["shared"] = [key[0] for key in shared.keys() - whole.keys()]
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    run() if sys.argv[1] == "run" else main()
+    {"run": run, "compile": compile_for_run}.get(sys.argv[1], main)()

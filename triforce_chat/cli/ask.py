@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import open_session, with_shown_model
+from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
 from triforce_chat.cli.options import Documents
 from triforce_chat.cli.output import print_json, screen_of
 from triforce_chat.cli.reading import read_all
@@ -59,8 +59,10 @@ def is_document(text: str) -> bool:
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
     """Answer one question in the form that the options ask for."""
     from triforce_chat.chat.records import RunInfo
+    from triforce_chat.loading.spec import EngineSpec
 
     screen = screen_of(options)
+    compile_ahead(EngineSpec(options.settings), screen)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)

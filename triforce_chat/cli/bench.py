@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import open_answering, with_shown_model
+from triforce_chat.cli.engines import compile_ahead, open_answering, with_shown_model
 from triforce_chat.cli.options import Documents, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_json, print_record, screen_of
 from triforce_chat.cli.reading import read_all
@@ -198,6 +198,7 @@ def open_bench(recipe: Recipe, options: Options, screen: Screen) -> tuple[Bench,
     from triforce_chat.loading.spec import EngineSpec
 
     spec = EngineSpec(recipe.settings, recipe.room, recipe.shape, recipe.device_memory)
+    compile_ahead(spec, screen)
     engine, target, seconds = open_answering(spec, screen)
     from triforce_chat.lab.bench.measure import Bench
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triforce_chat.cli.engines import open_session, with_model
+from triforce_chat.cli.engines import compile_ahead, open_session, with_model
 from triforce_chat.cli.options import given_flags
 from triforce_chat.cli.output import screen_of, show_notes, show_warning
 from triforce_chat.cli.reading import read_all, read_one
@@ -38,6 +38,7 @@ def chat(
     ] = None,
 ) -> None:
     """Talk about documents, turn by turn; /help lists the commands."""
+    from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.storage.sessions.session_opener import SessionOpener
     from triforce_chat.ui.repl import Labels, Repl
 
@@ -49,9 +50,10 @@ def chat(
     if "-" in (documents or []):
         raise UsageError("chat reads your questions from standard input; give it the document as a file")
     screen = screen_of(options)
-    texts = read_all(documents or [], options, screen)
     with SessionOpener(name, last, partial(show_warning, options, screen)) as opener:
         options = opener.options(options, given_flags(command_line))
+        compile_ahead(EngineSpec(options.settings), screen)
+        texts = read_all(documents or [], options, screen)
         automatic = options.model == AUTO
         options = with_model(options, screen)
         label = f"{options.model} (auto)" if automatic else options.model

@@ -75,6 +75,18 @@ def fetch(screen: Screen, name: str) -> None:
         resolve(name, report=report)
 
 
+def compile_ahead(spec: EngineSpec, screen: Screen) -> None:
+    """Have the GPU's kernels compiled meanwhile, unless an earlier process did.
+
+    To be called first of all: documents are read, and torch and the model are loaded, at the same time.
+    """
+    from triforce_chat.loading import compile_job
+    from triforce_chat.loading.gpu import find_gpu
+
+    if compile_job.start(spec, find_gpu(spec.settings.device)):
+        show_notes(["compiling GPU kernels for this model in the background, once"], screen)
+
+
 def open_engine(
     spec: EngineSpec,
     screen: Screen,

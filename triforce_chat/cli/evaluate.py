@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import open_engine, require_one_process, with_shown_model
+from triforce_chat.cli.engines import compile_ahead, open_engine, require_one_process, with_shown_model
 from triforce_chat.cli.options import Documents, command, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_record, screen_of, show_notes
 from triforce_chat.cli.reading import read_all
@@ -18,9 +18,11 @@ from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
+    from triforce_chat.engine.engine import Engine
     from triforce_chat.lab.evaluation.runs import Findings
     from triforce_chat.models.adapter import Adapter
     from triforce_chat.models.load import LoadedModel
+    from triforce_chat.settings.settings import Settings
     from triforce_chat.ui.terminal import Screen
 
 app = typer.Typer(
@@ -81,9 +83,7 @@ def facts(
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
-    from triforce_chat.loading.spec import EngineSpec
-
-    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + QUESTION_ROOM), screen)
+    engine, loaded = opened(options.settings, max(lengths) + QUESTION_ROOM, screen)
     from triforce_chat.lab.evaluation import runs
 
     watch = progress(screen)
@@ -110,10 +110,8 @@ def comprehension(
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
-    from triforce_chat.loading.spec import EngineSpec
-
     capacity = max(*lengths, SHORT_CONTEXT) + QUESTION_ROOM
-    engine, loaded, _ = open_engine(EngineSpec(options.settings, capacity), screen)
+    engine, loaded = opened(options.settings, capacity, screen)
     from triforce_chat.lab.evaluation import runs
 
     found = runs.comprehension(engine, loaded, options.settings, texts, sets, lengths, progress(screen))
@@ -134,9 +132,7 @@ def sources(
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
-    from triforce_chat.loading.spec import EngineSpec
-
-    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + PAGED_ROOM), screen)
+    engine, loaded = opened(options.settings, max(lengths) + PAGED_ROOM, screen)
     from triforce_chat.lab.evaluation import sources
 
     plan = sources.Plan(lengths, count, facts, page_tokens, options.seed or 0)
@@ -154,9 +150,7 @@ def questions(options: Options, reference: Reference = None) -> None:
     base = reference_model(reference, resolve(options.model).adapter)
     names = dict.fromkeys([options.model, *([base] if base else [])])
     each = (dataclasses.replace(options, model=name).settings for name in names)
-    from triforce_chat.loading.spec import EngineSpec
-
-    engines = (open_engine(EngineSpec(settings, SHORT_CONTEXT), screen)[:2] for settings in each)
+    engines = (opened(settings, SHORT_CONTEXT, screen) for settings in each)
     from triforce_chat.lab.evaluation import runs
 
     show(options, screen, runs.short_questions(engines, options.settings, progress(screen)))
@@ -182,9 +176,7 @@ def acceptance(
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
-    from triforce_chat.loading.spec import EngineSpec
-
-    engine, loaded, _ = open_engine(EngineSpec(options.settings, max(lengths) + tokens), screen)
+    engine, loaded = opened(options.settings, max(lengths) + tokens, screen)
     from triforce_chat.engine.cache.layout import Budget
     from triforce_chat.lab.evaluation import runs
     from triforce_chat.lab.evaluation.acceptance import Plan
@@ -195,6 +187,15 @@ def acceptance(
     watch = progress(screen)
     found = runs.acceptance(engine, loaded, options.settings, texts, lengths, places, plan, watch)
     show(options, screen, found)
+
+
+def opened(settings: Settings, capacity: int, screen: Screen) -> tuple[Engine, LoadedModel]:
+    """An engine for so many tokens, and its model."""
+    from triforce_chat.loading.spec import EngineSpec
+
+    spec = EngineSpec(settings, capacity)
+    compile_ahead(spec, screen)
+    return open_engine(spec, screen)[:2]
 
 
 def reference_model(reference: str | None, adapter: Adapter | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from triforce_chat.settings.sizes import readable
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from threading import Thread
 
     from rich.table import Table
 
@@ -86,16 +88,40 @@ def pull(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Download a model and its draft."""
+    """Download a model and its draft; compile its kernels if there is a GPU that they run on."""
     with failures(debug):
         from triforce_chat.models.presets import find_preset
 
         preset = named(name)
         screen = screen_of(Options(quiet=quiet))
+        compiling = compiled_meanwhile(preset.name)
         for each in (preset.name, *([preset.draft] if preset.draft and find_preset(preset.draft) else [])):
             fetch(each, screen)
             if not quiet:
                 screen.err.print(f"{each} is downloaded", markup=False)
+        if compiling:
+            busy = (
+                screen.err.status("compiling its GPU kernels") if screen.detail == "live" else nullcontext()
+            )
+            with busy:
+                compiling.join()
+
+
+def compiled_meanwhile(name: str) -> Thread | None:
+    """Begin to compile a model's GPU kernels as the user's own settings need them: what waits for that process.
+
+    None if there is nothing to compile, or if the settings have mistakes, which other commands report.
+    """
+    from triforce_chat.loading import compile_job
+    from triforce_chat.loading.gpu import find_gpu
+    from triforce_chat.loading.spec import EngineSpec
+    from triforce_chat.settings.layers import user_values
+
+    try:
+        settings = Options(**{**user_values(), "model": name}).settings
+    except TriforceError:
+        return None
+    return compile_job.start(EngineSpec(settings), find_gpu(settings.device))
 
 
 @app.command("rm")

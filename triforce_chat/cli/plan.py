@@ -90,8 +90,7 @@ def make_plan(
     machine: Machine,
 ) -> tuple[MemoryPlan, str | None]:
     """(plan, name of the draft). Raises DoesNotFit, ModelError and UsageError."""
-    from triforce_chat.loading.load_engine import draft_name
-    from triforce_chat.loading.planning import plan_for
+    from triforce_chat.loading.planning import draft_name, plan_for
     from triforce_chat.models.describe import describe
     from triforce_chat.models.presets import short_name
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triforce_chat.cli.engines import open_session, with_shown_model
+from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
 from triforce_chat.cli.output import screen_of
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
@@ -29,6 +29,7 @@ def serve(
     ] = None,
 ) -> None:
     """Answer programs over HTTP, with OpenAI's chat completions interface."""
+    from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.serve.listen_address import ListenAddress, require_extra, url
 
     if options.json or options.jsonl:
@@ -36,6 +37,7 @@ def serve(
     require_extra()
     address, screen = ListenAddress(host, port, token), screen_of(options)
     with address.bind() as listener:
+        compile_ahead(EngineSpec(options.settings), screen)
         texts = read_all(documents or [], options, screen)
         session, _ = open_session(texts, with_shown_model(options, screen), screen)
         prefill(session, screen, options.stack)

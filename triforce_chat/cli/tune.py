@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import kept_calibrations, open_answering, with_shown_model
+from triforce_chat.cli.engines import compile_ahead, kept_calibrations, open_answering, with_shown_model
 from triforce_chat.cli.options import parse_list
 from triforce_chat.cli.output import print_record, screen_of, show_warning
 from triforce_chat.cli.reading import read_all
@@ -39,13 +39,13 @@ def tune(
     contexts: Contexts = None,
 ) -> None:
     """Measure in advance what drafting costs on this machine; otherwise the first answers do it."""
+    from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.prompts import prompt
 
     screen, lengths = screen_of(options), parse_list(contexts) if contexts else []
+    compile_ahead(EngineSpec(options.settings), screen)
     text = "\n\n".join(document.text for document in read_all(documents or [], options, screen))
     options = with_shown_model(options, screen)
-    from triforce_chat.loading.spec import EngineSpec
-
     warn = partial(show_warning, options, screen)
     engine, loaded, _ = open_answering(
         EngineSpec(options.settings), screen, warn=warn, calibrations=kept_calibrations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from triforce_chat.cli.engines import open_answering, with_shown_model
+from triforce_chat.cli.engines import compile_ahead, open_answering, with_shown_model
 from triforce_chat.cli.output import print_json, print_record, screen_of, show_warning
 from triforce_chat.cli.reading import read_all
 from triforce_chat.engine.speculation.stack_specs import STACKS
@@ -17,6 +17,7 @@ from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
     from triforce_chat.engine.protocol import EngineProtocol
+    from triforce_chat.settings.settings import Settings
 
 TOKENS, QUICK_TOKENS = 512, 64  # decoded by each stack in each test
 BUDGET = 128  # tokens, far below the text's length: a retrieval cache that holds everything proves nothing
@@ -37,19 +38,15 @@ def verify(
         raise UsageError("--quick sets the number of tokens itself; leave out --tokens")
     tokens = QUICK_TOKENS if quick else tokens or TOKENS
     from triforce_chat.chat.records import outcome_object
+    from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.prompts import prompt
     from triforce_chat.ui.self_test import show_outcome
 
     screen = screen_of(options)
+    compile_ahead(EngineSpec(tested(options)), screen)
     texts = [document.text for document in read_all(documents or [], options, screen)]
     options = with_shown_model(options, screen)
-    settings = dataclasses.replace(
-        options.settings,
-        dtype="float32" if options.dtype == "auto" else options.dtype,
-        budget=options.budget or BUDGET,
-    )
-    from triforce_chat.loading.spec import EngineSpec
-
+    settings = tested(options)
     warn = partial(show_warning, options, screen)
     engine, target, _ = open_answering(EngineSpec(settings), screen, warn=warn)
     from triforce_chat.lab.evaluation.exactness_suite import verify_stacks
@@ -70,6 +67,15 @@ def verify(
         print_record({"model": options.model, "passed": not failed, "stacks": outcomes})
     if failed:
         raise ExactnessError(f"not exact: {', '.join(failed)}")
+
+
+def tested(options: Options) -> Settings:
+    """The settings to test with."""
+    return dataclasses.replace(
+        options.settings,
+        dtype="float32" if options.dtype == "auto" else options.dtype,
+        budget=options.budget or BUDGET,
+    )
 
 
 def stacks_to_test(options: Options, engine: EngineProtocol) -> list[str]:

@@ -1,112 +1,98 @@
-"""Compiles the kernels that an engine will launch, in processes of their own, while it is loaded and reads.
+"""Compiles the kernels that an engine will launch before it launches them, in several processes.
 
 In the first process on a machine, forty variants of the kernels would be compiled one after another, each at its first
-launch. Here a separate process finds them all by launching everything on meta tensors, then forks; its children
-compile them into Triton's cache on disk. A marker file in that cache says that this was done.
+launch. Here all of them are found by launching everything on meta tensors, from a model's sizes alone: neither its
+weights nor transformers are needed. Child processes compile them into Triton's cache on disk.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.selection import MeanKey, select
 from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape, WriteSlot
 from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs
-from triforce_chat.engine.kernels_available import kernels_run
-
-if TYPE_CHECKING:
-    from triforce_chat.engine.forward.fused import Decoder
+from triforce_chat.engine.forward.fused import Decoder
+from triforce_chat.engine.forward.graphs import ForwardGraphs
+from triforce_chat.engine.group import SingleRank
+from triforce_chat.engine.kernels import dry, search
 
 META = torch.device("meta")
 MOST_WORKERS = 8  # processes that compile
 FED = 9  # most rows of a forward inside of a captured draft
 LOOKUP_ORDERS = 8  # tokens of a match
-NICE = 5  # of those processes: loading goes first
+EPSILON = 1e-6  # of norms; any other gives the same kernels
+
+
+class ModelSizes(Protocol):
+    """What decides the shapes of a model's weights; one layer stands for all."""
+
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def mlp(self) -> int: ...
+    @property
+    def query_heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def out_bias(self) -> bool: ...
+    @property
+    def mlp_bias(self) -> bool: ...
+    @property
+    def head_norms(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What decides which kernels a model will launch; plain values, sent as JSON."""
+    """What decides which kernels a model will launch."""
 
-    config: dict[str, Any]  # of the model
-    dtype: str  # as torch calls it
+    sizes: ModelSizes
+    dtype: torch.dtype
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
-    retrieval: dict[str, int] | None = (
-        None  # a target's budget of its retrieval cache, which is the last buffer
-    )
+    retrieval: Budget | None = None  # a target's budget of its retrieval cache, which is the last buffer
     int8: bool = False  # forwards over the last buffer may have 8-bit weights
+    ranks: int = 1  # that share the model
 
 
-def start(models: Sequence[Kernels], device: torch.device) -> bool:
-    """Begin to compile for these models on a GPU; False if that was done before or nothing is to be compiled."""
-    if not kernels_run(device) or not hasattr(os, "fork"):
-        return False
-    from triton import __version__, knobs
+class DryRank(SingleRank):
+    """One of several ranks, without the others."""
 
-    major, minor = torch.cuda.get_device_capability(device)
-    job = json.dumps(
-        {"capability": 10 * major + minor, "models": [asdict(each) for each in models]}, default=str
-    )
-    made_by = job, __version__, torch.__version__, sources()
-    stamp = Path(knobs.cache.dir) / f"triforce-{hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]}"
-    if stamp.exists():
-        return False
-    # In a thread, which waits for the process; that one goes on if this one ends early.
-    Thread(target=run, args=(job, stamp), name="compile ahead", daemon=True).start()
-    return True
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
 
 
-def run(job: str, stamp: Path) -> None:
-    """Run ``main`` in a process of its own."""
-    subprocess.run(
-        # -P: nothing is imported from the folder in which the user works.
-        [sys.executable, "-P", "-m", "triforce_chat.engine.compile_ahead", str(stamp)],
-        input=job.encode(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the chat
-        check=False,
-    )
+def compile_all(models: Iterable[Kernels], capability: tuple[int, int]) -> None:
+    """Compile for GPUs of that compute capability, and wait; the models are taken one after another."""
+    major, minor = capability
+    known, children = set[Any](), list[int]()
+    workers = max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 2))
+    with dry.without_gpu(10 * major + minor):
+        for model in models:
+            found = dry.recorded(partial(launch, model))
+            fresh = [found[key] for key in found.keys() - known]
+            known |= found.keys()
+            children += [forked(fresh[first::workers]) for first in range(min(workers, len(fresh)))]
+    for child in children:
+        os.waitpid(child, 0)
 
 
-def sources() -> str:
-    """A hash of the kernels' source files."""
-    files = sorted((Path(__file__).parent / "kernels").glob("*.py"))
-    return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
-
-
-def main() -> None:
-    """The process that ``start`` starts: its standard input describes the models."""
-    from triforce_chat.engine.kernels import dry
-
-    os.nice(NICE)
-    job, stamp = json.load(sys.stdin), Path(sys.argv[1])
-    try:
-        with dry.without_gpu(job["capability"]):
-            models = [Kernels(**each) for each in job["models"]]
-            launches = [*dry.recorded(partial(launch_all, models)).values()]
-            workers = max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 2))
-            children = [forked(launches[first::workers]) for first in range(workers)]
-        for child in children:
-            os.waitpid(child, 0)
-    finally:  # what cannot be compiled ahead is compiled at its first launch, and not tried here again
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.touch()
-
-
-def forked(launches: Sequence[Any]) -> int:
+def forked(launches: Sequence[dry.Launch]) -> int:
     """Compile in a child process; returns its number."""
     if child := os.fork():
         return child
@@ -118,20 +104,23 @@ def forked(launches: Sequence[Any]) -> int:
     os._exit(0)
 
 
-def launch_all(models: Sequence[Kernels]) -> None:
-    """Launch whatever the models' forwards, builds and lookups launch; to be recorded."""
-    for each in models:
-        launch(each)
-
-
 def launch(kernels: Kernels) -> None:
-    """Launch everything for one model."""
-    from triforce_chat.engine.forward.fused import Decoder
-    from triforce_chat.engine.kernels import search
+    """Launch whatever the model's forwards, builds and lookups launch, on any rank; to be recorded."""
+    for rank in range(min(kernels.ranks, 2)):  # all but the first are alike
+        launch_on(kernels, DryRank(rank, kernels.ranks))
 
-    model = meta_model(kernels)
-    shape = Shape.of(model.config, getattr(torch, kernels.dtype), META)
-    decoder = Decoder(model, shape)
+
+def launch_on(kernels: Kernels, group: DryRank) -> None:
+    """Launch everything for one rank's share of a model."""
+    shape = Shape(
+        layers=1,
+        query_heads=kernels.sizes.query_heads // group.size,
+        kv_heads=kernels.sizes.kv_heads // group.size,
+        head_dim=kernels.sizes.head_dim,
+        dtype=kernels.dtype,
+        device=META,
+    )
+    decoder = Decoder(meta_model(kernels.sizes, shape, group.size), shape, group)
     decoder(torch.zeros(USUAL, dtype=torch.long, device=META), torch.arange(USUAL, device=META), untouched)
     buffers = [KVBuffer(shape, capacity) for capacity in kernels.buffers]
     for buffer in buffers:
@@ -139,19 +128,55 @@ def launch(kernels: Kernels) -> None:
     if kernels.int8:
         forwards(decoder.quantized(), shape, buffers[-1])
     if kernels.retrieval:
-        builds(Budget(**kernels.retrieval), shape, buffers[0], buffers[-1])
+        builds(kernels.retrieval, shape, buffers[0], buffers[-1])
         ids = torch.zeros(1, buffers[0].capacity, dtype=torch.long, device=META)
         search(ids[0], torch.zeros((), dtype=torch.long, device=META), LOOKUP_ORDERS)
 
 
-def meta_model(kernels: Kernels) -> Any:
-    """The model without memory; one layer stands for all."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+def meta_model(sizes: ModelSizes, shape: Shape, ranks: int) -> Any:
+    """What ``Decoder`` reads of a model of transformers, or of one rank's share of it, without memory."""
+    queries, keys = shape.query_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden, mlp, words = sizes.hidden, sizes.mlp // ranks, sizes.vocabulary // ranks
 
-    fields = {**kernels.config, "num_hidden_layers": 1, "layer_types": None}
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-    with META:
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, kernels.dtype))
+    def empty(*size: int) -> Tensor:
+        return torch.empty(size, dtype=shape.dtype, device=META)
+
+    def linear(outputs: int, inputs: int, bias: bool = False) -> Any:
+        return SimpleNamespace(weight=empty(outputs, inputs), bias=empty(outputs) if bias else None)
+
+    def norm(width: int) -> Any:
+        return SimpleNamespace(weight=empty(width), variance_epsilon=EPSILON)
+
+    attention = SimpleNamespace(
+        layer_idx=0,
+        q_proj=linear(queries, hidden, sizes.qkv_bias),
+        k_proj=linear(keys, hidden, sizes.qkv_bias),
+        v_proj=linear(keys, hidden, sizes.qkv_bias),
+        o_proj=linear(hidden, queries, sizes.out_bias),
+    )
+    if sizes.head_norms:
+        attention.q_norm, attention.k_norm = norm(shape.head_dim), norm(shape.head_dim)
+    neurons = SimpleNamespace(
+        gate_proj=linear(mlp, hidden, sizes.mlp_bias),
+        up_proj=linear(mlp, hidden, sizes.mlp_bias),
+        down_proj=linear(hidden, mlp, sizes.mlp_bias),
+    )
+    frequencies = torch.empty(shape.head_dim // 2, device=META)
+    base = SimpleNamespace(
+        embed_tokens=linear(words, hidden),
+        rotary_emb=SimpleNamespace(inv_freq=frequencies, attention_scaling=1.0),
+        norm=norm(hidden),
+        layers=[
+            SimpleNamespace(
+                self_attn=attention,
+                mlp=neurons,
+                input_layernorm=norm(hidden),
+                post_attention_layernorm=norm(hidden),
+            )
+        ],
+    )
+    config = SimpleNamespace(vocab_size=sizes.vocabulary)
+    return SimpleNamespace(base_model=base, config=config, lm_head=linear(words, hidden))
 
 
 def untouched(layer: int, q: Any, *_: Any) -> Any:  # noqa: ARG001
@@ -161,8 +186,6 @@ def untouched(layer: int, q: Any, *_: Any) -> Any:  # noqa: ARG001
 
 def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer) -> None:
     """Captured forwards of all sizes, and those inside of captured drafts."""
-    from triforce_chat.engine.forward.graphs import ForwardGraphs
-
     forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
     # The captured sizes, and inside of captured drafts whatever feeds the tokens of the last one again.
     for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):
@@ -175,8 +198,6 @@ def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer) -> None:
 
 def builds(budget: Budget, shape: Shape, full: KVBuffer, small: KVBuffer) -> None:
     """Builds of a retrieval cache, from odd and even numbers of chunks."""
-    from triforce_chat.engine.cache.selection import MeanKey, select
-
     queries = QueryRing(shape, budget.queries).data
     for total in (2 * budget.tokens, 2 * budget.tokens + budget.chunk):
         if total > full.capacity:
@@ -184,7 +205,3 @@ def builds(budget: Budget, shape: Shape, full: KVBuffer, small: KVBuffer) -> Non
         layout = Layout.of(total, budget)
         chosen = select(MeanKey(), queries, layout.candidates(full.keys), layout.chunks)
         layout.gather(full.keys, chosen, small.keys)
-
-
-if __name__ == "__main__":
-    main()

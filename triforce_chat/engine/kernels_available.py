@@ -1,4 +1,4 @@
-"""Whether Triton kernels can be used; asked before any module that imports Triton."""
+"""Whether Triton kernels can be used; asked before any module that imports Triton, and without torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import os
 from functools import cache
 from importlib.util import find_spec
 from shutil import which
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
+
+# Compute capabilities of data-centre GPUs: other chips have too little shared memory for the kernels' tiles.
+ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
 
 
 def kernels_run(device: torch.device) -> bool:

@@ -1,30 +1,85 @@
-"""Which kernels a GPU will need for the models that are being loaded."""
+"""The process that compiles the kernels of a job: which ones a GPU will need for the models that are being loaded.
+
+Transformers is imported only for models whose configuration is known to it alone; presets bring theirs along.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import torch
 
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
-from triforce_chat.engine.compile_ahead import Kernels
+from triforce_chat.engine.compile_ahead import Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
+from triforce_chat.loading.compile_job import Job
+from triforce_chat.loading.device import dtype_on
+from triforce_chat.loading.planning import draft_name, plan_for, resized, shortened_to_fit
+from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.memory_plan.inputs import GPU, available_memory, describe_draft
 from triforce_chat.memory_plan.plan import MemoryPlan
-from triforce_chat.models.describe import Description
+from triforce_chat.models.describe import Description, describe
+from triforce_chat.models.progress import ignore_note
 from triforce_chat.settings.engine_options import stack_options
-from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.settings import AUTO, Settings
+
+NICE = 5  # of these processes: loading goes first
+
+
+def main() -> None:
+    """Do the job on standard input."""
+    os.nice(NICE)
+    job = Job.of(sys.stdin.read())
+    try:
+        compile_all(needed(job), job.gpu.capability)
+    finally:  # what cannot be compiled ahead is compiled at its first launch, and not tried here again
+        job.marker.parent.mkdir(parents=True, exist_ok=True)
+        job.marker.touch()
+
+
+def needed(job: Job) -> Iterator[Kernels]:
+    """The kernels of the engine that will be loaded, if its GPU is free then.
+
+    Raises ModelError, OutOfMemory, DoesNotFit and UsageError as loading the engine will.
+    """
+    spec, gpu = job.spec, job.gpu
+    dtype = dtype_on("cuda", spec.settings)
+    machine = (
+        GPU,
+        dtype,
+        available_memory(GPU, spec.settings.tp, min(gpu.memory, spec.device_memory or gpu.memory)),
+    )
+    settings = spec.settings
+    if settings.model == AUTO:
+        from triforce_chat.loading.choose_model import Computer, choose
+
+        chosen = choose(settings, Computer(machine, gpu.memory)).model
+        settings = dataclasses.replace(settings, model=chosen)
+    model = describe(settings.model)
+    draft = describe_draft(draft_name(settings, model))
+    context = spec.capacity or model.reach(settings.context)
+    plan = plan_for(settings, resized(model, spec.shape), draft, context, machine, settings.tp)
+    if spec.capacity is None:
+        plan = shortened_to_fit(plan, settings, ignore_note)
+    return kernels_of(settings, plan, model, draft, dtype)
 
 
 def kernels_of(
     settings: Settings, plan: MemoryPlan, target: Description, draft: Description | None, dtype: torch.dtype
 ) -> Iterator[Kernels]:
-    """What the target and its draft will launch, as far as that is known before they are loaded."""
-    name, context = str(dtype).removeprefix("torch."), plan.workload.context
+    """What the target and its draft will launch by this plan."""
     options = stack_options(settings, target.context, plan.workload.caches.budget)
     budget, retrieval = options.budget, plan.workload.caches.retrieval > 0
-    buffers = [context + SLACK, *([budget.capacity] if retrieval else [])]
+    buffers = [plan.workload.context + SLACK, *([budget.capacity] if retrieval else [])]
     int8 = retrieval and options.middle != "full" and dtype == torch.bfloat16
-    yield Kernels(dict(target.fields), name, buffers, asdict(budget) if retrieval else None, int8)
+    own = plan.workload.target
+    yield Kernels(own, dtype, buffers, budget if retrieval else None, int8, settings.tp)
     if draft is not None and plan.workload.caches.streaming:
-        yield Kernels(dict(draft.fields), name, [SINKS + WINDOW + HOP])
+        yield Kernels(Dimensions.of(draft.fields), dtype, [SINKS + WINDOW + HOP])
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,9 @@ from triforce_chat.memory_plan.inputs import (
 from triforce_chat.memory_plan.messages import offload_line, plan_line, shortage
 from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, place_kv
 from triforce_chat.models.describe import Description
+from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.progress import Note
+from triforce_chat.models.shapes import BigShape
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_options
 from triforce_chat.settings.settings import Settings
 
@@ -41,11 +43,25 @@ def memory_plan(
     """
     name, dtype = device_and_dtype(spec.settings)
     device = torch.device(name)
-    if spec.shape:
-        model = dataclasses.replace(model, fields={**model.fields, **spec.shape.fields})
     memory = smallest_memory(available_memory(device, group.sharing, spec.device_memory), group)
     machine = device, dtype, memory
-    return plan_for(spec.settings, model, describe_draft(draft), context, machine, group.size)
+    return plan_for(
+        spec.settings, resized(model, spec.shape), describe_draft(draft), context, machine, group.size
+    )
+
+
+def resized(model: Description, shape: BigShape | None) -> Description:
+    """The description of a model in the dimensions of ``shape``, or of the model itself."""
+    if shape is None:
+        return model
+    return dataclasses.replace(model, fields={**model.fields, **shape.fields})
+
+
+def draft_name(settings: Settings, target: Description) -> str | None:
+    """The draft model that the user named, or with "auto" the one that suits; None for lookup."""
+    if settings.draft == "auto":
+        return draft_for(target)
+    return None if settings.draft == "none" else settings.draft
 
 
 def plan_for(

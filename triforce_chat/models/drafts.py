@@ -9,7 +9,6 @@ from typing import Any
 from triforce_chat.errors import ModelError
 from triforce_chat.models.describe import Description
 from triforce_chat.models.inventory import folder_of, size_of
-from triforce_chat.models.load import tokens_of, usable_tokens
 from triforce_chat.models.presets import PRESETS, find_preset
 from triforce_chat.models.registry import ModelSource
 from triforce_chat.models.silence_logs import silence_logs
@@ -42,6 +41,8 @@ def _suits(folder: Path, source: ModelSource) -> bool:
     size = (source.folder / source.gguf_file).stat().st_size if source.gguf_file else size_of(source.folder)
     if size_of(folder) * MIN_RATIO > size:
         return False
+    from triforce_chat.models.load import tokens_of, usable_tokens  # imports transformers
+
     try:
         tokenizer, width = _vocabulary(folder)
     except (OSError, ValueError, ModelError):

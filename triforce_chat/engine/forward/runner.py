@@ -17,15 +17,13 @@ from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, Preparation, f
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.group import SINGLE, RankGroup
-from triforce_chat.engine.kernels_available import kernels_run
+from triforce_chat.engine.kernels_available import ROOMY, kernels_run
 
 if TYPE_CHECKING:
     from triforce_chat.engine.forward.fused import Decoder
 
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families with fused blocks
 SMALLEST_HEAD = 16  # head dimension; no tile of a tensor core is narrower
-# Compute capabilities of data-centre GPUs: other chips have too little shared memory for the kernels' tiles.
-ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
 SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU, for activations of a prefill and for graphs
 
 

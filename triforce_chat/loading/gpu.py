@@ -1,0 +1,46 @@
+"""What the CUDA driver says about a GPU, asked without torch, whose import takes seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+
+DRIVER = "libcuda.so.1"
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this machine."""
+
+    capability: tuple[int, int]  # compute capability: (9, 0) for Hopper
+    memory: int  # bytes, free or not
+
+
+def find_gpu(device: str) -> Gpu | None:
+    """The GPU that a device setting such as "auto", "cuda" or "cuda:1" names; None if there is none.
+
+    No context is created on it, which would take memory there.
+    """
+    named = re.fullmatch(r"(?:auto|cuda)(?::([0-9]+))?", device)
+    if named is None:
+        return None
+    try:
+        driver = ctypes.CDLL(DRIVER)
+        return _gpu(driver, int(named[1] or 0))
+    except (OSError, AttributeError):  # no driver, or one that lacks a function
+        return None
+
+
+def _gpu(driver: ctypes.CDLL, number: int) -> Gpu | None:
+    device, memory = ctypes.c_int(), ctypes.c_size_t()
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(device), number)
+        or driver.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
+        or driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    )
+    return None if failed else Gpu((major.value, minor.value), memory.value)
