@@ -118,8 +118,8 @@ def changed(**tensors: torch.Tensor | None) -> Callable[[Path], None]:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "shortened": lambda file: file.write_bytes(file.read_bytes()[:-9]) and None,
-    "empty": lambda file: file.write_bytes(b"") and None,
+    "shortened": lambda file: None if file.write_bytes(file.read_bytes()[:-9]) else None,
+    "empty": lambda file: None if file.write_bytes(b"") else None,
     "without ages": changed(ages=None),
     "with something else": changed(other=torch.ones(1)),
     "no matrix": changed(embed=torch.ones(HIDDEN)),
