@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.head_drafts import with_head_draft
 from support.labs import Lab
 from support.reduced_drafts import with_reduced_draft
 from support.rules import middle_draws_from_its_target
@@ -110,6 +111,12 @@ def test_the_joint_law_of_the_first_tokens(small: Lab, draft: bool) -> None:
 @pytest.mark.parametrize("stack", ["triforce", "naive"])
 def test_the_joint_law_with_a_draft_of_few_tokens(small: Lab, stack: str) -> None:
     assert joint_p(small, hierarchy(with_reduced_draft(small, [1, 2, 6]), stack), 400) > ALARM
+
+
+@pytest.mark.parametrize("stack", ["triforce", "naive"])
+def test_the_joint_law_with_a_draft_that_reads_states(small: Lab, stack: str) -> None:
+    lab = with_head_draft(small, [0, 1, 2, 4, 6, 7], strength=1.0)
+    assert joint_p(small, hierarchy(lab, stack), 400) > ALARM
 
 
 def test_the_joint_law_with_a_nucleus(small: Lab) -> None:

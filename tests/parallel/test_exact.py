@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.head_drafts import save_head_draft
 from support.rank_runs import FAMILIES, SIZES, Found, once
 from support.tiny_models import save_adapter, save_model, write_gguf
 
+from triforce_chat.models.load import load_model
 from triforce_chat.settings.settings import STACKS
 
 TWO = (*FAMILIES, "adapter", "tiny.gguf", "llama.big")
@@ -45,6 +47,27 @@ def for_three(folder: Path) -> Sequence[str]:
     save_model(folder / "nine", **NINE)
     save_model(folder / "draft", **{**NINE, "num_hidden_layers": 1})
     return ("nine",)
+
+
+def headed(folder: Path) -> Sequence[str]:
+    """A target, alone and inflated, and a draft that reads its states."""
+    torch.manual_seed(3)
+    target = load_model(str(save_model(folder / "target", **SIZES)), attention="sdpa")
+    known = torch.tensor([token for token in range(100) if token % 9])
+    save_head_draft(folder / "draft", target.model, target.tokenizer, known)
+    return "target", "target.big"
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["transformers", "fused"])
+def test_a_draft_that_reads_states(tmp_path_factory: pytest.TempPathFactory, fused: bool) -> None:
+    environ = {"PROBE_FUSED": "1"} if fused else {}
+    found = once(tmp_path_factory, "headed-fused" if fused else "headed", headed, 2, **environ)
+    for name in ("target", "target.big"):
+        model = found.models[name]
+        for what in ("plain", "seeded", "forced"):
+            assert model["shared"][what] == model["alone"][what]
+    assert found.models["target"]["stacks"] == dict.fromkeys(STACKS, found.models["target"]["alone"]["plain"])
+    assert found.states[0] == found.states[1]
 
 
 @pytest.fixture(scope="module")

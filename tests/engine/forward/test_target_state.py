@@ -70,7 +70,7 @@ class Pair:
     def engine(
         self, name: str, gammas: Any = (4, 2), budget: Budget = SMALL_BUDGET, **options: Any
     ) -> Engine:
-        settings = StackOptions(name, *gammas, budget=budget, **options)
+        settings = StackOptions(name, gammas[0], gammas[1], budget=budget, **options)
         engine = Engine(self.target, 400, TextCodec(spell), self.draft, settings)
         if self.graphs:
             engine.executor = GraphExecutor()
@@ -136,9 +136,14 @@ def test_the_state_after_forced_text_and_narrow_nuclei(
 ) -> None:
     """Verifications that are repeated with more candidates, and tokens that a benchmark prescribes."""
     monkeypatch.setattr(sampler_module, "CANDIDATES", 2)
-    widened: list[Any] = []
+    widened: list[Sampler] = []
     widen = Sampler.widen
-    monkeypatch.setattr(Sampler, "widen", lambda self: (widened.append(self), widen(self)))
+
+    def noted(self: Sampler) -> None:
+        widened.append(self)
+        widen(self)
+
+    monkeypatch.setattr(Sampler, "widen", noted)
     for name in ("triforce", "naive"):
         engine = pair.engine(name, budget=EVERYTHING)
         given = text(20, seed=8)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.clocked import CPU, WARM, Costly, FakeClock, clocked
 from support.emulated_graphs import captured_pair, emulate
+from support.head_drafts import with_head_draft
 from support.labs import SMALL_BUDGET, Lab, spell
 from support.stored_calibrations import Shelf, times
 from support.toys import ToyCache
@@ -297,9 +298,12 @@ def test_what_measuring_leaves_behind_has_no_effect(
     assert ids(later) == ids(first)
 
 
+@pytest.mark.parametrize("head", [False, True], ids=["", "reading states"])
 @pytest.mark.parametrize("arm", TABLES)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_earlier_answer_shows_in_a_later_one(lab: Lab, arm: str, seed: int) -> None:
+def test_no_earlier_answer_shows_in_a_later_one(lab: Lab, arm: str, seed: int, head: bool) -> None:
+    if head:
+        lab = with_head_draft(lab, range(lab.target.vocabulary), strength=1.0)
     shelf = Shelf()
     shelf.put(OPTIONS, BUCKET, TABLES[arm])
     given = request(lab)

@@ -28,6 +28,7 @@ from support.toys import (
     fixed_table,
     nothing,
     random_table,
+    reading,
     support_table,
     three_levels,
     toy,
@@ -35,6 +36,7 @@ from support.toys import (
     unwaited,
     variation,
 )
+from torch import Tensor
 
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
@@ -218,6 +220,49 @@ def test_a_longer_prompt_for_longer_drafts() -> None:
     stack = unwaited(target, middle, draft, (3, 3), lookup=True, threshold=2)
     found = distribution_of(stack, PLAIN, 2, prompt=LONGER)
     assert variation(found, exact_distribution(target, PLAIN, 2, LONGER)) <= EXACT
+
+
+# Drafts that read their target's state
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("warp", ["plain", "top-p"])
+def test_two_levels_whose_draft_reads_a_state(gamma: int, warp: str) -> None:
+    target, draft = toy(1), toy(2)
+    state, stack = reading(target, target, draft), two_levels(target, draft, gamma)
+    stack.parts.append(state)
+    assert (
+        variation(distribution_of(stack, WARPS[warp], 4), exact_distribution(target, WARPS[warp], 4)) <= EXACT
+    )
+
+
+@pytest.mark.parametrize("gammas", [(1, 1), (1, 2), (2, 2), (2, 3)])
+@pytest.mark.parametrize("waits", [True, False])
+def test_three_levels_whose_draft_reads_the_states_of_both_others(
+    gammas: tuple[int, int], waits: bool
+) -> None:
+    target, middle, draft = toy(1), toy(2), toy(3)
+    state = reading(target, middle, draft)
+    stack = (three_levels if waits else unwaited)(target, middle, draft, gammas)
+    stack.parts.append(state)
+    found = distribution_of(stack, PLAIN, 3)
+    assert sum(found.values()) == pytest.approx(1, abs=EXACT)
+    assert variation(found, exact_distribution(target, PLAIN, 3)) <= EXACT
+
+
+def test_the_state_of_a_rejected_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row must be that of the last accepted token, however many were drafted."""
+
+    def last_row(self: ToyModel, count: Tensor, length: Tensor) -> None:  # noqa: ARG001
+        if self.state is not None:
+            self.state.row, self.state.base = self.rows[-1], int(length) - 1
+
+    monkeypatch.setattr(ToyModel, "committed", last_row)
+    target, draft = toy(1), toy(2)
+    state, stack = reading(target, target, draft), two_levels(target, draft, 2)
+    stack.parts.append(state)
+    with pytest.raises(AssertionError, match="the state of another row"):
+        distribution_of(stack, PLAIN, 4)
 
 
 # What the tests above must be able to see
