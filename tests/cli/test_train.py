@@ -26,6 +26,7 @@ from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.models import load as loading
 from triforce_chat.models import registry
+from triforce_chat.models.draft_head import read_draft_head
 from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
 from triforce_chat.settings.settings import Settings
 
@@ -262,6 +263,57 @@ def test_a_draft_of_few_tokens_can_be_trained_further(shelf: Path, reduced: Path
     assert found is not None
     assert before is not None
     assert torch.equal(found.target_ids, before.target_ids)
+
+
+@pytest.fixture(scope="module")
+def built(shelf: Path) -> Path:
+    """A draft that is built on its target."""
+    with pytest.MonkeyPatch.context() as patch:
+        shrink(patch)
+        chosen = ("--model", shelf / "base", "--built-on-target", "--vocabulary", 200, "--lengths", "400")
+        result = train_draft(shelf, shelf / "built", *chosen)
+    assert result.exit_code == 0, result.output
+    return shelf / "built"
+
+
+def test_a_draft_that_is_built_on_its_target(shelf: Path, built: Path) -> None:
+    head, known = read_draft_head(built), read_draft_vocabulary(built)
+    assert head is not None
+    assert known is not None
+    assert (head.embed.shape, head.ages.shape, len(known.target_ids)) == ((64, 64), (6, 64), 200)
+    card = (built / "README.md").read_text()
+    assert f"A draft that is built on {shelf / 'base'}: layers between" in card
+    assert "| built on target | True |" in card
+    assert "| token 6 at 0 | 0" in card
+
+
+def test_a_draft_that_is_built_on_its_target_can_be_trained_further(
+    shelf: Path, built: Path, tmp_path: Path
+) -> None:
+    more = ("--model", shelf / "base", "--from", built, "--lengths", "400", "--writing", 0)
+    result = train_draft(shelf, tmp_path / "made", *more, "--built-on-target", "--vocabulary", 200)
+    assert result.exit_code == 0, result.output
+    assert read_draft_head(tmp_path / "made") is not None
+    for other in (("--built-on-target", "--vocabulary", 200, "--layers", 2), ("--vocabulary", 200)):
+        told = "holds no draft of this --vocabulary, --hidden"
+        refused(train_draft(shelf, tmp_path / "out", *more, *other), 2, told)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), "--built-on-target needs --vocabulary, for example 24575"),
+        (
+            ("--vocabulary", 200, "--also", "small"),
+            "a draft that is built on its target has only one; leave out --also",
+        ),
+    ],
+)
+def test_what_a_draft_that_is_built_on_its_target_needs(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Sequence[object], told: str
+) -> None:
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("a model was loaded before"))
+    refused(train_draft(shelf, tmp_path, "--model", shelf / "base", "--built-on-target", *more), 2, told)
 
 
 @pytest.mark.parametrize("vocabulary", [0, 199])

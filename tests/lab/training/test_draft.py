@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.trained_models import builder_of, load, save_target
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.forward.runner import Runner
@@ -29,7 +29,7 @@ from triforce_chat.lab.training.draft import (
     penalized,
 )
 from triforce_chat.lab.training.lessons import Lessons, Teacher, Window
-from triforce_chat.lab.training.students import fresh_draft
+from triforce_chat.lab.training.students import StandAlone, fresh_draft
 from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
 
@@ -54,6 +54,11 @@ def recipe(**changes: Any) -> DraftRecipe:
 
 def training(loaded: LoadedModel, lessons: Lessons, folder: Path, **changes: Any) -> DraftTraining:
     return DraftTraining([Taught(loaded, lessons, lessons)], recipe(**changes), folder)
+
+
+def llama_of(training: DraftTraining) -> LlamaForCausalLM:
+    assert isinstance(training.student, StandAlone)
+    return training.student.llama
 
 
 def test_the_embedding_spans_the_leading_directions(loaded: LoadedModel) -> None:
@@ -107,7 +112,7 @@ def test_the_test_is_the_mean_acceptance_of_all_foretold_tokens(
         parts = []
         for window in lessons.windows:
             with torch.no_grad():
-                q = made.student.llama(torch.tensor([window.tokens])).logits[0, -1 - window.count : -1]
+                q = llama_of(made)(torch.tensor([window.tokens])).logits[0, -1 - window.count : -1]
                 p = loaded.model.lm_head(lessons.hidden[window.offset : window.offset + window.count])
             batch = lessons.batch([window])
             under = batch.seen(slice(None), loaded.vocab_size), batch.penalty(slice(None))
@@ -128,11 +133,11 @@ def test_a_saved_draft_is_the_trained_one(loaded: LoadedModel, lessons: Lessons,
     stored = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert stored.dtype == torch.bfloat16
     with torch.no_grad():
-        for parameter in made.student.llama.parameters():
+        for parameter in llama_of(made).parameters():
             parameter.copy_(parameter.bfloat16())
         ids = torch.tensor([lessons.windows[0].tokens])
         torch.testing.assert_close(
-            stored.float()(ids).logits, made.student.llama(ids).logits, rtol=1e-4, atol=1e-4
+            stored.float()(ids).logits, llama_of(made)(ids).logits, rtol=1e-4, atol=1e-4
         )
 
 
@@ -162,9 +167,9 @@ def test_a_draft_can_begin_with_another(loaded: LoadedModel, lessons: Lessons, t
     first.run(lambda _: None)
     taught = [Taught(loaded, lessons, lessons)]
     second = DraftTraining(taught, recipe(), tmp_path / "second", tmp_path / "first")
-    for ours, theirs in zip(second.student.llama.parameters(), first.student.llama.parameters(), strict=True):
+    for ours, theirs in zip(llama_of(second).parameters(), llama_of(first).parameters(), strict=True):
         assert torch.equal(ours, theirs.bfloat16().float())
-    assert second.student.llama.lm_head.weight is second.student.llama.get_input_embeddings().weight
+    assert llama_of(second).lm_head.weight is llama_of(second).get_input_embeddings().weight
     assert second.course.step == 0
     for changes in ({"layers": 2}, {"hidden": 16}):
         with pytest.raises(UsageError, match="no draft of this"):
@@ -198,7 +203,7 @@ def test_a_draft_of_few_tokens_learns_from_two_targets(
     taught = [Taught(loaded, lessons, lessons), Taught(twin, lessons, lessons)]
     count = loaded.vocab_size - 40
     made = DraftTraining(taught, recipe(vocabulary=count, steps=150), tmp_path)
-    assert made.student.llama.config.vocab_size == count + 1
+    assert llama_of(made).config.vocab_size == count + 1
     before = made.test()
     after = made.run(lambda _: None)
     assert after["accepted at 1 by twin"] == after[f"accepted at 1 by {loaded.name}"]
@@ -208,7 +213,7 @@ def test_a_draft_of_few_tokens_learns_from_two_targets(
     assert torch.equal(stored.target_ids, frequent_tokens(taught, count))
     assert stored.tokenizer == vocabulary_hash(loaded.tokenizer)
     # What a runner makes of it: the target's ids, no chance for what the draft doesn't know, the same acceptance.
-    runner = Runner(copy.deepcopy(made.student.llama), loaded.vocab_size, target_ids=stored.target_ids)
+    runner = Runner(copy.deepcopy(llama_of(made)), loaded.vocab_size, target_ids=stored.target_ids)
     window = lessons.windows[0]
     ids = torch.tensor([window.tokens])
     logits = runner(ids, FullCache(runner.shape, len(window.tokens)), ids.shape[1])[0]

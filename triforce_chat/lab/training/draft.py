@@ -224,7 +224,8 @@ class DraftTraining:
         heat = HEATS[self.course.step % len(HEATS)] if late else 1.0
         batch = self._own(batch)
         ages = self.student.ages(batch)
-        hidden, batch = self.student.hidden(batch, ages)[ages >= 0], batch.rows(ages >= 0)
+        counted = (ages >= 0).nonzero()[:, 0]  # before the layers, as it waits for the device
+        hidden, batch = self.student.hidden(batch, ages)[counted], batch.rows(counted)
         kl, tv = (0.3, 1.0) if late else (1.0, 0.0)
         head = self.student.output_matrix()[: len(teacher_head)]
         summed: Tensor = Distance.apply(hidden, head, batch, teacher_head, heat, kl, tv)  # type: ignore[no-untyped-call]
@@ -258,8 +259,9 @@ class DraftTraining:
         unseen, teacher_head = taught.unseen, taught.target.model.lm_head.weight
         batch = unseen.batch(unseen.windows[:: max(1, len(unseen.windows) // windows)])
         ages = self.student.ages(batch, even=True)
-        hidden, batch = self.student.hidden(self._own(batch), ages)[ages >= 0], batch.rows(ages >= 0)
-        ages = ages[ages >= 0]
+        counted = (ages >= 0).nonzero()[:, 0]
+        hidden = self.student.hidden(self._own(batch), ages)[counted]
+        batch, ages = batch.rows(counted), ages[counted]
         head = self.student.output_matrix().to(hidden.dtype)
         sums = torch.zeros(len(TESTED), self.student.longest, device=hidden.device)
         for first in range(0, len(hidden), TEST_SLICE):

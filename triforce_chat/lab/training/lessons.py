@@ -57,7 +57,7 @@ class Batch(NamedTuple):
         return torch.bincount(self.window, minlength=len(self.tokens))
 
     def rows(self, kept: Tensor) -> Batch:
-        """The batch with only those of its tokens to foretell that are ``kept`` [m]."""
+        """The batch with only some of its tokens to foretell: ``kept`` [m'], their numbers."""
         return self._replace(window=self.window[kept], place=self.place[kept], states=self.states[kept])
 
     def seen(self, rows: slice, vocabulary: int) -> Tensor:

@@ -22,7 +22,7 @@ def random_ages(batch: Batch) -> Tensor:
     is always among them, as the state that foretold it is not in the batch.
     """
     counts = batch.counts
-    lengths = torch.randint(1, LONGEST + 1, (len(counts), int(counts.max())), device=counts.device)
+    lengths = torch.randint(1, LONGEST + 1, batch.tokens.shape, device=counts.device)
     later = 1 + (torch.rand(len(counts), device=counts.device) * (counts - 1)).long()
     late = torch.rand(len(counts), device=counts.device) < LATE
     return ages(batch, torch.where(late, later, 1), lengths)
@@ -31,7 +31,7 @@ def random_ages(batch: Batch) -> Tensor:
 def even_ages(batch: Batch) -> Tensor:
     """The same for segments of LONGEST tokens each, as many as there can be."""
     counts = batch.counts
-    lengths = torch.full((len(counts), int(counts.max())), LONGEST, device=counts.device)
+    lengths = torch.full(batch.tokens.shape, LONGEST, device=counts.device)
     return ages(batch, torch.ones_like(counts), lengths)
 
 

@@ -223,11 +223,11 @@ class BuiltOnTarget:
         """What the layers read: every token, with its segment's state and how far behind that it is: [b, n, D]."""
         head = self.head.joined()
         words = nn.functional.embedding(batch.tokens, head.embedding(self.words, self.known)).float()
-        begun = ages >= 0
-        source = torch.arange(len(ages), device=ages.device)[begun] - ages[begun] - 1
-        states = (batch.states @ head.state.to(batch.states).T)[source].float()
+        begun = (ages >= 0).nonzero()[:, 0]
+        own = ages[begun]
+        states = (batch.states @ head.state.to(batch.states).T)[begun - own - 1].float()
         told = torch.zeros_like(words)
-        told[batch.window[begun], batch.place[begun]] = states + head.ages[ages[begun]]
+        told[batch.window[begun], batch.place[begun]] = states + head.ages[own]
         return words + told
 
     def output_matrix(self) -> Tensor:
