@@ -19,7 +19,7 @@ class RunInfo:
     stack: str
     load_s: float  # seconds it took to load the model
     automatic: bool = False  # the model was chosen for this machine, not named
-    calibration: str = ""  # names the measured times that a seeded answer was planned by
+    calibration: str = ""  # names the measured figures that a seeded answer was planned by
 
 
 def answer_object(tally: Tally, run_info: RunInfo) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
+    from triforce_chat.chat.records import RunInfo
     from triforce_chat.chat.session import ChatSession
     from triforce_chat.ui.terminal import Screen
 
@@ -66,15 +68,16 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)
-    calibration = "" if options.seed is None else session.engine.calibration_key
-    run_info = RunInfo(options.model, session.loaded.draft, options.stack, load_s, automatic, calibration)
+    run_info = RunInfo(options.model, session.loaded.draft, options.stack, load_s, automatic)
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)
     if reason == "interrupted":
         raise typer.Exit(Interrupted.exit_code)
 
 
-def answer_once(session: ChatSession, question: str, options: Options, screen: Screen, run_info: Any) -> str:
+def answer_once(
+    session: ChatSession, question: str, options: Options, screen: Screen, run_info: RunInfo
+) -> str:
     """Show the answer, print its events or its record; returns why it ended."""
     from triforce_chat.chat.records import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
@@ -85,13 +88,15 @@ def answer_once(session: ChatSession, question: str, options: Options, screen: S
     if as_json:
         tally = fold_answer(events, lambda event: print_event(event_object(event)))
         if options.json:
-            print_json(answer_object(tally, run_info))
+            print_json(answer_object(tally, planned(run_info, session)))
     else:
         tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
     return tally.finished.reason if tally.finished else "interrupted"
 
 
-def compare_once(session: ChatSession, question: str, options: Options, screen: Screen, run_info: Any) -> str:
+def compare_once(
+    session: ChatSession, question: str, options: Options, screen: Screen, run_info: RunInfo
+) -> str:
     """Answer with and without speculation; returns "stop" or "interrupted". Raises ExactnessError."""
     from triforce_chat.chat.records import comparison_object, event_object
     from triforce_chat.ui.compare import fold_comparison, show_comparison
@@ -100,12 +105,17 @@ def compare_once(session: ChatSession, question: str, options: Options, screen: 
     if options.json or options.jsonl:
         result = fold_comparison(items, lambda side, event: print_event(event_object(event, side)))
         if result is not None and options.json:
-            print_json(comparison_object(result, run_info))
+            print_json(comparison_object(result, planned(run_info, session)))
     else:
         result = show_comparison(items, screen, limit=session.context_limit)
     if result is not None and result.mismatches:
         raise ExactnessError(f"{result.mismatches} tokens differ from plain decoding beyond rounding")
     return "stop" if result else "interrupted"
+
+
+def planned(run_info: RunInfo, session: ChatSession) -> RunInfo:
+    """With the figures that the answer was planned by, which may have been measured just before it."""
+    return dataclasses.replace(run_info, calibration=session.engine.plan_key)
 
 
 def ignore(_event: dict[str, Any]) -> None:

@@ -117,6 +117,15 @@ class Engine:
         """A short name of those figures where they are kept; empty if they are not."""
         return self.calibrator.key
 
+    @property
+    def plan_key(self) -> str:
+        """Names the figures that the latest answer was planned by: where it is the same, so are a seed's tokens.
+
+        Empty where no kept figures count: in stacks that plan nothing, and after an answer that learns as it goes.
+        """
+        key, digest = self.calibrator.key, self.calibrator.digest
+        return f"{key}-{digest}" if key and digest else ""
+
     def _builder(self, options: StackOptions) -> Builder:
         return Builder(self.target, self.full, self.draft, options, self.pending.append, self.group)
 

@@ -57,6 +57,10 @@ class RankZeroEngine:
         return self.engine.calibration_key
 
     @property
+    def plan_key(self) -> str:
+        return self.engine.plan_key
+
+    @property
     def target(self) -> Runner:
         return self.engine.target
 

@@ -273,11 +273,15 @@ def test_a_seed_gives_the_same_tokens_whatever_the_clock_says(lab: Lab, arm: str
 @pytest.mark.parametrize("seed", range(4))
 def test_the_answer_that_measures_is_the_answer_of_later_runs(lab: Lab, seed: int) -> None:
     shelf = Shelf()
-    first = list(engine_of(lab, shelf, 1).answer(request(lab, seed=seed)))
+    engine = engine_of(lab, shelf, 1)
+    assert not engine.plan_key
+    first = list(engine.answer(request(lab, seed=seed)))
     kept = dict(shelf.texts)
     assert [event.done for event in first if isinstance(event, Calibrated)][-1] == TOKENS
     for delays in range(2, 6):
-        later = list(engine_of(lab, shelf, delays).answer(request(lab, seed=seed)))
+        again = engine_of(lab, shelf, delays)
+        later = list(again.answer(request(lab, seed=seed)))
+        assert again.plan_key == engine.plan_key != ""
         assert not any(isinstance(event, Calibrated) for event in later)
         assert ids(later) == ids(first)
     assert shelf.texts == kept  # seeded answers do not change it
@@ -374,6 +378,25 @@ def test_other_answers_learn_and_begin_with_what_was_learnt(lab: Lab) -> None:
     next(event for event in second.answer(request(lab)) if isinstance(event, Text))
     assert all(arm.measured for arm in second.top.planner.arms)
     assert [arm.trials for arm in second.top.planner.arms] == [len(TRIALS)] * 2
+
+
+def test_other_figures_have_another_name(lab: Lab) -> None:
+    names = set()
+    for table in TABLES.values():
+        shelf = Shelf()
+        shelf.put(OPTIONS, BUCKET, table)
+        engine = engine_of(lab, shelf)
+        list(engine.answer(request(lab)))
+        names.add(engine.plan_key)
+        assert engine.plan_key.startswith(f"{engine.calibration_key}-")
+    assert len(names) == len(TABLES)
+
+
+def test_an_answer_that_learns_as_it_goes_names_no_figures(lab: Lab) -> None:
+    engine = engine_of(lab, Shelf(), options=replace(OPTIONS, repeatable=False))
+    list(engine.answer(request(lab)))
+    assert engine.calibration_key
+    assert not engine.plan_key
 
 
 def test_fixed_numbers_need_no_calibration(lab: Lab) -> None:

@@ -7,6 +7,8 @@ based on them can be repeated; ``learnt`` ones are refined by every answer. Noth
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from triforce_chat.engine.speculation.lookup import ORDERS
 
 FORGET = 0.9  # weight of the past in costs and gaps
 SMALLEST_BUCKET = 256  # tokens; in shorter histories steps hardly differ
+DIGEST_DIGITS = 8
 NEGATIVE = -64.0  # tokens; drafts may be shorter than requested by as many
 
 Made = TypeVar("Made")
@@ -136,6 +139,15 @@ class Measured:
     times: Times
     acceptance: Acceptance
 
+    @property
+    def digest(self) -> str:
+        """A short hash of the figures, the same for those that were just measured and as they are read later."""
+        stored = _measured(self.plain()).plain()  # a stored figure counts as a few measurements only
+        return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:DIGEST_DIGITS]
+
+    def plain(self) -> dict[str, Any]:
+        return {"times": _plain(self.times), "acceptance": _plain(self.acceptance)}
+
 
 @dataclass(slots=True)
 class Calibration:
@@ -170,10 +182,7 @@ class Calibration:
     def plain(self) -> dict[str, Any]:
         """As values that JSON can hold."""
         return {
-            "measured": {
-                str(bucket): {"times": _plain(each.times), "acceptance": _plain(each.acceptance)}
-                for bucket, each in sorted(self.measured.items())
-            },
+            "measured": {str(bucket): each.plain() for bucket, each in sorted(self.measured.items())},
             "learnt": {str(bucket): _plain(times) for bucket, times in sorted(self.learnt.items())},
             "acceptance": _plain(self.acceptance),
         }

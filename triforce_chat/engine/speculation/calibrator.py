@@ -79,6 +79,9 @@ class Calibrator:
         self.planners = {name: each for name, each in builder.planners.items() if each.decides}
         self.known = store.read(self.options) if self.planners else Calibration()
         self.bucket: int | None = None  # of the times that the planners go by
+        self.digest = (
+            ""  # of what was measured and the latest repeatable answer was planned by; empty if nothing was
+        )
         self._use_acceptance(self.known.usual)
 
     @property
@@ -145,6 +148,7 @@ class Calibrator:
 
     def _use_measured(self, bucket: int) -> None:
         found = self.known.measured.get(bucket, Measured({}, {}))
+        self.digest = found.digest if bucket in self.known.measured else ""
         for name, planner in self.planners.items():
             times = found.times.get(name)
             if times is None or not fits(times, planner):
