@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from support.toys import ToyCache
+from support.toys import Stateless, ToyCache
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.cost_model import Clock
 from triforce_chat.engine.speculation.planner import Planner
@@ -29,7 +29,7 @@ class FakeClock(Clock):
 
 
 @dataclass
-class Costly:
+class Costly(Stateless):
     """A model over two tokens that is right (token 0) with a certain chance, and takes its time."""
 
     clock: FakeClock

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from support.toys import ToyCache
+from support.toys import Stateless, ToyCache
 from triforce_chat.engine.sampling.ops import CANDIDATES
 from triforce_chat.engine.sampling.options import Sampling
 
@@ -65,7 +65,7 @@ class Copies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Blind:
+class Blind(Stateless):
     """A model that never looks at its tokens; ``tilt`` sets its distribution apart from others'."""
 
     vocabulary = 2 * CANDIDATES
@@ -80,9 +80,3 @@ class Blind:
         cache.fed = [0] * ids.shape[1]
         cache.advance(ids.shape[1])
         return self.row.expand(1, rows, -1)
-
-    def committed(self, count: Tensor, length: Tensor) -> None:
-        pass
-
-    def forget_state(self) -> None:
-        pass

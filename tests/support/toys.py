@@ -92,6 +92,16 @@ class ToyCache:
         self.verdicts.append((proposed, accepted))
 
 
+class Stateless:
+    """What a model does for drafts that read states, if there are none."""
+
+    def committed(self, count: Tensor, length: Tensor) -> None:
+        pass
+
+    def forget_state(self) -> None:
+        pass
+
+
 @dataclass
 class ToyState:
     """A target's state: the context of the row that gave the token at index ``base``, the newest committed one."""

@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.labs import Lab
-from support.toys import ToyCache
+from support.toys import Stateless, ToyCache
 from torch import Tensor
 
 from triforce_chat.chat.events import LevelTally, Tally
@@ -103,7 +103,7 @@ def test_a_nucleus_wider_than_the_first_guess() -> None:
     assert p[1, kept[1]].sum() >= 0.9 > p[1, kept[1]].sum() - p[1, kept[1]].min()
 
 
-class Wide:
+class Wide(Stateless):
     """A model with one distribution, flat over more tokens than are sorted at first."""
 
     vocabulary, device, captures = 4 * CANDIDATES, CPU, False
@@ -112,9 +112,6 @@ class Wide:
         cache.fed = ids[0].tolist()
         cache.advance(ids.shape[1])
         return torch.arange(self.vocabulary).expand(1, rows, -1) / 1e4
-
-    def committed(self, count: Tensor, length: Tensor) -> None:
-        pass
 
 
 @pytest.mark.parametrize("drafts", [False, True])
