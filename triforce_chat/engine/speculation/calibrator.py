@@ -62,6 +62,26 @@ class NoCalibrations:
         return Calibration()
 
 
+class MemoryCalibrations:
+    """Keeps calibrations as long as the process lives, for stacks that are replaced and come back."""
+
+    def __init__(self) -> None:
+        self.kept: dict[StackOptions, Calibration] = {}
+
+    def key(self, options: StackOptions) -> str:  # noqa: ARG002
+        return ""
+
+    def read(self, options: StackOptions) -> Calibration:
+        kept = self.kept.get(options)
+        return Calibration() if kept is None else Calibration.of(kept.plain())
+
+    def write(self, options: StackOptions, news: Calibration) -> Calibration:
+        known = self.read(options)
+        known.absorb(news)
+        self.kept[options] = known
+        return self.read(options)
+
+
 class Calibrator:
     """Gives the planners of one stack what is known before an answer, and takes what they have learnt after it.
 
