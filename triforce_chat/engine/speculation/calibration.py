@@ -147,8 +147,8 @@ class Measured:
     @property
     def digest(self) -> str:
         """A short hash of the figures, the same for those that were just measured and as they are read later."""
-        stored = _measured(self.plain()).plain()  # a stored figure counts as a few measurements only
-        return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:DIGEST_DIGITS]
+        text = json.dumps(self.plain(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
     def plain(self) -> dict[str, Any]:
         left = {"left": dict(self.left)} if self.left else {}
