@@ -10,7 +10,13 @@ import torch
 from support.commands import Outcome, run
 from support.tiny_models import mute_special_tokens, save_model
 
+from triforce_chat.cli.engines import open_session
+from triforce_chat.cli.output import screen_of
 from triforce_chat.doctor import stores
+from triforce_chat.engine.events import Calibrated
+from triforce_chat.serve.adapter import SessionAdapter
+from triforce_chat.serve.chat_request import ChatCompletionRequest
+from triforce_chat.settings.options import Options
 from triforce_chat.settings.paths import calibration_file
 
 Tune = Callable[..., Outcome]
@@ -89,6 +95,17 @@ def test_without_the_cache_a_seed_alone_leaves_times(here: Tune) -> None:
     assert not calibration_file().exists()
     assert here(*flags, "--seed", "3").code == 0
     assert calibration_file().exists()
+
+
+def test_without_the_cache_a_server_measures_once(here: Tune, shelf: Path) -> None:  # noqa: ARG001
+    options = Options(model=str(shelf / "tiny"), device="cpu", max_tokens=4, no_cache=True)
+    session, _ = open_session([], options, screen_of(Options(quiet=True)))
+    adapter, measured = SessionAdapter(session), []
+    for seed in ((), (("seed", 3),)) * 2:
+        events = [*adapter.answer(ChatCompletionRequest((), "Why?", settings=seed))]
+        measured.append(any(isinstance(event, Calibrated) for event in events))
+    assert measured == [False, True, False, False]
+    assert not calibration_file().exists()
 
 
 def test_doctor_says_what_is_known(here: Tune) -> None:

@@ -22,7 +22,15 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, random_model, spell
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import KVBuffer, Shape
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
-from triforce_chat.engine.compile_ahead import META, Kernels, compile_all, forwards, launch
+from triforce_chat.engine.compile_ahead import (
+    META,
+    DryRank,
+    Kernels,
+    compile_all,
+    forwards,
+    launch,
+    launch_on,
+)
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.exactness import tokens_of
@@ -119,10 +127,9 @@ def main() -> None:
         launched, ahead = of_transformers("llama", attention_bias=True, mlp_bias=True)
         found["biased"] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
         sizes = Dimensions.of(random_model(head_dim=16).config.to_dict())
-        whole, shared = (
-            needed(Kernels(sizes, torch.bfloat16, [128], int8=True, ranks=ranks)) for ranks in (1, 2)
-        )
-        found["shared"] = [key[0] for key in shared.keys() - whole.keys()]
+        shared = Kernels(sizes, torch.bfloat16, [128], int8=True, ranks=2)
+        first = dry.recorded(partial(launch_on, shared, DryRank(0, 2)))
+        found["shared"] = [key[0] for key in needed(shared).keys() - first.keys()]
     print(json.dumps(found))
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from triforce_chat.documents import Document
     from triforce_chat.engine.engine import Engine
     from triforce_chat.engine.protocol import EngineProtocol
+    from triforce_chat.engine.speculation.calibrator import MemoryCalibrations
     from triforce_chat.loading.calibration_file import CalibrationFile
     from triforce_chat.loading.spec import Calibrations, EngineSpec, LoadHooks
     from triforce_chat.models.load import LoadedModel
@@ -158,7 +159,9 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
         cache_size=options.cache_size,
         warn=partial(show_warning, options, screen),
         # A seed is worth nothing in the next process without the times that this one went by.
-        calibrations=None if options.no_cache and options.seed is None else kept_calibrations,
+        calibrations=forgotten_calibrations
+        if options.no_cache and options.seed is None
+        else kept_calibrations,
     )
     from triforce_chat.chat.session import ChatSession
 
@@ -173,6 +176,17 @@ def kept_calibrations(target: LoadedModel, draft: LoadedModel | None, ranks: int
     from triforce_chat.loading.calibration_file import CalibrationFile, about
 
     return CalibrationFile(about(target, draft, ranks))
+
+
+def forgotten_calibrations(
+    target: LoadedModel,  # noqa: ARG001
+    draft: LoadedModel | None,  # noqa: ARG001
+    ranks: int,  # noqa: ARG001
+) -> MemoryCalibrations:
+    """A store of what planners measure that ends with the process: a server's requests may have seeds in turns."""
+    from triforce_chat.engine.speculation.calibrator import MemoryCalibrations
+
+    return MemoryCalibrations()
 
 
 def require_one_process(settings: Settings) -> None:

@@ -184,7 +184,7 @@ class Engine:
             if self.calibrator.lacks(length):
                 yield from self._measure(request)
                 began = time.perf_counter()
-            self.calibrator.begin(length)
+                self.calibrator.begin(length)  # again, by what was measured
             self.full.queries.forget()  # an earlier answer's may stand in the places of the prompt's
         try:
             yield from answer.events()

@@ -25,13 +25,14 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
+from triforce_chat.engine.speculation import calibrator
 from triforce_chat.engine.speculation.arm import TRIALS, Arm
 from triforce_chat.engine.speculation.calibration import Calibration, LevelTimes, Measured, bucket_of
 from triforce_chat.engine.speculation.calibrator import TOKENS, outlooks
 from triforce_chat.engine.speculation.cost_model import AcceptanceCurve, StepTimes
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.planner import SURVEY_DRAFTS, SURVEY_PLAIN, Plan, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
 
@@ -79,6 +80,7 @@ def test_stored_figures_do_not_stand_forever() -> None:
         lambda plain: plain["measured"]["256"]["times"]["target"]["steps"].update(shape=["a", 2.0]),
         lambda plain: plain["measured"]["256"]["times"].update(target=None),
         lambda plain: plain["measured"]["256"].pop("acceptance"),
+        lambda plain: plain["measured"]["256"].update(left={"target": "many"}),
         lambda plain: plain["measured"].update({"256": 7}),
         lambda plain: plain["measured"].update({"x": plain["measured"].pop("256")}),
     ],
@@ -362,6 +364,41 @@ def test_an_interrupted_calibration_keeps_nothing(lab: Lab, at: int) -> None:
     assert not shelf.texts
     assert engine.cached == list(given.prompt[:-1])
     assert ids(list(engine.answer(given)))
+
+
+def test_a_calibration_that_took_too_long_is_continued_by_later_starts(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrator, "SECONDS", 0.0)  # each start has time for one round
+    shelf, given, left = Shelf(), request(lab), list[int]()
+    for start in range(40):
+        engine = engine_of(lab, shelf, start)
+        first, again = (list(engine.answer(given)) for _ in range(2))
+        assert ids(again) == ids(first)  # a stack goes by the same times all its life
+        assert not any(isinstance(event, Calibrated) for event in again)
+        left.append(shelf.read(engine.calibrator.options).measured[BUCKET].left.get("target", 0))
+        if not left[-1]:
+            break
+    assert left == list(range(SURVEY_PLAIN + 2 * SURVEY_DRAFTS - 1, -1, -1))
+    known = shelf.read(engine.calibrator.options).measured[BUCKET]
+    assert known.complete
+    costs = [cost for level in known.times.values() for cost in level.costs]
+    assert all(cost.weight > 0.5 for cost in costs)  # no arm was left with its warm-ups alone
+    later = list(engine_of(lab, shelf).answer(given))
+    assert not any(isinstance(event, Calibrated) for event in later)
+    assert ids(later) == ids(first)
+
+
+def test_of_two_unfinished_calibrations_the_further_one_stays() -> None:
+    def known(left: int) -> Calibration:
+        return Calibration({BUCKET: Measured({"target": times(0.1, 0.0)}, {}, {"target": left})})
+
+    for lefts in ((3, 5), (5, 3), (3, 3), (0, 3), (3, 0)):
+        first, other = map(known, lefts)
+        first.absorb(other)
+        plain = json.loads(json.dumps(first.plain()))
+        assert Calibration.of(plain).measured[BUCKET].left.get("target", 0) == min(lefts)
+        assert first.measured[BUCKET].complete == (0 in lefts)
 
 
 def test_other_answers_learn_and_begin_with_what_was_learnt(lab: Lab) -> None:

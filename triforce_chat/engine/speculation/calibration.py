@@ -1,8 +1,8 @@
 """What planners have measured on this machine, as data that can outlive a process.
 
 Times depend on the length of the history, so they are kept by bucket: powers of two of tokens. Acceptance depends on
-models and texts and is kept once. ``measured`` times come from a calibration and never change, so that plans which are
-based on them can be repeated; ``learnt`` ones are refined by every answer. Nothing here reads files.
+models and texts and is kept once. ``measured`` times come from a calibration and never change once it is complete, so
+that plans which are based on them can be repeated; ``learnt`` ones are refined by every answer. No file is read here.
 """
 
 from __future__ import annotations
@@ -134,19 +134,30 @@ Acceptance = Mapping[str, LevelAcceptance]  # by the level's name
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of one calibration; it never changes."""
+    """The result of one calibration; it never changes unless time ran out: then a later start goes on with it."""
 
     times: Times
     acceptance: Acceptance
+    left: Mapping[str, int] = field(default_factory=dict)  # rounds not yet run, by the level's name
+
+    @property
+    def complete(self) -> bool:
+        return not any(self.left.values())
 
     @property
     def digest(self) -> str:
         """A short hash of the figures, the same for those that were just measured and as they are read later."""
-        stored = _measured(self.plain()).plain()  # a stored figure counts as a few measurements only
-        return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:DIGEST_DIGITS]
+        text = json.dumps(self.plain(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
 
     def plain(self) -> dict[str, Any]:
-        return {"times": _plain(self.times), "acceptance": _plain(self.acceptance)}
+        left = {"left": dict(self.left)} if self.left else {}
+        return {"times": _plain(self.times), "acceptance": _plain(self.acceptance), **left}
+
+    def further(self, other: Measured | None) -> Measured:
+        """The one of the two that is nearer to completion; this one if both are equally near."""
+        nearer = other is not None and sum(other.left.values()) < sum(self.left.values())
+        return other if other is not None and nearer else self
 
 
 @dataclass(slots=True)
@@ -174,8 +185,9 @@ class Calibration:
         return self.measured[max(self.measured)].acceptance
 
     def absorb(self, news: Calibration) -> None:
-        """Take what is new; what was measured before stays."""
-        self.measured = {**news.measured, **self.measured}
+        """Take what is new; what was measured completely before stays."""
+        known = {bucket: each.further(news.measured.get(bucket)) for bucket, each in self.measured.items()}
+        self.measured = {**news.measured, **known}
         self.learnt |= news.learnt
         self.acceptance = news.acceptance or self.acceptance
 
@@ -206,7 +218,8 @@ def _plain(levels: Times | Acceptance) -> dict[str, Any]:
 
 def _measured(plain: dict[str, Any]) -> Measured:
     times, acceptance = plain["times"], plain["acceptance"]
-    return Measured(_levels(times, LevelTimes.of), _levels(acceptance, LevelAcceptance.of))
+    left = {name: max(0, int(rounds)) for name, rounds in plain.get("left", {}).items()}
+    return Measured(_levels(times, LevelTimes.of), _levels(acceptance, LevelAcceptance.of), left)
 
 
 def _levels(plain: dict[str, Any], of: Callable[[dict[str, Any]], Made]) -> dict[str, Made]:

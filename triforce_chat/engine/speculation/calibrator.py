@@ -22,12 +22,12 @@ from triforce_chat.engine.speculation.calibration import (
     Times,
     bucket_of,
 )
-from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.planner import EVERYTHING, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import MOST_GAMMA, Builder, StackOptions
 
 TOKENS = 48  # decoded by a calibration at most
-SECONDS = 10.0  # after which a calibration ends, whatever is still unknown
+SECONDS = 10.0  # after which a calibration ends; a later start goes on with what is still unknown
 
 
 class CalibrationStore(Protocol):
@@ -62,6 +62,26 @@ class NoCalibrations:
         return Calibration()
 
 
+class MemoryCalibrations:
+    """Keeps calibrations as long as the process lives, for stacks that are replaced and come back."""
+
+    def __init__(self) -> None:
+        self.kept: dict[StackOptions, Calibration] = {}
+
+    def key(self, options: StackOptions) -> str:  # noqa: ARG002
+        return ""
+
+    def read(self, options: StackOptions) -> Calibration:
+        kept = self.kept.get(options)
+        return Calibration() if kept is None else Calibration.of(kept.plain())
+
+    def write(self, options: StackOptions, news: Calibration) -> Calibration:
+        known = self.read(options)
+        known.absorb(news)
+        self.kept[options] = known
+        return self.read(options)
+
+
 class Calibrator:
     """Gives the planners of one stack what is known before an answer, and takes what they have learnt after it.
 
@@ -78,10 +98,10 @@ class Calibrator:
         self.levels = [*builder.planners.values()]
         self.planners = {name: each for name, each in builder.planners.items() if each.decides}
         self.known = store.read(self.options) if self.planners else Calibration()
+        self.tried: set[int] = set()  # buckets that this stack was measured in
         self.bucket: int | None = None  # of the times that the planners go by
-        self.digest = (
-            ""  # of what was measured and the latest repeatable answer was planned by; empty if nothing was
-        )
+        # Of what was measured and the latest repeatable answer was planned by; empty if nothing was.
+        self.digest = ""
         self._use_acceptance(self.known.usual)
 
     @property
@@ -90,8 +110,14 @@ class Calibrator:
         return self.store.key(self.options) if self.planners else ""
 
     def lacks(self, length: int) -> bool:
-        """Whether nothing was measured at a history of that many tokens; all ranks say what rank 0 says."""
-        missing = bool(self.planners) and bucket_of(length) not in self.known.measured
+        """Whether something is to be measured at a history of that many tokens; all ranks say what rank 0 says.
+
+        What an earlier start measured in part is continued once: for the rest of its life a stack goes by the same
+        times.
+        """
+        bucket = bucket_of(length)
+        known = self.known.measured.get(bucket)
+        missing = bool(self.planners) and (known is None or not (known.complete or bucket in self.tried))
         return bool(self.group.broadcast_ints((int(missing),))[0])
 
     def begin(self, length: int) -> None:
@@ -115,26 +141,45 @@ class Calibrator:
     ) -> Generator[Calibrated, None, None]:
         """Decode up to ``most`` tokens that nobody sees and keep the times; the caller rolls the caches back.
 
-        Nothing is kept if the generator is closed early.
+        Where time ran out before, it goes on from there. Nothing is kept if the generator is closed early.
         """
-        length, total, made, began = history.known, min(TOKENS, most), 0, time.perf_counter()
-        self._restart()
-        for planner in self.planners.values():
-            planner.survey(2 * bucket_of(length))
+        bucket, total, made, began = bucket_of(history.known), min(TOKENS, most), 0, time.perf_counter()
+        self._survey(bucket)
+        agenda, late = self.top.planner.agenda, False
+        lacked = len(agenda)
         try:
             yield Calibrated(0, total)
             with queries.preserved(), closing(self.top.decode(history, sampler, total)) as rounds:
-                while made < total and self.top.planner.agenda and not self._late(began):
+                while made < total and agenda and not late:
                     made += len(next(rounds))
+                    # Every start comes further, though rounds that only build caches may take all its time.
+                    late = self._late(began) and len(agenda) < lacked
                     yield Calibrated(min(made, total - 1), total)
             if self.top.planner.known_times.known:
-                measured = Measured(self._times(), self._acceptance())
-                self._keep(Calibration({bucket_of(length): measured}))
+                left = self._left() if late and agenda else {}
+                measured = Measured(self._times(), self._acceptance(), left)
+                self._keep(Calibration({bucket: measured}))
+                self.tried.add(bucket)
         finally:
             self._restart()
             self._use_acceptance(self.known.usual)
             self.bucket = None
         yield Calibrated(total, total)
+
+    def _survey(self, bucket: int) -> None:
+        """Prescribe what is still to be measured, on all ranks what rank 0 lacks."""
+        begun = self.known.measured.get(bucket)
+        self._restart()
+        if begun is not None:
+            self._use(begun.times)
+            self._use_acceptance(begun.acceptance)
+        for name, planner in self.planners.items():
+            left = begun.left.get(name, 0) if begun else EVERYTHING
+            planner.survey(2 * bucket, self.group.broadcast_ints((left,))[0])
+
+    def _left(self) -> dict[str, int]:
+        """Rounds that are still prescribed, by the level's name."""
+        return {name: len(planner.agenda) for name, planner in self.planners.items()}
 
     def _late(self, began: float) -> bool:
         """Whether the calibration takes too long; all ranks say what rank 0 says."""

@@ -44,6 +44,7 @@ NEVER = ORDERS + 1  # longer than any match
 # A calibration runs so many rounds without a draft, and so many drafts of as many tokens by each arm, the first of
 # which still include preparations: of CUDA graphs, of caches, and of the plans of a level below.
 SURVEY_PLAIN, SURVEY_DRAFTS, SURVEY_WARMUPS, SURVEY_TOKENS = 4, 4, 2, 4
+EVERYTHING = 1 << 30  # rounds; more than any calibration has
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +165,21 @@ class Planner:
         drafted = [1 / self._drafted(arm, self.most).rate for arm in self.arms if arm.measured]
         return self._plain, min([self._plain, *drafted])
 
-    def survey(self, longest: int) -> None:
-        """Prescribe rounds that measure plain decoding and every arm usable up to ``longest`` tokens."""
+    def survey(self, longest: int, left: int = EVERYTHING) -> None:
+        """Prescribe rounds that measure plain decoding and every arm usable up to ``longest`` tokens.
+
+        ``left``: only so many of the last ones, where others were run by an earlier process.
+        """
         plain = [Plan(0)] * (SURVEY_PLAIN if self.may_be_plain else 0)
         able = [arm for arm in self.arms if longest >= arm.worth_above]
-        for arm in able:
-            arm.warmups = SURVEY_WARMUPS
         self.agenda.extend(
             [*plain, *(Plan(SURVEY_TOKENS, arm) for arm in able for _ in range(SURVEY_DRAFTS))]
         )
+        while len(self.agenda) > left:
+            self.agenda.popleft()
+        for arm in able:
+            drafts = sum(plan.arm is arm for plan in self.agenda)
+            arm.warmups = min(SURVEY_WARMUPS, max(0, drafts - 1))  # the last one counts in any case
 
     def _surveyed(self, drafted: int) -> None:
         """A round is done; it was the next one on the agenda unless its arm could not draft yet."""
