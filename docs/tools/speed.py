@@ -52,66 +52,31 @@ def cpu_stacks() -> str:
     return table(header, lines) + "\n" + source("cpu-2-cores-draft")
 
 
-def same_text(*cases: tuple[str, str]) -> str:
-    """Every stack on the text that plain decoding drew, for (label, record): which is fastest, how near `auto` comes."""
-    found = [(label, each) for label, name in cases for each in rows(name)]
-    names = dict.fromkeys(each["contender"] for _, each in found)
-    stacks = [name for name in names if name != "autoregressive"]
-    header = ("", "context", "T", "texts", "fresh", "plain ms/token", *(f"`{name}`" for name in stacks))
+def same_text() -> str:
+    """Every stack on the text that plain decoding drew, on a CPU: which is fastest, and how near `auto` comes."""
+    found = rows("cpu-same-text")
+    stacks = list(dict.fromkeys(each["contender"] for each in found if each["contender"] != "autoregressive"))
+    header = ("context", "T", "fresh", "plain ms/token", *(f"`{stack}`" for stack in stacks), "`auto` / best")
     lines = []
-    for key in dict.fromkeys(_cell(label, each) for label, each in found):
-        of = {each["contender"]: each for label, each in found if _cell(label, each) == key}
-        label, context, heat = key
-        # Times of all texts together: a mean of factors would let one easy text decide.
+    for context, heat in dict.fromkeys((each["context"], each["temperature"]) for each in found):
+        of = {
+            each["contender"]: each
+            for each in found
+            if (each["context"], each["temperature"]) == (context, heat)
+        }
+        # Times of all texts together: in a mean of factors one easy text would decide.
         best = max(each["speedup_together"] for name, each in of.items() if name != "auto")
-        line = [
-            label,
-            f"{context:,}",
-            number(heat, 1),
-            str(of["auto"]["prompts"]),
-            number(of["auto"]["fresh"]),
-        ]
-        line.append(number(of["autoregressive"]["ms_per_token"], 2))
-        line += [_gain(of[name]) if name in of else "" for name in stacks]
-        lines.append((*line, number(of["auto"]["speedup_together"] / best)))
-    return table((*header, "`auto` / best"), lines) + "\n" + source(*(name for _, name in cases))
-
-
-def _cell(label: str, each: Json) -> tuple[str, int, float]:
-    """What all stacks are compared at."""
-    return label, each["context"], each["temperature"]
-
-
-def _gain(each: Json) -> str:
-    """The pooled speed-up; for several texts the mean and its interval, too."""
-    pooled = factor(each["speedup_together"])
-    enough = each["prompts"] >= LEAST_TEXTS
-    return f"{pooled} (mean {factor(each['speedup'])}{_interval(each)})" if enough else pooled
-
-
-def cpu_same_text() -> str:
-    """The small model on a CPU."""
-    return same_text(("", "cpu-same-text"))
-
-
-def real_weights() -> str:
-    """The models themselves on one GPU."""
-    return same_text(("`large`", "h200-large"), ("`medium`", "h200-medium"), ("`small`", "h200-small"))
-
-
-def shapes() -> str:
-    """Real shapes at full length."""
-    return same_text(("Llama-2-7B", "h200-7b"), ("Llama-3.1-8B", "h200-8b"))
-
-
-def contexts() -> str:
-    """Real shapes by length of the context."""
-    return same_text(("Llama-2-7B", "h200-7b-contexts"), ("Llama-3.1-8B", "h200-8b-contexts"))
-
-
-def stacks() -> str:
-    """All stacks at one length."""
-    return same_text(("Llama-2-7B", "h200-7b-stacks"))
+        lines.append(
+            (
+                f"{context:,}",
+                number(heat, 1),
+                number(of["auto"]["fresh"]),
+                number(of["autoregressive"]["ms_per_token"], 1),
+                *(factor(of[stack]["speedup_together"]) for stack in stacks),
+                number(of["auto"]["speedup_together"] / best),
+            )
+        )
+    return table(header, lines) + "\n" + source("cpu-same-text")
 
 
 def engine_change() -> str:

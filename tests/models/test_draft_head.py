@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.doctor import stores
-from triforce_chat.engine.compile_ahead import meta_model
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text, Verified
 from triforce_chat.engine.forward.target_state import TargetState
@@ -261,7 +260,8 @@ def test_what_reads_a_description_copes(target: LoadedModel, tmp_path: Path) -> 
     settings = Settings(model=target.name, draft=str(folder), stack="naive", device="cpu")
     plan = memory_plan(EngineSpec(settings), own, str(folder), 256, SINGLE)
     kernels = [*kernels_of(settings, plan, own, description, torch.bfloat16)]
-    assert meta_model(kernels[1]).lm_head.weight.shape == (len(KNOWN) + 1, 16)
+    sizes = kernels[1].sizes
+    assert (sizes.vocabulary, sizes.hidden) == (len(KNOWN) + 1, 16)
 
 
 def test_calibrations_tell_drafts_apart(target: LoadedModel, tmp_path: Path) -> None:
