@@ -46,11 +46,12 @@ def plan(
         choice = choice_for(settings, there, device_memory)
         settings = dataclasses.replace(settings, model=choice.model)
         show_notes([choice.summary], screen)
-    dtype = str(there[1]).removeprefix("torch.")
     target = describe(settings.model)
     if target.source:
         check_answers(settings.model, target.source.folder)
     made, draft = make_plan(settings, target, there)
+    stored = made.workload.stored
+    dtype = stored.format if stored else str(there[1]).removeprefix("torch.")
     if warning := target.warning(made.workload.context):
         show_warning(options, screen, warning)
     if options.json:
