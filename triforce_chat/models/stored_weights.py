@@ -18,11 +18,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import quant_shape_to_byte_shape
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix, available
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding, QuantizedLinear
@@ -39,7 +35,7 @@ ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
 MOSTLY = "MOSTLY_"  # in the names of files' types
 
 
-class NotMultiplied(Exception):
+class NotMultiplied(ModelError):
     """Quantized weights that cannot be multiplied as they are; the text says why."""
 
 
@@ -127,8 +123,8 @@ def _weights(model: Any, reader: QuickReader) -> Iterator[tuple[str, Tensor | Qu
     llama.cpp orders the rows of queries and keys in another way for some families. Blocks lie within rows, so that
     whole rows change places.
     """
-    names = get_gguf_hf_weights_map(model, TensorProcessor())
     architecture = bytes(reader.fields[ARCHITECTURE].parts[0]).decode()
+    names = _names(model, architecture)
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
 
     def ordered(data: np.ndarray[Any, Any], tensor: StoredTensor) -> Tensor:
@@ -144,6 +140,14 @@ def _weights(model: Any, reader: QuickReader) -> Iterator[tuple[str, Tensor | Qu
             yield names[tensor.name], QuantizedMatrix(blocks, kind, data.shape[1] // size * weights)
         else:
             yield names[tensor.name], ordered(dequantize(data, kind), tensor)
+
+
+def _names(model: Any, architecture: str) -> dict[str, str]:
+    """The names of the model's tensors by those in a file of that architecture."""
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    named = gguf.get_tensor_name_map(known[architecture], model.config.num_hidden_layers)
+    parts = ((name, *name.rpartition(".")) for name in model.state_dict())
+    return {f"{named.get_name(path)}.{role}": name for name, path, _, role in parts}
 
 
 def _place(model: nn.Module, name: str, weight: Tensor | QuantizedMatrix) -> None:
