@@ -130,7 +130,9 @@ def test_the_plan_for_a_gpu_expands(file: Path) -> None:
 
 
 def test_plan_names_the_format(file: Path) -> None:
-    result = CliRunner().invoke(app, ["plan", "--model", str(file), "--device", "cpu", "--json"])
+    result = CliRunner().invoke(
+        app, ["plan", "--model", str(file), "--device", "cpu", "--dtype", "auto", "--json"]
+    )
     assert json.loads(result.stdout)["dtype"] == "Q4_K_M"
 
 

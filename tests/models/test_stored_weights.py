@@ -95,7 +95,7 @@ def test_nothing_is_written(file: Path, empty_cache: Path) -> None:
     before = sorted(file.parent.iterdir())
     load(file)
     assert sorted(file.parent.iterdir()) == before
-    assert not empty_cache.exists()
+    assert not (empty_cache / "models").exists()
 
 
 def test_blocks_are_mapped_from_the_file(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_blocks_are_mapped_from_the_file(tmp_path: Path) -> None:
 def test_files_without_blocks_are_converted(tmp_path: Path, empty_cache: Path) -> None:
     loaded = load(write_gguf(tmp_path / "plain.gguf"))
     assert (loaded.stored, layers(loaded)) == (None, [])
-    assert empty_cache.exists()
+    assert (empty_cache / "models").exists()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
