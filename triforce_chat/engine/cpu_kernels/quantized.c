@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { PLAIN, AVX2, AVX512 };
-enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
+enum { F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
 #define STEP 32       /* weights that are dequantized at a time */
 #define MOST_ROWS 8   /* rows of activations that share a dequantized step */
@@ -23,9 +23,9 @@ enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K 
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 #if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_FULLY _Pragma("clang loop unroll(full)")
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_FULLY _Pragma("GCC unroll 16")
 #endif
 
 /* Of libgomp, whose threads torch uses too; LLVM's and Intel's runtimes have both as well. */
@@ -80,7 +80,6 @@ INLINE int weights_of(int kind) {
 
 INLINE int bytes_of(int kind) {
     switch (kind) {
-    case F32: return 4 * STEP;
     case F16: case BF16: return 2 * STEP;
     case Q4_0: return 18;
     case Q4_1: return 20;
@@ -95,7 +94,6 @@ INLINE int bytes_of(int kind) {
 
 /* A weight of a type without blocks; their rows may end within a step. */
 INLINE float single(int kind, const uint8_t *row, int64_t at) {
-    if (kind == F32) return number(word32(row + 4 * at));
     return kind == F16 ? half_of(word16(row + 2 * at)) : number((uint32_t)word16(row + 2 * at) << 16);
 }
 
@@ -176,6 +174,8 @@ INLINE void unpack_plain(int kind, const uint8_t *block, int step, const float *
 #define VECTOR PlainVector
 #define LANES 16
 #define OUTPUTS_AT_ONCE(rows) 1
+#define UNROLL
+#define EACH_COUNT TILES(rows)
 #include "quantized.c"
 
 #if defined(__x86_64__)
@@ -263,11 +263,10 @@ INLINE TARGET2 __m256i codes_avx2(int kind, const uint8_t *block, int step) {
 }
 
 INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const float *scales, __m256 w[4]) {
-    if (kind == F32 || kind == F16 || kind == BF16) {
-        UNROLL for (int i = 0; i < 4; i++) {
+    if (kind == F16 || kind == BF16) {
+        UNROLL_FULLY for (int i = 0; i < 4; i++) {
             __m128i half = _mm_loadu_si128((const __m128i *)(block + 16 * i));
-            if (kind == F32) w[i] = _mm256_loadu_ps((const float *)block + 8 * i);
-            else if (kind == F16) w[i] = _mm256_cvtph_ps(half);
+            if (kind == F16) w[i] = _mm256_cvtph_ps(half);
             else w[i] = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
         }
         return;
@@ -281,7 +280,7 @@ INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const 
     if (kind == Q4_K || kind == Q5_K) m = _mm256_set1_ps(-scales[8 + step]);
     if (kind == Q4_1 || kind == Q5_1) m = _mm256_set1_ps(half_avx2(block + 2));
     int minimum = kind == Q4_1 || kind == Q5_1 || kind == Q4_K || kind == Q5_K;
-    UNROLL for (int i = 0; i < 4; i++) {
+    UNROLL_FULLY for (int i = 0; i < 4; i++) {
         __m128i eight = i % 2 ? _mm_srli_si128(part[i / 2], 8) : part[i / 2];
         __m256 q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
         w[i] = minimum ? _mm256_fmadd_ps(q, d[i / 2], m) : _mm256_mul_ps(q, d[i / 2]);
@@ -293,6 +292,8 @@ INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const 
 #define VECTOR __m256
 #define LANES 8
 #define OUTPUTS_AT_ONCE(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
+#define UNROLL UNROLL_FULLY
+#define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(4) TILES(MOST_ROWS)
 #include "quantized.c"
 
 /* ---- AVX-512 ---- */
@@ -345,26 +346,23 @@ INLINE TARGET5 void look_up_avx512(int kind, const uint8_t *block, int step, con
         }
         if (five) fifths = word32(block + (kind == Q5_0 ? 2 : 4));
     }
-    UNROLL for (int i = 0; i < 2; i++) {
+    UNROLL_FULLY for (int i = 0; i < 2; i++) {
         w[i] = _mm512_permutexvar_ps(index[i], low);
         if (five) w[i] = _mm512_mask_permutexvar_ps(w[i], (__mmask16)(fifths >> 16 * i), index[i], high);
     }
 }
 
 INLINE TARGET5 void unpack_avx512(int kind, const uint8_t *block, int step, const float *scales, __m512 w[2]) {
-    if (kind == F32 || kind == F16 || kind == BF16) {
-        UNROLL for (int i = 0; i < 2; i++) {
-            if (kind == F32) w[i] = _mm512_loadu_ps((const float *)block + 16 * i);
-            else {
-                __m256i half = bytes_avx2(block + 32 * i);
-                if (kind == F16) w[i] = _mm512_cvtph_ps(half);
-                else w[i] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-            }
+    if (kind == F16 || kind == BF16) {
+        UNROLL_FULLY for (int i = 0; i < 2; i++) {
+            __m256i half = bytes_avx2(block + 32 * i);
+            if (kind == F16) w[i] = _mm512_cvtph_ps(half);
+            else w[i] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
         }
     } else if (kind == Q6_K || kind == Q8_0) {
         __m256i codes = codes_avx2(kind, block, step);
         __m128i part[2] = {_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1)};
-        UNROLL for (int i = 0; i < 2; i++) {
+        UNROLL_FULLY for (int i = 0; i < 2; i++) {
             __m512 d = _mm512_set1_ps(kind == Q6_K ? scales[2 * step + i] : half_avx2(block));
             w[i] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part[i])), d);
         }
@@ -376,6 +374,8 @@ INLINE TARGET5 void unpack_avx512(int kind, const uint8_t *block, int step, cons
 #define VECTOR __m512
 #define LANES 16
 #define OUTPUTS_AT_ONCE(rows) ((rows) <= 4 ? 4 : 2)
+#define UNROLL UNROLL_FULLY
+#define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(3) UP_TO(4) UP_TO(6) TILES(MOST_ROWS)
 #include "quantized.c"
 
 #endif
@@ -460,49 +460,59 @@ void dequantize(int path, int kind, const uint8_t *data, int64_t stride, int64_t
 
 #define OF(name) JOIN(name, PATH_NAME)
 
-/* Products of `outputs` rows of weights with `rows` rows of activations; both are constants wherever it is inlined. */
+/* Products of `outputs` rows of weights with `rows` rows of activations, computed as `padded` rows, the last one again and
+ * again. All but `rows` are constants where it is inlined, so that the sums stay in registers. */
 INLINE TARGET void OF(tile)(int kind, const Matrix *matrix, int64_t first, int outputs, const float *x, int rows,
-                            float *y) {
+                            int padded, float *y) {
     const int bytes = bytes_of(kind), steps = weights_of(kind) / STEP;
     const int64_t columns = matrix->columns, blocks = columns / weights_of(kind), stride = matrix->stride;
     const uint8_t *block = matrix->data + first * stride;
     VECTOR sums[4][MOST_ROWS];
-    UNROLL for (int o = 0; o < outputs; o++)
-        UNROLL for (int r = 0; r < rows; r++) sums[o][r] = OF(zero)();
-    const float *xs = x;
+    const float *row[MOST_ROWS];
+    UNROLL for (int r = 0; r < padded; r++) {
+        row[r] = x + (r < rows ? r : rows - 1) * columns;
+        UNROLL for (int o = 0; o < outputs; o++) sums[o][r] = OF(zero)();
+    }
+    int64_t at = 0;
     for (int64_t b = 0; b < blocks; b++, block += bytes) {
         float scales[4][16];
         UNROLL for (int o = 0; o < outputs; o++) {
-            __builtin_prefetch(block + (o + outputs) * stride); /* where the next tile begins to read */
-            if (bytes > 64) __builtin_prefetch(block + (o + outputs) * stride + 64);
-            if (bytes > 128) __builtin_prefetch(block + (o + outputs) * stride + 128);
+            const uint8_t *later = block + (o + outputs) * stride; /* what the next tile reads */
+            __builtin_prefetch(later);
+            if (bytes > 64) __builtin_prefetch(later + 64);
+            if (bytes > 128) __builtin_prefetch(later + 128);
             if (steps > 1) OF(prepare)(kind, block + o * stride, scales[o]);
         }
-        for (int step = 0; step < steps; step++, xs += STEP) {
+        for (int step = 0; step < steps; step++, at += STEP) {
             VECTOR w[4][STEP / LANES];
             UNROLL for (int o = 0; o < outputs; o++) OF(unpack)(kind, block + o * stride, step, scales[o], w[o]);
-            UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int r = 0; r < padded; r++)
                 UNROLL for (int i = 0; i < STEP / LANES; i++) {
-                    VECTOR part = OF(load)(xs + r * columns + i * LANES);
+                    VECTOR part = OF(load)(row[r] + at + i * LANES);
                     UNROLL for (int o = 0; o < outputs; o++) sums[o][r] = OF(add_product)(w[o][i], part, sums[o][r]);
                 }
         }
     }
-    for (int o = 0; o < outputs; o++)
-        for (int r = 0; r < rows; r++) {
-            float sum = OF(sum)(sums[o][r]);
-            for (int64_t i = blocks * weights_of(kind); i < columns; i++)
-                sum += single(kind, matrix->data + (first + o) * stride, i) * x[r * columns + i];
+    VECTOR found[4][MOST_ROWS]; /* in memory, so that a loop can read them */
+    UNROLL for (int o = 0; o < outputs; o++)
+        UNROLL for (int r = 0; r < padded; r++) found[o][r] = sums[o][r];
+    for (int r = 0; r < rows; r++)
+        for (int o = 0; o < outputs; o++) {
+            float sum = OF(sum)(found[o][r]);
+            if (kind == F16 || kind == BF16)
+                for (int64_t i = at; i < columns; i++)
+                    sum += single(kind, matrix->data + (first + o) * stride, i) * x[r * columns + i];
             y[r * matrix->outputs + first + o] = sum;
         }
 }
 
-INLINE TARGET void OF(tiles)(int kind, const Matrix *w, int64_t first, int count, const float *x, int rows, float *y) {
+INLINE TARGET void OF(tiles)(int kind, const Matrix *w, int64_t first, int count, const float *x, int rows, int padded,
+                             float *y) {
+    const int outputs = OUTPUTS_AT_ONCE(padded);
     int done = 0;
-    for (; done + OUTPUTS_AT_ONCE(rows) <= count; done += OUTPUTS_AT_ONCE(rows))
-        OF(tile)(kind, w, first + done, OUTPUTS_AT_ONCE(rows), x, rows, y);
-    if (OUTPUTS_AT_ONCE(rows) > 1)
-        for (; done < count; done++) OF(tile)(kind, w, first + done, 1, x, rows, y);
+    for (; done + outputs <= count; done += outputs) OF(tile)(kind, w, first + done, outputs, x, rows, padded, y);
+    if (outputs > 1)
+        for (; done < count; done++) OF(tile)(kind, w, first + done, 1, x, rows, padded, y);
 }
 
 INLINE TARGET void OF(row)(int kind, const uint8_t *row, int64_t columns, float *out) {
@@ -521,31 +531,27 @@ INLINE TARGET void OF(row)(int kind, const uint8_t *row, int64_t columns, float 
     for (int64_t i = blocks * weights_of(kind); i < columns; i++) out[i] = single(kind, row, i);
 }
 
-#define KIND(kind)                                                                                                     \
-    static TARGET void OF(product_##kind)(const Matrix *w, int64_t first, int count, const float *x, int rows,         \
-                                          float *y) {                                                                  \
-        switch (rows) {                                                                                                \
-        case 1: OF(tiles)(kind, w, first, count, x, 1, y); break;                                                      \
-        case 2: OF(tiles)(kind, w, first, count, x, 2, y); break;                                                      \
-        case 3: OF(tiles)(kind, w, first, count, x, 3, y); break;                                                      \
-        case 4: OF(tiles)(kind, w, first, count, x, 4, y); break;                                                      \
-        case 5: OF(tiles)(kind, w, first, count, x, 5, y); break;                                                      \
-        case 6: OF(tiles)(kind, w, first, count, x, 6, y); break;                                                      \
-        case 7: OF(tiles)(kind, w, first, count, x, 7, y); break;                                                      \
-        default: OF(tiles)(kind, w, first, count, x, MOST_ROWS, y);                                                    \
-        }                                                                                                              \
+#define TILES(padded) OF(tiles)(kind, w, first, count, x, rows, padded, y);
+#define UP_TO(padded) if (rows <= padded) TILES(padded) else
+#define KIND(kind_)                                                                                                    \
+    static TARGET void OF(product_##kind_)(const Matrix *w, int64_t first, int count, const float *x, int rows,        \
+                                           float *y) {                                                                 \
+        enum { kind = kind_ };                                                                                         \
+        EACH_COUNT                                                                                                     \
     }                                                                                                                  \
-    static TARGET void OF(dequantize_##kind)(const uint8_t *row, int64_t columns, float *out) {                        \
-        OF(row)(kind, row, columns, out);                                                                              \
+    static TARGET void OF(dequantize_##kind_)(const uint8_t *row, int64_t columns, float *out) {                       \
+        OF(row)(kind_, row, columns, out);                                                                             \
     }
-KIND(F32) KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
+KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
 #undef KIND
+#undef UP_TO
+#undef TILES
 
 static Kernels OF(kernels)(int kind) {
     switch (kind) {
 #define KIND(kind) case kind: return (Kernels){OF(product_##kind), OF(dequantize_##kind)};
-    KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
-    default: return (Kernels){OF(product_F32), OF(dequantize_F32)};
+    KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K)
+    default: return (Kernels){OF(product_Q6_K), OF(dequantize_Q6_K)};
 #undef KIND
     }
 }
@@ -556,4 +562,6 @@ static Kernels OF(kernels)(int kind) {
 #undef VECTOR
 #undef LANES
 #undef OUTPUTS_AT_ONCE
+#undef UNROLL
+#undef EACH_COUNT
 #endif
