@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ def random_matrix(kind: Kind, outputs: int, columns: int, seed: int = 0, extreme
     """Random codes, with normally distributed scales or with extreme ones."""
     generator = np.random.default_rng(seed)
 
-    def numbers(*shape: int) -> np.ndarray:
+    def numbers(*shape: int) -> np.ndarray[Any, Any]:
         return generator.choice(EXTREMES, shape) if extreme else 0.1 * generator.standard_normal(shape)
 
     if kind in DENSE:
@@ -39,7 +41,7 @@ def random_matrix(kind: Kind, outputs: int, columns: int, seed: int = 0, extreme
     blocks = generator.integers(0, 256, (outputs * columns // weights, size), dtype=np.uint8)
     for at in HALVES[kind]:
         blocks[:, at : at + 2] = numbers(len(blocks), 1).astype(np.float16).view(np.uint8)
-    return QuantizedMatrix(torch.from_numpy(blocks).view(outputs, -1), kind, columns)
+    return QuantizedMatrix(torch.from_numpy(blocks).view(outputs, columns // weights * size), kind, columns)
 
 
 def dense(matrix: QuantizedMatrix) -> Tensor:
