@@ -1,1 +1,1 @@
-"""Kernels for CPUs, compiled on the machine."""
+"""Products with GGUF's quantized matrices on CPUs: a C library that is compiled when it is first needed."""
