@@ -133,7 +133,8 @@ def test_plan_names_the_format(file: Path) -> None:
     result = CliRunner().invoke(
         app, ["plan", "--model", str(file), "--device", "cpu", "--dtype", "auto", "--json"]
     )
-    assert json.loads(result.stdout)["dtype"] == "Q4_K_M"
+    told = json.loads(result.stdout)
+    assert (told["dtype"], told["weights"]) == ("float32", "Q4_K_M")
 
 
 def test_what_was_measured_counts_for_the_format(file: Path) -> None:

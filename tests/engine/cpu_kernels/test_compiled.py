@@ -98,7 +98,9 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("sh -c 'test $1 = --version || { echo no room >&2; exit 2; }' cc", "fails: no room"),
     ],
 )
-def test_a_compiler_that_fails(command: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_fails(
+    command: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CC", command)
     found = compiled.library()
     assert found.library is None
