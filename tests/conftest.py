@@ -19,7 +19,7 @@ from support.places import TESTS
 
 from triforce_chat.documents import apart, child
 from triforce_chat.loading import device
-from triforce_chat.settings.paths import CACHE_VARIABLE
+from triforce_chat.cache_folder import CACHE_VARIABLE
 
 # Programs that tests start import the same helpers.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from support.places import SUPPORT
-from triforce_chat.settings.paths import CACHE_VARIABLE
+from triforce_chat.cache_folder import CACHE_VARIABLE
 
 PROBE = SUPPORT / "rank_probe.py"
 PRINTED = "printed.txt"  # output of the ranks; written last, so it marks a finished run

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, TokenType
 
 from triforce_chat.models.packed import PackedModel, Wheel
@@ -88,6 +91,98 @@ def write_gguf(path: Path, architecture: str = "llama") -> Path:
     return path
 
 
+QUANTIZED_SIZES = {"hidden": 256, "mlp": 512}
+# What the makers of files mix: K-blocks of 256 weights, simpler ones of 32, and numbers without blocks.
+KINDS = {
+    "token_embd": Kind.Q4_K,
+    "output": Kind.Q6_K,
+    "attn_q": Kind.Q4_K,
+    "attn_k": Kind.Q5_0,
+    "attn_v": Kind.Q6_K,
+    "attn_output": Kind.Q8_0,
+    "ffn_gate": Kind.Q4_1,
+    "ffn_up": Kind.Q5_K,
+    "ffn_down": Kind.F16,
+}
+# The bytes of a block where its fp16 numbers are; in others only the first two.
+SCALES = {
+    Kind.Q6_K: (208,),
+    Kind.Q2_K: (80, 82),
+    **dict.fromkeys((Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K), (0, 2)),
+}
+MIDDLES = {Kind.Q4_1: -8, Kind.Q5_1: -16}  # the smallest weight in steps, where it is a number of its own
+DEVIATION = 0.1  # of weights
+QWEN3_HEAD = 128  # dimensions, whatever the file says
+
+
+def write_quantized_gguf(
+    path: Path,
+    architecture: str = "llama",
+    tied: bool = False,
+    seed: int = 0,
+    context: int = 128,
+    **kinds: Kind,
+) -> Path:
+    """A random model of 1.5M weights with matrices of all these kinds, as one GGUF file; norms are in fp32.
+
+    ``kinds`` replace those of ``KINDS``.
+    """
+    path.parent.mkdir(exist_ok=True)
+    writer = GGUFWriter(path, architecture)
+    _add_sizes(writer, **QUANTIZED_SIZES, context=context)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    _add_tokens(writer)
+    if architecture.startswith("qwen"):
+        writer.add_tokenizer_pre("qwen2")
+    random = np.random.default_rng(seed)
+    for name, shape in _quantized_shapes(architecture, tied).items():
+        if len(shape) == 1:
+            writer.add_tensor(name, 1 + DEVIATION * random.standard_normal(shape, dtype=np.float32))
+        else:
+            kind = {**KINDS, **kinds}[name.split(".")[-2]]
+            writer.add_tensor(name, random_blocks(kind, shape, random), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _quantized_shapes(architecture: str, tied: bool) -> dict[str, tuple[int, ...]]:
+    shapes = _shapes(**QUANTIZED_SIZES)
+    hidden = QUANTIZED_SIZES["hidden"]
+    for i in range(LAYERS):
+        block = f"blk.{i}.attn_"
+        if architecture == "qwen2":
+            shapes |= {f"{block}{each}.bias": shapes[f"{block}{each}.weight"][:1] for each in "qkv"}
+        if architecture == "qwen3":
+            queries, keys = HEADS * QWEN3_HEAD, KV_HEADS * QWEN3_HEAD
+            shapes |= {f"{block}{each}_norm.weight": (QWEN3_HEAD,) for each in "qk"}
+            shapes |= {f"{block}q.weight": (queries, hidden), f"{block}output.weight": (hidden, queries)}
+            shapes |= {f"{block}{each}.weight": (keys, hidden) for each in "kv"}
+    return shapes if tied else {**shapes, "output.weight": shapes["token_embd.weight"]}
+
+
+def random_blocks(
+    kind: Kind, shape: tuple[int, ...], random: np.random.Generator
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bytes [rows, bytes of a row] of random weights [rows, columns] of that kind, around zero."""
+    if kind in (Kind.F16, Kind.F32):
+        dtype = np.float16 if kind == Kind.F16 else np.float32
+        return (DEVIATION * random.standard_normal(shape)).astype(dtype).view(np.uint8)
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (math.prod(shape) // weights, size), dtype=np.uint8)
+
+    def scaled(scale: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+        for at in SCALES.get(kind, (0,)):
+            steps = MIDDLES.get(kind, 1) if at else 1
+            data[:, at : at + 2] = np.array([steps * scale], np.float16).view(np.uint8)
+        return gguf.quants.dequantize(data, kind)
+
+    scaled(DEVIATION / float(scaled(1.0).std()))
+    return data.reshape(shape[0], -1)
+
+
 def build_wheel(folder: Path, parts: int = 1) -> PackedModel:
     """A tiny GGUF file in wheels in ``folder``, which pip accepts; returns what to expect of it."""
     gguf = write_gguf(folder / "tiny.gguf")
@@ -126,12 +221,12 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _add_sizes(writer: GGUFWriter) -> None:
+def _add_sizes(writer: GGUFWriter, hidden: int = HIDDEN, mlp: int = MLP, context: int = 128) -> None:
     writer.add_name("tiny")
-    writer.add_context_length(SIZES["max_position_embeddings"])
-    writer.add_embedding_length(HIDDEN)
+    writer.add_context_length(context)
+    writer.add_embedding_length(hidden)
     writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(MLP)
+    writer.add_feed_forward_length(mlp)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -152,21 +247,21 @@ def _add_tokens(writer: GGUFWriter) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
-def _shapes() -> dict[str, tuple[int, ...]]:
-    kv = HIDDEN // HEADS * KV_HEADS
+def _shapes(hidden: int = HIDDEN, mlp: int = MLP) -> dict[str, tuple[int, ...]]:
+    kv = hidden // HEADS * KV_HEADS
     block = {
-        "attn_norm": (HIDDEN,),
-        "attn_q": (HIDDEN, HIDDEN),
-        "attn_k": (kv, HIDDEN),
-        "attn_v": (kv, HIDDEN),
-        "attn_output": (HIDDEN, HIDDEN),
-        "ffn_norm": (HIDDEN,),
-        "ffn_gate": (MLP, HIDDEN),
-        "ffn_up": (MLP, HIDDEN),
-        "ffn_down": (HIDDEN, MLP),
+        "attn_norm": (hidden,),
+        "attn_q": (hidden, hidden),
+        "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_norm": (hidden,),
+        "ffn_gate": (mlp, hidden),
+        "ffn_up": (mlp, hidden),
+        "ffn_down": (hidden, mlp),
     }
     blocks = {f"blk.{i}.{name}.weight": shape for i in range(LAYERS) for name, shape in block.items()}
-    return {"token_embd.weight": (len(VOCABULARY), HIDDEN), "output_norm.weight": (HIDDEN,), **blocks}
+    return {"token_embd.weight": (len(VOCABULARY), hidden), "output_norm.weight": (hidden,), **blocks}
 
 
 SENTENCEPIECE = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
@@ -219,7 +314,9 @@ def save_published(folder: Path, config: dict[str, Any], pickled: bool = False) 
     return folder
 
 
-def save_adapter(folder: Path, base: Path, rank: int = 4, alpha: int = 8, **changes: Any) -> Path:
+def save_adapter(
+    folder: Path, base: Path, rank: int = 4, alpha: int = 8, hidden: int = HIDDEN, **changes: Any
+) -> Path:
     """A random LoRA in PEFT's format for the attention of a tiny model; ``changes`` go into its configuration."""
     import json
 
@@ -247,10 +344,10 @@ def save_adapter(folder: Path, base: Path, rank: int = 4, alpha: int = 8, **chan
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for layer in range(LAYERS):
-        for name, out in (("q_proj", HIDDEN), ("v_proj", HIDDEN // HEADS * KV_HEADS)):
+        for name, out in (("q_proj", hidden), ("v_proj", hidden // HEADS * KV_HEADS)):
             path = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             down, up = (
-                torch.randn(rank, HIDDEN, generator=generator),
+                torch.randn(rank, hidden, generator=generator),
                 torch.randn(out, rank, generator=generator),
             )
             weights[f"{path}.lora_A.weight"], weights[f"{path}.lora_B.weight"] = (

@@ -19,6 +19,7 @@ class RunInfo:
     stack: str
     load_s: float  # seconds it took to load the model
     automatic: bool = False  # the model was chosen for this machine, not named
+    weights: str = ""  # format of quantized weights that stay as they are, such as Q4_K_M
     calibration: str = ""  # names the measured figures that a seeded answer was planned by
 
 
@@ -29,6 +30,7 @@ def answer_object(tally: Tally, run_info: RunInfo) -> dict[str, Any]:
         "schema": SCHEMA,
         "model": run_info.model,
         **({"automatic": True} if run_info.automatic else {}),
+        **({"weights": run_info.weights} if run_info.weights else {}),
         "draft": run_info.draft,
         "stack": run_info.stack,
         **({"calibration": run_info.calibration} if run_info.calibration else {}),

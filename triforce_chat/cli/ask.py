@@ -68,7 +68,9 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)
-    run_info = RunInfo(options.model, session.loaded.draft, options.stack, load_s, automatic)
+    loaded = session.loaded
+    weights = loaded.stored.format if loaded.stored else ""
+    run_info = RunInfo(options.model, loaded.draft, options.stack, load_s, automatic, weights)
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)
     if reason == "interrupted":

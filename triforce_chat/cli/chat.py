@@ -58,6 +58,8 @@ def chat(
         options = with_model(options, screen)
         label = f"{options.model} (auto)" if automatic else options.model
         session, _ = open_session([], options, screen)
+        if session.loaded.stored:
+            label = f"{label} in {session.loaded.format}"
         repl = Repl(
             begin(opener, session, texts, options, screen),
             lambda path, pages: read_one(path, options, pages),

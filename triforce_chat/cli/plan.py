@@ -46,18 +46,19 @@ def plan(
         choice = choice_for(settings, there, device_memory)
         settings = dataclasses.replace(settings, model=choice.model)
         show_notes([choice.summary], screen)
-    dtype = str(there[1]).removeprefix("torch.")
     target = describe(settings.model)
     if target.source:
         check_answers(settings.model, target.source.folder)
     made, draft = make_plan(settings, target, there)
+    stored = made.workload.stored
+    dtype = "float32" if stored else str(there[1]).removeprefix("torch.")
     if warning := target.warning(made.workload.context):
         show_warning(options, screen, warning)
     if options.json:
         mark = {"automatic": True} if automatic else {}
         print_record({**record_of(made, target, draft, dtype), **mark})
     else:
-        show(made, target, draft, dtype, screen.out)
+        show(made, target, draft, stored.format if stored else dtype, screen.out)
     if not made.fits:
         raise typer.Exit(OutOfMemory.exit_code)
 
@@ -107,6 +108,7 @@ def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: s
     workload = made.workload
     return {
         "model": target.name,
+        **({"weights": workload.stored.format} if workload.stored else {}),
         "draft": draft,
         "context": workload.context,
         "made_for": target.context,

@@ -84,11 +84,12 @@ def about(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> dict[st
     """What the times of these models depend on, besides the stack's options."""
     return {
         **about_machine(target.model.device),
-        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "dtype": target.format,
         "model": target.name,
         "shape": _digest(target.model.config),
         "draft": short_name(draft.name) if draft else None,
         "draft_shape": _digest(draft.model.config, draft.head) if draft else None,
+        "draft_dtype": draft.format if draft else None,
         "offloaded": target.offloaded,
         "ranks": ranks,
     }

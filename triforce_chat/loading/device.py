@@ -8,7 +8,7 @@ import torch
 
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.cpu_speed import bfloat16_pays
-from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.settings import AUTO, Settings
 from triforce_chat.settings.sizes import readable
 
 
@@ -31,11 +31,16 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
     On a CPU that is fp32 unless the CPU has fast bfloat16 arithmetic, which most lack. Several processes that share a
     model on CPUs use fp32, as each would measure for itself.
     """
-    if settings.dtype != "auto":
+    if settings.dtype != AUTO:
         chosen: torch.dtype = getattr(torch, settings.dtype)
         return chosen
     narrow = kind != "cpu" or (settings.tp == 1 and bfloat16_pays())
     return torch.bfloat16 if narrow else torch.float32
+
+
+def keeps_format(settings: Settings, device: str) -> bool:
+    """Whether quantized weights of GGUF files stay as they are: in one process on a CPU, unless a dtype is named."""
+    return device == "cpu" and settings.dtype == AUTO and settings.tp == 1
 
 
 def require_gpu(settings: Settings) -> None:

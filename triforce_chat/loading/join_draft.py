@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.forward.shards import Embedding, local_shard
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
@@ -46,6 +47,8 @@ def share_matrices(draft: LoadedModel, head: DraftHead, target: LoadedModel, gro
 
     def rows(layer: torch.nn.Module) -> Tensor:
         """Those of the known tokens: [n, H]; the ranks hold some each."""
+        if isinstance(layer, QuantizedLayer):
+            return layer.matrix.rows(known)
         return Embedding(local_shard(layer.weight), target.vocab_size, group)(known)
 
     with torch.no_grad():

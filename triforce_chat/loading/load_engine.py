@@ -14,7 +14,7 @@ from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.errors import ModelError, OutOfMemory
-from triforce_chat.loading.device import cap_memory, device_and_dtype
+from triforce_chat.loading.device import cap_memory, device_and_dtype, keeps_format
 from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import draft_name, kv_storage, memory_plan, no_memory, shortened_to_fit
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
@@ -57,7 +57,12 @@ def load_engine(
     plan = plan.with_context(group.all_reduce_min(plan.workload.context))
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME)
     load = partial(load, report=hooks.progress, note=hooks.note)
-    target = load(settings.model, context=wanted, ranks=1 if spec.shape else group.size)
+    keep = keeps_format(settings, device)
+    whole = spec.shape is not None  # resized before it is split
+    target = load(
+        settings.model, context=wanted, ranks=1 if whole else group.size, keep_format=keep and not whole
+    )
+    load = partial(load, dtype=target.model.dtype, keep_format=keep)
     draft = load_draft(settings, drafting, target, load, hooks.note)
     if not group.all_reduce_min(draft is not None):
         draft = None  # some rank could not load it

@@ -11,7 +11,7 @@ from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.errors import OutOfMemory
-from triforce_chat.loading.device import device_and_dtype
+from triforce_chat.loading.device import device_and_dtype, keeps_format
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.inputs import (
     Machine,
@@ -22,7 +22,7 @@ from triforce_chat.memory_plan.inputs import (
 )
 from triforce_chat.memory_plan.messages import offload_line, plan_line, shortage
 from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, place_kv
-from triforce_chat.models.describe import Description
+from triforce_chat.models.describe import Description, as_stored
 from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.progress import Note
 from triforce_chat.models.shapes import BigShape
@@ -54,7 +54,7 @@ def resized(model: Description, shape: BigShape | None) -> Description:
     """The description of a model in the dimensions of ``shape``, or of the model itself."""
     if shape is None:
         return model
-    return dataclasses.replace(model, fields={**model.fields, **shape.fields})
+    return dataclasses.replace(model, fields={**model.fields, **shape.fields}, source=None)
 
 
 def draft_name(settings: Settings, target: Description) -> str | None:
@@ -77,6 +77,10 @@ def plan_for(
     Raises UsageError if so many GPUs cannot share the target.
     """
     device, dtype, memory = machine
+    if keeps_format(settings, device.type):
+        model, draft = as_stored(model), draft and as_stored(draft)
+    if model.stored:
+        dtype = torch.float32  # of everything else
 
     def with_budget(largest: int) -> MemoryPlan:
         stack = stack_options(settings, model.context, largest)

@@ -57,6 +57,8 @@ def workload_of(
         caches=small_caches(stack),
         gpus=gpus,
         head=draft is not None and draft.source is not None and is_built_on_target(draft.source.folder),
+        stored=target.stored,
+        stored_draft=draft.stored if draft else None,
     )
 
 

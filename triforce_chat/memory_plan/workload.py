@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from triforce_chat.memory_plan.dimensions import Dimensions
+
+if TYPE_CHECKING:
+    from triforce_chat.models.stored_weights import StoredWeights
 
 FP32, INT64 = 4, 8  # bytes
 STREAMS = 3  # tensors of the residual stream's size that live throughout a layer
@@ -55,10 +59,12 @@ class Workload:
     caches: SmallCaches
     gpus: int = 1
     head: bool = False  # the draft reads the target's state
+    stored: StoredWeights | None = None  # of the target, if they stay as they are in its GGUF file
+    stored_draft: StoredWeights | None = None  # the same of the draft
 
     @property
     def weights(self) -> int:
-        return self._weights(self.target, self.gpus)
+        return self.stored.bytes if self.stored else self._weights(self.target, self.gpus)
 
     @property
     def layer_kv(self) -> int:
@@ -93,7 +99,8 @@ class Workload:
             return 0
         caches = self.draft.layers * self._kv(self.draft, self.caches.streaming)
         reader = self.head * self.draft.hidden * self.target.hidden * self.itemsize
-        return self._weights(self.draft, 1) + reader + caches
+        weights = self.stored_draft.bytes if self.stored_draft else self._weights(self.draft, 1)
+        return weights + reader + caches
 
     @property
     def prefill(self) -> int:

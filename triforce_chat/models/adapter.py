@@ -68,19 +68,24 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def merge(model: Any, adapter: Adapter) -> None:
-    """Add ``scale * B @ A`` to the weights it was trained for, in place.
+    """Add ``scale * B @ A`` to the weights it was trained for, in place; to the products of quantized ones.
 
     A: [rank, in], B: [out, rank], the weight: [out, in]. Raises ModelError, leaving the
     model unchanged, if the adapter belongs to another model.
     """
     import torch
 
+    from triforce_chat.engine.forward.quantized import QuantizedLinear
     from triforce_chat.models.sharding import add_product
 
-    pairs = {path: _weight(model, adapter, path, pair) for path, pair in _pairs(adapter).items()}
+    found = [_module(model, adapter, path, pair) for path, pair in _pairs(adapter).items()]
     with torch.no_grad():
-        for weight, down, up in pairs.values():
-            add_product(weight, up.to(weight.device), down.to(weight.device), adapter.scale)
+        for module, down, up in found:
+            if isinstance(module, QuantizedLinear):
+                module.add_product(up, down, adapter.scale)
+            else:
+                device = module.weight.device
+                add_product(module.weight, up.to(device), down.to(device), adapter.scale)
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -134,14 +139,17 @@ def _pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
     return pairs
 
 
-def _weight(
+def _module(
     model: Any, adapter: Adapter, path: str, pair: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(weight [out, in], A [rank, in], B [out, rank]) of one module, checked."""
+) -> tuple[Any, Tensor, Tensor]:
+    """(module with a weight [out, in], A [rank, in], B [out, rank]), checked."""
+    from triforce_chat.engine.forward.quantized import QuantizedLayer
+
     if len(pair) != 2:
         raise ModelError(f"{adapter.folder}: {path} has only lora_{min(pair)}")
     try:
-        weight: Tensor = model.get_submodule(path).weight
+        module = model.get_submodule(path)
+        shape = module.shape if isinstance(module, QuantizedLayer) else module.weight.shape
     except AttributeError:
         raise ModelError(
             f"{adapter.folder}: the model has no {path}; it is not this adapter's base"
@@ -153,12 +161,12 @@ def _weight(
                 f"{adapter.folder}: lora_{side} of {path} has rank {found}, {CONFIG} says {adapter.rank}"
             )
     product = (up.shape[0], *down.shape[1:])
-    if product != tuple(weight.shape):
+    if product != tuple(shape):
         raise ModelError(
-            f"{adapter.folder}: {path} is {_sizes(weight.shape)} in the model, {_sizes(product)} "
+            f"{adapter.folder}: {path} is {_sizes(shape)} in the model, {_sizes(product)} "
             "in the adapter; it is not this adapter's base"
         )
-    return weight, down, up
+    return module, down, up
 
 
 def _sizes(shape: Any) -> str:

@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triforce_chat.errors import DoesNotFit, ModelError
 from triforce_chat.models.adapter import is_adapter, read_adapter
 from triforce_chat.models.presets import Preset, find_preset
 from triforce_chat.models.registry import ModelSource, looks_like_hub_id, resolve
 from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
+
+if TYPE_CHECKING:
+    from triforce_chat.models.stored_weights import StoredWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Description:
     rope: Mapping[str, Any]  # rope_parameters of transformers
     preset: Preset | None = None
     source: ModelSource | None = None  # its location, if it is on this machine
+    stored: StoredWeights | None = None  # of a GGUF file, once it is known that they stay as they are
 
     def reach(self, context: int | None) -> int:
         """The context to allocate, in tokens: the requested one, or the model's own if None.
@@ -103,3 +107,14 @@ def _of_hub(name: str) -> Description:
     from triforce_chat.models.hub import configuration_folder
 
     return describe_source(ModelSource(name, configuration_folder(name), None, None))
+
+
+def as_stored(model: Description) -> Description:
+    """The description with the weights that stay as they are, if its GGUF file has such. Raises ModelError."""
+    from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
+
+    try:
+        stored = stored_weights(model.source) if model.source else None
+    except NotMultiplied:  # loading it will tell
+        stored = None
+    return dataclasses.replace(model, stored=stored)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenizers import normalizers
+
 # A base model's config often names only the end-of-text token, while its chat template ends turns with another.
 END_MARKERS = (
     "<|im_end|>",
@@ -15,6 +17,7 @@ END_MARKERS = (
     "<|end_of_turn|>",
     "<end_of_turn>",
 )
+NORMALIZED = ("qwen2", "qwen3")  # families whose published tokenizers normalize texts to NFC
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -25,15 +28,18 @@ def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def repair_gguf_tokenizer(tokenizer: Any, config: Any) -> None:
-    """Give a tokenizer read from GGUF the special tokens of the config, and exact decoding.
+    """Give a tokenizer read from GGUF the special tokens of the config, its family's normalizer, and exact decoding.
 
-    Some versions of transformers guess both, and took the beginning-of-text token for the end token.
+    Some versions of transformers guess the tokens and the decoding, and took the beginning-of-text token for the end
+    token; they know the normalizer, which the file does not name, only when they read the tokenizer they saved.
     """
     for role in ("bos_token", "eos_token", "pad_token"):
         number = getattr(config, f"{role}_id", None)
         if isinstance(number, int):
             setattr(tokenizer, role, tokenizer.convert_ids_to_tokens(number))
     tokenizer.clean_up_tokenization_spaces = False
+    if config.model_type in NORMALIZED and tokenizer.backend_tokenizer.normalizer is None:
+        tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
 
 
 def _as_ids(value: int | list[int] | None) -> frozenset[int]:

@@ -44,6 +44,7 @@ from triforce_chat.models.progress import Note, Report, ignore_note, ignore_prog
 from triforce_chat.models.registry import ModelSource, resolve
 from triforce_chat.models.rope import is_yarn, stretch_yarn
 from triforce_chat.models.silence_logs import silence_logs
+from triforce_chat.models.stored_weights import NotMultiplied, StoredWeights, map_weights, stored_weights
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
@@ -65,6 +66,12 @@ class LoadedModel:
     largest_budget: int = 4096  # tokens of the retrieval cache, by the memory plan
     draft_vocabulary: DraftVocabulary | None = None  # of a draft that knows only some of its target's tokens
     head: DraftHead | None = None  # of a draft that is built on its target, which has yet to be joined to it
+    stored: StoredWeights | None = None  # of a GGUF file, if they stay as they are
+
+    @property
+    def format(self) -> str:
+        """Of the weights: float32, bfloat16, Q4_K_M."""
+        return self.stored.format if self.stored else str(self.model.dtype).removeprefix("torch.")
 
 
 def load_model(
@@ -78,29 +85,45 @@ def load_model(
     context: int = 0,
     ranks: int = 1,
     note: Note = ignore_note,
+    keep_format: bool = False,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
     ``tokenizer``: of the target that it is to draft for, used if the model has none of its own. A ``context`` beyond
     the one that a YaRN model was made for stretches its positions. If ``ranks`` processes of one torch.distributed
-    group call this together, each gets a part of the weights. What a GGUF file is converted into is kept in the cache;
-    ``note`` receives the reason if that is impossible. Nothing is written to the screen. Raises ModelError for a model
-    that cannot be found, read or run, and OutOfMemory if it does not fit.
+    group call this together, each gets a part of the weights. With ``keep_format``, on a CPU and without ranks, the
+    quantized weights of a GGUF file stay as they are, and the rest is in fp32; otherwise, or if they cannot be
+    multiplied, what the file is converted into is kept in the cache. ``note`` receives the reason if one of these is
+    impossible. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or run, and
+    OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
     if tokenizer is None:
         check_answers(name, source.folder)
-    stored = _stored(source, device, dtype, ranks, report, note)
-    config = load_config(stored, context)
-    with convert_errors(name, device), silence_logs(), _quick(stored):
-        tokenizer = _tokenizer(stored, config, tokenizer)
-        model = _weights(stored, config, device, dtype, attention, ranks)
+    stored = _stored(source, note) if keep_format else None
+    files = source if stored else _converted(source, device, dtype, ranks, report, note)
+    config = load_config(files, context)
+    with convert_errors(name, device), silence_logs(), _quick(files):
+        tokenizer = _tokenizer(files, config, tokenizer)
+        if stored:
+            model = map_weights(files, config, attention)
+        else:
+            model = _weights(files, config, device, dtype, attention, ranks)
         if source.adapter is not None:
             merge(model, source.adapter)
-    return _loaded(source, model, tokenizer)
+    return _loaded(source, model, tokenizer, stored)
 
 
-def _stored(
+def _stored(source: ModelSource, note: Note) -> StoredWeights | None:
+    """The weights that stay as they are; None if there are none, or if they cannot be multiplied, with a note."""
+    try:
+        return stored_weights(source)
+    except NotMultiplied as reason:
+        note(f"{source.gguf_file} is expanded: {reason}")
+        return None
+
+
+def _converted(
     source: ModelSource, device: str, dtype: torch.dtype, ranks: int, report: Report, note: Note
 ) -> ModelSource:
     """The safetensors of a model; its GGUF file where the cache of any rank cannot keep the conversion."""
@@ -298,7 +321,7 @@ def _read(
     return model.requires_grad_(False).eval()
 
 
-def _loaded(source: ModelSource, model: Any, tokenizer: Any) -> LoadedModel:
+def _loaded(source: ModelSource, model: Any, tokenizer: Any, stored: StoredWeights | None) -> LoadedModel:
     vocab_size = model.config.vocab_size
     return LoadedModel(
         name=source.name,
@@ -311,4 +334,5 @@ def _loaded(source: ModelSource, model: Any, tokenizer: Any) -> LoadedModel:
         sampling=source.preset.sampling if source.preset else MappingProxyType({}),
         draft_vocabulary=read_draft_vocabulary(source.folder),
         head=read_draft_head(source.folder),
+        stored=stored,
     )

@@ -5,19 +5,20 @@ The folders follow the system's conventions (XDG on Linux).
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import platformdirs
 
-APP = "triforce-chat"
+from triforce_chat.cache_folder import APP, cache_folder, named_folder
+
 CONFIG_VARIABLE = "TRIFORCE_CHAT_CONFIG"
-CACHE_VARIABLE = "TRIFORCE_CHAT_CACHE"
 
 
 def config_file() -> Path:
     """The file with the user's settings; TRIFORCE_CHAT_CONFIG overrides the system's place."""
-    return _override(CONFIG_VARIABLE) or platformdirs.user_config_path(APP, appauthor=False) / "config.toml"
+    return (
+        named_folder(CONFIG_VARIABLE) or platformdirs.user_config_path(APP, appauthor=False) / "config.toml"
+    )
 
 
 def data_folder() -> Path:
@@ -28,11 +29,6 @@ def data_folder() -> Path:
 def state_folder() -> Path:
     """The folder for what must outlive a run and cannot be made again: sessions and typed questions."""
     return platformdirs.user_state_path(APP, appauthor=False)
-
-
-def cache_folder() -> Path:
-    """The folder for everything that can be made again; TRIFORCE_CHAT_CACHE overrides the system's place."""
-    return _override(CACHE_VARIABLE) or platformdirs.user_cache_path(APP, appauthor=False)
 
 
 def history_file() -> Path:
@@ -85,9 +81,3 @@ def all_paths() -> dict[str, Path]:
         "hub": Path(HF_HUB_CACHE),
         "kv": kv_folder(),
     }
-
-
-def _override(variable: str) -> Path | None:
-    """The path that a variable names, if it is set."""
-    named = os.environ.get(variable)
-    return Path(named).expanduser().absolute() if named else None

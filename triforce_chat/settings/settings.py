@@ -80,7 +80,9 @@ class Parameters:
         minimum=1,
         flag_minimum=1,
     )
-    dtype: str = setting("auto", "auto, float32, float16 or bfloat16.", choices=DTYPES)
+    dtype: str = setting(
+        "auto", "auto, float32, float16 or bfloat16; all but auto expand GGUF weights.", choices=DTYPES
+    )
     temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
     top_p: float | None = setting(
         None,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from triforce_chat.engine.cache.streaming import SINKS, WINDOW
+from triforce_chat.engine.forward.quantized import QuantizedLinear
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.lab.bench.marks import levels_of
 from triforce_chat.lab.machine import finish
@@ -61,7 +62,10 @@ def weights_of(runner: Runner, ranks: int) -> int:
     own = Dimensions.of(runner.model.config.to_dict())
     looked_up = 0 if own.tied else own.embedding // ranks
     int8 = runner.int8_numbers  # a byte each
-    return (own.parameters(ranks) - looked_up - int8) * runner.shape.dtype.itemsize + int8
+    blocks = [layer.matrix for layer in runner.model.modules() if isinstance(layer, QuantizedLinear)]
+    quantized = sum(len(matrix.data) * matrix.columns for matrix in blocks)
+    others = own.parameters(ranks) - looked_up - int8 - quantized
+    return others * runner.shape.dtype.itemsize + int8 + sum(matrix.data.nbytes for matrix in blocks)
 
 
 def bandwidth(device: torch.device) -> float:

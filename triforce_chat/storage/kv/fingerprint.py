@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor
 
 from triforce_chat import __version__
+from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.models.load import vocabulary_hash
 
 LAYOUT = 1  # version of the entries' format and meaning; a new number invalidates all stored ones
@@ -59,6 +60,9 @@ def _processor(device: torch.device) -> str:
 def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLayer):
+            yield f"{name} in {module.matrix.kind.name}", module.matrix.data
 
 
 def _sums(tensor: Tensor) -> Iterator[np.ndarray]:

@@ -1,0 +1,158 @@
+"""The compiled form of ``quantized.c``: built once by the system's C compiler and kept in the cache folder.
+
+The library's three instruction paths are chosen at run time, and it is compiled for no processor in particular, so a
+cache folder may be shared by machines. Its threads are torch's own: it is linked against the OpenMP runtime that torch
+ships, because two pools of threads would fight for the cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from triforce_chat.cache_folder import cache_folder
+
+SOURCE = Path(__file__).with_name("quantized.c")
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared")
+TIME_LIMIT = 120.0  # seconds; a compiler takes about ten
+KEY_LENGTH = 20  # hexadecimal digits of a hash in a file's name
+SHOWN = 200  # characters of a compiler's message
+
+POINTER, COUNT, CODE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+ARGUMENTS = {
+    "multiply": (CODE, CODE, POINTER, COUNT, COUNT, COUNT, POINTER, COUNT, POINTER, CODE),
+    "dequantize": (CODE, CODE, POINTER, COUNT, COUNT, POINTER, COUNT, POINTER, CODE),
+    "best_path": (),
+}
+
+
+class Unusable(Exception):
+    """Why the library cannot be built or loaded, in plain words."""
+
+
+class Compiled(NamedTuple):
+    """The library, or None and the reason in plain words."""
+
+    library: ctypes.CDLL | None
+    reason: str | None
+
+
+@cache  # a process loads it once, and a compiler that fails is not asked again
+def library() -> Compiled:
+    """Load the library, after compiling it unless the cache folder holds it. Never raises."""
+    try:
+        command = _compiler()
+        name = f"quantized-{_key(command)}.so"
+        return Compiled(_first_usable(command, name), None)
+    except Unusable as problem:
+        return Compiled(None, str(problem))
+
+
+def _first_usable(command: list[str], name: str) -> ctypes.CDLL:
+    """From the cache folder, or from a temporary one where that cannot be written or run from."""
+    try:
+        return _from_folder(cache_folder() / "kernels", command, name)
+    except (OSError, AttributeError):
+        pass
+    with ExitStack() as stack:
+        try:
+            # A loaded library needs its file no longer.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            return _from_folder(Path(folder), command, name)
+        except (OSError, AttributeError) as error:
+            raise Unusable(f"the compiled kernels cannot be loaded: {error}") from error
+
+
+def _from_folder(folder: Path, command: list[str], name: str) -> ctypes.CDLL:
+    """Raises OSError or AttributeError if the library cannot be written or loaded, Unusable if not compiled."""
+    path = folder / name
+    with suppress(OSError, AttributeError):  # absent, or damaged and compiled again
+        return _loaded(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder, ignore_cleanup_errors=True) as work:
+        made = Path(work) / name
+        _compile(command, made)
+        made.replace(path)  # at once, so that another process sees all of it or nothing
+    return _loaded(path)
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    found = ctypes.CDLL(str(path))
+    for name, arguments in ARGUMENTS.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, CODE if name == "best_path" else None
+    return found
+
+
+def _compile(command: list[str], target: Path) -> None:
+    output = _output([*command, *FLAGS, "-o", str(target), str(SOURCE), *_threads()])
+    if not target.is_file():
+        raise Unusable(f"the C compiler {command[0]} made nothing: {output[:SHOWN]}")
+
+
+def _output(command: list[str]) -> str:
+    """What a compiler prints. Raises Unusable if it cannot be run, fails, or takes too long."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=TIME_LIMIT, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unusable(f"the C compiler {command[0]} cannot be run: {error}"[:SHOWN]) from error
+    if done.returncode:
+        message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise Unusable(f"the C compiler {command[0]} fails: {message[:SHOWN]}")
+    return done.stdout
+
+
+def _compiler() -> list[str]:
+    """The command that CC names, or the first compiler on the path."""
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise Unusable(f"CC is no command: {error}") from error
+    if named:
+        return named
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if found is None:
+        raise Unusable(f"there is no C compiler ({', '.join(COMPILERS)})")
+    return [found]
+
+
+def _key(command: list[str]) -> str:
+    """Of everything that determines the library; a new compiler or torch compiles it again."""
+    parts = (
+        SOURCE.read_text("utf-8"),
+        *command,
+        _output([*command, "--version"]),
+        *FLAGS,
+        *_threads(),
+        platform.machine(),
+        torch.__version__,
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:KEY_LENGTH]
+
+
+def _threads() -> tuple[str, ...]:
+    """What links the OpenMP runtime that torch uses: the file that it ships, else the compiler's own."""
+    return tuple(map(str, _shipped())) or ("-fopenmp",)
+
+
+def _shipped() -> Iterator[Path]:
+    package = Path(torch.__file__).parent
+    for folder in (package / "lib", package.with_name("torch.libs")):
+        yield from sorted(folder.glob("libgomp*.so*"))[:1]

@@ -1,0 +1,175 @@
+"""The weights of a GGUF file in the format that they are stored in, which a CPU can multiply as they are.
+
+The file is mapped into memory: nothing is converted and nothing is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import quant_shape_to_byte_shape
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix, available
+from triforce_chat.engine.forward.quantized import QuantizedEmbedding, QuantizedLinear
+from triforce_chat.errors import ModelError
+from triforce_chat.models.completeness import check_loaded
+from triforce_chat.models.dequantize import dequantize
+from triforce_chat.models.failures import convert_errors
+from triforce_chat.models.gguf_header import GgufHeader, TensorEntry, read_header
+from triforce_chat.models.gguf_reader import QuickReader, StoredTensor
+from triforce_chat.models.registry import ModelSource
+
+PLAIN = frozenset({Kind.F32, Kind.F16, Kind.BF16})  # one number each, no blocks
+ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
+MOSTLY = "MOSTLY_"  # in the names of files' types
+
+
+class NotMultiplied(ModelError):
+    """Quantized weights that cannot be multiplied as they are; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """What the weights of a GGUF file are if they stay as they are."""
+
+    format: str  # as llama.cpp calls it, such as Q4_K_M
+    bytes: int  # in memory
+
+
+def stored_weights(source: ModelSource) -> StoredWeights | None:
+    """The weights of a file that are to stay as they are; None if it has no quantized ones.
+
+    Raises NotMultiplied where this machine or this program cannot multiply them, and ModelError for a damaged file.
+    """
+    if source.gguf_file is None:
+        return None
+    with convert_errors(source.name, "cpu"):
+        header = read_header(source.folder / source.gguf_file)
+        kinds = Counter(Kind(tensor.kind) for tensor in header.tensors if is_matrix(tensor.shape))
+        if PLAIN.issuperset(kinds):
+            return None
+        _check_kinds(header.tensors)
+        if reason := available():
+            raise NotMultiplied(reason)
+        return StoredWeights(_format(header, kinds), sum(map(_bytes, header.tensors)))
+
+
+def is_matrix(shape: Sequence[int]) -> bool:
+    return len(shape) == 2
+
+
+def _check_kinds(tensors: Sequence[TensorEntry]) -> None:
+    """Raises NotMultiplied for the first kind of block that has no kernel."""
+    others = [tensor for tensor in tensors if Kind(tensor.kind) not in SUPPORTED | PLAIN]
+    if others:
+        first = Kind(others[0].kind)
+        alike = [tensor.name for tensor in others if tensor.kind == first]
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        raise NotMultiplied(f"weights in {first.name} ({alike[0]}{more}) have no kernel")
+
+
+def _format(header: GgufHeader, kinds: Counter[Kind]) -> str:
+    """The file's own word, or the kind that most of its matrices have."""
+    declared = header.entries.get(FILE_TYPE)
+    try:
+        name: str = gguf.LlamaFileType(declared.value if declared else -1).name
+    except ValueError:
+        name = kinds.most_common(1)[0][0].name
+    return name.removeprefix(MOSTLY)
+
+
+def _bytes(tensor: TensorEntry) -> int:
+    kind = Kind(tensor.kind)
+    if is_matrix(tensor.shape) and kind in SUPPORTED:
+        return math.prod(quant_shape_to_byte_shape(tensor.shape, kind))
+    return math.prod(tensor.shape) * torch.float32.itemsize
+
+
+def map_weights(source: ModelSource, config: Any, attention: str) -> Any:
+    """The model with its weights mapped from the GGUF file; what is not quantized is in fp32.
+
+    Raises ModelError for a file that is damaged or whose tensors do not fit its configuration.
+    """
+    assert source.gguf_file is not None
+    reader = QuickReader(source.folder / source.gguf_file)  # before anything is allocated
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+        )
+    base = model.base_model
+    base.rotary_emb = type(base.rotary_emb)(config)  # computed, not stored
+    for name, weight in _weights(model, reader):
+        _place(model, name, weight)
+    if config.tie_word_embeddings:
+        _tie(model)
+    check_loaded(source.name, (name for name, weight in model.named_parameters() if weight.is_meta))
+    return model.requires_grad_(False).eval()
+
+
+def _weights(model: Any, reader: QuickReader) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+    """The file's tensors by their names in the model, with the rows in transformers' order.
+
+    llama.cpp orders the rows of queries and keys in another way for some families. Blocks lie within rows, so that
+    whole rows change places.
+    """
+    architecture = bytes(reader.fields[ARCHITECTURE].parts[0]).decode()
+    names = _names(model, architecture)
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+
+    def ordered(data: np.ndarray[Any, Any], tensor: StoredTensor) -> Tensor:
+        return torch.from_numpy(processor.process(data, tensor.name).weights)
+
+    for tensor in reader.tensors:
+        kind, data = tensor.tensor_type, tensor.data
+        if tensor.name not in names:
+            continue
+        if is_matrix(data.shape) and kind in SUPPORTED:
+            weights, size = gguf.GGML_QUANT_SIZES[kind]
+            blocks = ordered(data, tensor)
+            yield names[tensor.name], QuantizedMatrix(blocks, kind, data.shape[1] // size * weights)
+        else:
+            yield names[tensor.name], ordered(dequantize(data, kind), tensor)
+
+
+def _names(model: Any, architecture: str) -> dict[str, str]:
+    """The names of the model's tensors by those in a file of that architecture."""
+    known = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    named = gguf.get_tensor_name_map(known[architecture], model.config.num_hidden_layers)
+    parts = ((name, *name.rpartition(".")) for name in model.state_dict())
+    return {f"{named.get_name(path)}.{role}": name for name, path, _, role in parts}
+
+
+def _place(model: nn.Module, name: str, weight: Tensor | QuantizedMatrix) -> None:
+    """Put a weight where ``model`` has one of that name. Raises ModelError if their shapes differ."""
+    path, _, role = name.rpartition(".")
+    module: Any = model.get_submodule(path)
+    found = (len(weight.data), weight.columns) if isinstance(weight, QuantizedMatrix) else tuple(weight.shape)
+    expected = tuple(getattr(module, role).shape)
+    if found != expected:
+        raise ModelError(f"{name} has the shape {found} in the file, and {expected} by its configuration")
+    if isinstance(weight, Tensor):
+        setattr(module, role, nn.Parameter(weight, requires_grad=False))
+    elif isinstance(module, nn.Embedding):
+        model.set_submodule(path, QuantizedEmbedding(weight))
+    else:
+        model.set_submodule(path, QuantizedLinear(weight, module.bias))
+
+
+def _tie(model: Any) -> None:
+    """Make the output matrix the embedding's."""
+    into = model.get_input_embeddings()
+    if isinstance(into, QuantizedEmbedding):
+        model.set_output_embeddings(QuantizedLinear(into.matrix, None))
+    else:
+        model.get_output_embeddings().weight = into.weight
