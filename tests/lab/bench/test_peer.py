@@ -20,6 +20,7 @@ from triforce_chat.lab.bench import peer as module
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.peer import (
     DRAFT_MODE,
+    HASHED_MODE,
     LOOKUP_MODE,
     PLAIN_MODE,
     Mode,
@@ -63,7 +64,9 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @installed
-@pytest.mark.parametrize("mode", [PLAIN_MODE, LOOKUP_MODE, DRAFT_MODE], ids=lambda mode: mode.contender)
+@pytest.mark.parametrize(
+    "mode", [PLAIN_MODE, LOOKUP_MODE, HASHED_MODE, DRAFT_MODE], ids=lambda mode: mode.contender
+)
 def test_every_mode_answers_every_prompt_with_the_same_tokens(gguf: Path, draft: Path, mode: Mode) -> None:
     peer = Peer(gguf, draft, threads=1)
     found = list(peer.answers(mode, PROMPTS, 20, 2))
@@ -80,7 +83,7 @@ def test_every_mode_answers_every_prompt_with_the_same_tokens(gguf: Path, draft:
 def test_lookup_drafts_what_came_before(tmp_path: Path) -> None:
     peer = Peer(write_gguf(tmp_path / "circle.gguf", context=8192, blocks=0), None, threads=1)
     [plain] = peer.answers(PLAIN_MODE, [[7] * 30], 200, 1)
-    [found] = peer.answers(LOOKUP_MODE, [[7] * 30], 200, 1)
+    [found] = peer.answers(HASHED_MODE, [[7] * 30], 200, 1)
     assert found.token_ids == plain.token_ids
     assert 0 < found.accepted <= found.drafted
     assert run_of(found).tally.tokens_per_round > 1 == run_of(plain).tally.tokens_per_round
@@ -157,7 +160,7 @@ def test_what_is_a_gguf_file(tmp_path: Path, gguf: Path) -> None:
 def test_a_draft_needs_a_gguf_file(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _: True)
     settings = Settings(model=str(gguf), device="cpu")
-    assert find_peer("llama.cpp", settings).modes == [PLAIN_MODE, LOOKUP_MODE]
+    assert find_peer("llama.cpp", settings).modes == [PLAIN_MODE, LOOKUP_MODE, HASHED_MODE]
     assert DRAFT_MODE in find_peer("llama.cpp", replace(settings, draft=str(gguf))).modes
     with pytest.raises(UsageError, match="penal"):
         find_peer("llama.cpp", replace(settings, repetition_penalty=1.1))
@@ -189,7 +192,12 @@ def test_the_command(tmp_path: Path, gguf: Path, draft: Path) -> None:
     record = run(*command, *flags, *more, "--json").json
     assert schema_errors("bench", record) == []
     plain, *rows = record["rows"]
-    assert [each["contender"] for each in rows] == ["llama.cpp", "llama.cpp lookup", "llama.cpp draft"]
+    assert [each["contender"] for each in rows] == [
+        "llama.cpp",
+        "llama.cpp lookup",
+        "llama.cpp ngram-mod",
+        "llama.cpp draft",
+    ]
     assert {(each["context"], each["tokens"], each["prompts"]) for each in rows} == {(400, 18, 2)}
     assert plain["leading_equal"] is None
     assert all(each["speedup"] and each["leading_equal"] == 18 and each["same_tokens"] for each in rows)

@@ -41,6 +41,8 @@ class Mode:
 
 PLAIN_MODE = Mode(PEER, "none")
 LOOKUP_MODE = Mode(f"{PEER} lookup", "ngram_simple")
+# LOOKUP_MODE drafts nothing in a text that turns in a small circle; this one does.
+HASHED_MODE = Mode(f"{PEER} ngram-mod", "ngram_mod")
 DRAFT_MODE = Mode(f"{PEER} draft", "draft_simple", drafts=True)
 
 
@@ -54,7 +56,7 @@ class Peer:
 
     @property
     def modes(self) -> list[Mode]:
-        return [PLAIN_MODE, LOOKUP_MODE, *([DRAFT_MODE] if self.draft else [])]
+        return [PLAIN_MODE, LOOKUP_MODE, HASHED_MODE, *([DRAFT_MODE] if self.draft else [])]
 
     def about(self) -> dict[str, str | int | None]:
         """What decides its speed: the version, the instruction sets that it was built for, files and threads."""
