@@ -76,14 +76,24 @@ def save_weights(folder: Path, model_type: str = "llama", **changes: Any) -> Any
     return config
 
 
-def write_gguf(path: Path, architecture: str = "llama") -> Path:
-    """A random model as one GGUF file, all weights in fp32."""
+def write_gguf(
+    path: Path,
+    architecture: str = "llama",
+    context: int = SIZES["max_position_embeddings"],
+    seed: int = 0,
+    blocks: float = 1.0,
+) -> Path:
+    """A random model as one GGUF file, all weights in fp32.
+
+    ``blocks`` is a factor of the weights between embedding and output: with 0 each token decides the next one alone.
+    """
     writer = GGUFWriter(path, architecture)
-    _add_sizes(writer)
+    _add_sizes(writer, context=context)
     _add_tokens(writer)
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     for name, shape in _shapes().items():
-        writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32))
+        factor = np.float32(blocks if name.startswith("blk.") else 1.0)
+        writer.add_tensor(name, factor * random.standard_normal(shape, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

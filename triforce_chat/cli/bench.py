@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from triforce_chat.documents import Document
     from triforce_chat.lab.bench.cases import Case
     from triforce_chat.lab.bench.measure import Bench
+    from triforce_chat.lab.bench.peer import Peer
     from triforce_chat.lab.bench.profile import Profile
     from triforce_chat.lab.bench.row import Row, Run
     from triforce_chat.models.load import LoadedModel
@@ -82,6 +83,10 @@ class BenchOptions:
         ),
     ] = False
     stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="llama.cpp", help="Measure llama.cpp on the same GGUF file as well, greedily."),
+    ] = None
     inflate: Annotated[
         str | None,
         typer.Option(metavar="SHAPE", help="Same model, in the dimensions of llama-2-7b and others."),
@@ -110,6 +115,7 @@ class Recipe:
     cases: Sequence[Case]
     shape: BigShape | None  # dimensions to inflate the model to
     device_memory: int | None  # bytes of each GPU
+    peer: Peer | None = None
 
     @property
     def room(self) -> int:
@@ -130,6 +136,7 @@ class Recipe:
             "settings": dataclasses.asdict(self.settings),
             "inflated": dataclasses.asdict(self.shape) if self.shape else None,
             "device_memory": self.device_memory,
+            **({"peer": self.peer.about()} if self.peer else {}),
         }
 
 
@@ -139,13 +146,16 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
         raise UsageError("--trace writes what --profile measures; add --profile")
     if chosen.same_text and chosen.profile:
         raise UsageError("--profile looks at rounds of any text; leave out --same-text")
+    if chosen.peer and (chosen.inflate or chosen.profile):
+        raise UsageError("--peer measures a model as it is; leave out --inflate and --profile")
     screen = screen_of(options)
+    peer = peer_of(chosen, options)
     shape, cap = shape_and_cap(chosen)
     texts = read_all(documents, options, screen)
     if shape and options.model == AUTO:
         options = dataclasses.replace(options, model=INFLATED)
     options = with_shown_model(options, screen)
-    recipe = plan_bench(chosen, options, shape, cap)
+    recipe = dataclasses.replace(plan_bench(chosen, options, shape, cap), peer=peer)
     run, seconds = open_bench(recipe, options, screen)
     prompts = prompts_per_length(run.loaded, texts, recipe)
     record: dict[str, Any] = {
@@ -172,6 +182,15 @@ def shape_and_cap(chosen: BenchOptions) -> tuple[BigShape | None, int | None]:
 
     shape = find_shape(chosen.inflate) if chosen.inflate else None
     return shape, parsed_size(chosen.device_memory) if chosen.device_memory else None
+
+
+def peer_of(chosen: BenchOptions, options: Options) -> Peer | None:
+    """The program to measure beside ours. Raises UsageError if it is not installed or cannot run the model."""
+    if chosen.peer is None:
+        return None
+    from triforce_chat.lab.bench.peer import find_peer
+
+    return find_peer(chosen.peer, options.settings)
 
 
 def plan_bench(chosen: BenchOptions, options: Options, shape: BigShape | None, cap: int | None) -> Recipe:
@@ -238,6 +257,11 @@ def measure(run: Bench, prompts: Sequence[Sequence[Sequence[int]]], recipe: Reci
 
         baseline = Stock(recipe.settings, recipe.shape)
         rows += [run.stock(baseline, same_length[0], recipe.chosen.tokens) for same_length in prompts]
+    if recipe.peer:
+        for same_length in prompts:
+            rows += run.peer(recipe.peer, same_length, recipe.chosen.tokens)
+            if run.interrupted:
+                break
     return rows
 
 

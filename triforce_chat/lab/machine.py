@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import platform
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from triforce_chat import __version__
+from triforce_chat.lab.resident import resident_peak_bytes
 from triforce_chat.models.memory import processor
 
 
@@ -50,11 +50,4 @@ def peak_bytes() -> int:
     """Largest memory since the last reset: the device's where there is one, else resident."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else 1024 * peak
+    return resident_peak_bytes()

@@ -15,6 +15,7 @@ from triforce_chat.engine.events import Prefilled
 from triforce_chat.engine.exactness import Doubts, doubts
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.lab.bench.cases import Case
+from triforce_chat.lab.bench.peer import Peer
 from triforce_chat.lab.bench.row import Measured, Read, Row, Run, against, row_of
 from triforce_chat.lab.bench.stock import Stock
 from triforce_chat.lab.machine import finish, peak_bytes, reset_peak
@@ -65,6 +66,8 @@ class Bench:
         # A text that was drawn has no end.
         self.past_end, self.same_text = past_end or same_text, same_text
         self.plain_tokens, self.interrupted = plain_tokens, False
+        # By the tokens of a prompt and of an answer.
+        self.plain_greedy: dict[tuple[int, int], Measured] = {}
         # Of the current prompt: texts by the temperature that was set, and how they were drawn by a case's footing.
         self.texts: dict[float | None, list[int]] = {}
         self.drawn: dict[tuple[float | None, int], tuple[Run, int]] = {}
@@ -82,6 +85,9 @@ class Bench:
         except KeyboardInterrupt:
             self.interrupted = True
         plain = {each.case.footing: each for each in measured if each.case.plain and each.runs}
+        for (_, tokens), each in plain.items():
+            if sampling_of(each.case.settings, self.loaded).greedy:
+                self.plain_greedy[read.context, tokens] = each
         for each in measured:
             if each.runs:
                 heat = sampling_of(each.case.settings, self.loaded).temperature
@@ -109,6 +115,14 @@ class Bench:
             fresh=None,
             peak_bytes=peak_bytes(),
         )
+
+    def peer(self, peer: Peer, prompts: Sequence[Sequence[int]], tokens: int) -> Iterator[Row]:
+        """Another program on the same prompts of one length."""
+        plain = self.plain_greedy.get((len(prompts[0]), tokens))
+        try:
+            yield from peer.rows(prompts, tokens, self.repeats, plain, self.plain_tokens)
+        except KeyboardInterrupt:
+            self.interrupted = True
 
     def warm(self, ids: Sequence[int], settings: Settings) -> None:
         """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time."""

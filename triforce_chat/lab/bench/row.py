@@ -47,6 +47,8 @@ class Row:
     ties: int | None = None  # within rounding of the best
     mismatches: int | None = None  # and below it
     widest_tie: float | None = None  # how far the worst of all lies below the best, in logits
+    # Of a peer's greedy tokens those before the first that differs from our own plain decoding's; over all prompts.
+    leading_equal: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

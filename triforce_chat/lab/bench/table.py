@@ -27,11 +27,13 @@ COLUMNS = (
     "prefill tok/s",
     "peak GB",
 )
+EQUAL = "equal"  # tokens of a peer's answers before the first that differs from ours
 
 
 def table(rows: Sequence[Row]) -> Table:
     """One line per context and contender."""
-    made = lined(COLUMNS)
+    beside_peer = any(row.leading_equal is not None for row in rows)
+    made = lined([*COLUMNS, *([EQUAL] if beside_peer else [])])
     for row in rows:
         low, high = row.spread_ms
         accepted = " ".join(f"{share:.2f}" for share in row.acceptance.values() if share is not None)
@@ -49,6 +51,7 @@ def table(rows: Sequence[Row]) -> Table:
             "" if row.fresh is None else f"{row.fresh:.2f}",
             f"{row.prefill_tokens_per_s:.0f}",
             f"{row.peak_bytes / 1e9:.2f}",
+            *([] if row.leading_equal is None else [f"{row.leading_equal}/{row.tokens}"]),
         )
     return made
 
