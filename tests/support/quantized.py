@@ -27,7 +27,9 @@ DENSE = {Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 EXTREMES = (0.0, -0.0, 6e-8, -6e-8, 6e-5, -65504.0, 65504.0, 1.0)  # subnormal, the largest, and between
 
 
-def random_matrix(kind: Kind, outputs: int, columns: int, seed: int = 0, extreme: bool = False) -> QuantizedMatrix:
+def random_matrix(
+    kind: Kind, outputs: int, columns: int, seed: int = 0, extreme: bool = False
+) -> QuantizedMatrix:
     """Random codes, with normally distributed scales or with extreme ones."""
     generator = np.random.default_rng(seed)
 

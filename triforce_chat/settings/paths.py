@@ -16,7 +16,9 @@ CONFIG_VARIABLE = "TRIFORCE_CHAT_CONFIG"
 
 def config_file() -> Path:
     """The file with the user's settings; TRIFORCE_CHAT_CONFIG overrides the system's place."""
-    return named_folder(CONFIG_VARIABLE) or platformdirs.user_config_path(APP, appauthor=False) / "config.toml"
+    return (
+        named_folder(CONFIG_VARIABLE) or platformdirs.user_config_path(APP, appauthor=False) / "config.toml"
+    )
 
 
 def data_folder() -> Path:

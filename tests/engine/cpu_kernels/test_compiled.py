@@ -23,7 +23,9 @@ void dequantize(void) {}
 
 
 @pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
+def _forgotten(empty_cache: Path) -> Iterator[None]:
+    """Each test has a cache folder of its own and loads the library anew."""
+    assert not empty_cache.exists()
     compiled.library.cache_clear()
     yield
     compiled.library.cache_clear()
@@ -98,7 +100,9 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("sh -c 'test $1 = --version || { echo no room >&2; exit 2; }' cc", "fails: no room"),
     ],
 )
-def test_a_compiler_that_fails(command: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_that_fails(
+    command: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CC", command)
     found = compiled.library()
     assert found.library is None

@@ -63,7 +63,9 @@ def milliseconds(products: Sequence[Callable[[Tensor], Tensor]], columns: int, n
     return 1e3 * best
 
 
-def measured(kind: str, shape: tuple[int, int], size: int, made: Callable[[], Callable[[Tensor], Tensor]]) -> Row:
+def measured(
+    kind: str, shape: tuple[int, int], size: int, made: Callable[[], Callable[[Tensor], Tensor]]
+) -> Row:
     """``made`` makes a product with a matrix of that many bytes."""
     products = [made() for _ in range(math.ceil(HELD / size))]
     ms = tuple(milliseconds(products, shape[1], n) for n in ROWS)
@@ -105,9 +107,13 @@ def table(found: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     names = [kind.name for kind in sorted(SUPPORTED)]
-    parser = argparse.ArgumentParser(prog="python -m triforce_chat.lab.bench.cpu_kernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m triforce_chat.lab.bench.cpu_kernels", description=__doc__
+    )
     parser.add_argument("--json", action="store_true", help="one object for each matrix instead of a table")
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="KIND", help="of these types")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="KIND", help="of these types"
+    )
     chosen = parser.parse_args(arguments)
     if (reason := available()) is not None:
         parser.error(reason)
