@@ -17,9 +17,9 @@ import support.documents  # noqa: F401 (keeps the original of what a fixture her
 from support.labs import ARCHITECTURES, Lab
 from support.places import TESTS
 
+from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.documents import apart, child
 from triforce_chat.loading import device
-from triforce_chat.cache_folder import CACHE_VARIABLE
 
 # Programs that tests start import the same helpers.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])

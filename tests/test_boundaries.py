@@ -127,7 +127,7 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
         ".settings",
         *(f".settings.{name}" for name in ("options", "settings", "sizes", "specification", "umask")),
     ]
-    ends = ("", ".cache_folder", ".errors", *sampling, *stacks, *settings)
+    ends = ("", ".errors", *sampling, *stacks, *settings)
     assert package - own == {f"triforce_chat{end}" for end in ends}
 
 

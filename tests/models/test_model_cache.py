@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from triforce_chat.cache_folder import cache_folder
 from triforce_chat.errors import ModelError
 from triforce_chat.models import model_cache
 from triforce_chat.models.model_cache import MANIFEST, ensure, is_intact
 from triforce_chat.models.progress import ignore_progress
-from triforce_chat.cache_folder import cache_folder
 
 SOURCE = "abc"
 LARGE = b"\0" * 5000

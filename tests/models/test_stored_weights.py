@@ -18,6 +18,7 @@ from triforce_chat.engine.group import SINGLE
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.join_draft import share_matrices
 from triforce_chat.models import stored_weights as module
+from triforce_chat.models.gguf_header import read_header
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.stored_weights import stored_weights
@@ -189,7 +190,10 @@ def test_fingerprints(tmp_path: Path, file: Path) -> None:
     def of(loaded: LoadedModel) -> bytes:
         return fingerprint(loaded.model, loaded.tokenizer)
 
-    other = write_quantized_gguf(tmp_path / "other.gguf", seed=1)
+    other, data = tmp_path / "other.gguf", bytearray(file.read_bytes())
+    matrix = next(each for each in read_header(file).tensors if each.name == "blk.0.attn_v.weight")
+    data[matrix.offset] ^= 1  # a single weight is another
+    other.write_bytes(data)
     adapter = save_adapter(tmp_path / "adapter", file, hidden=256, lora_alpha=0.2)
     assert of(load(file)) == of(load(file))
     found = [of(load(file)), of(load(file, keep=False)), of(load(other)), of(load(adapter))]

@@ -92,8 +92,8 @@ def note(rank: int, engine: Any) -> None:
 
 def run_started(descriptor: int, rank: int, size: int) -> None:
     """``worker.run_started``, with notes."""
-    from triforce_chat.parallel import worker
     from triforce_chat.cache_folder import CACHE_VARIABLE
+    from triforce_chat.parallel import worker
 
     execute = worker.execute
     if FUSED in os.environ:

@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from triforce_chat.doctor.check_result import CheckResult, ok, warning
 from triforce_chat.cache_folder import CACHE_VARIABLE, cache_folder
+from triforce_chat.doctor.check_result import CheckResult, ok, warning
 from triforce_chat.settings.sizes import readable
 
 if TYPE_CHECKING:

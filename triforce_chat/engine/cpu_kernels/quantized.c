@@ -18,6 +18,7 @@ enum { F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_
 
 #define STEP 32       /* weights that are dequantized at a time */
 #define MOST_ROWS 8   /* rows of activations that share a dequantized step */
+#define OUTPUTS 64    /* that a group of rows is multiplied with while it is in the nearest cache */
 #define LINE 16       /* outputs that lie in one line of the processor's cache */
 #define INLINE static inline __attribute__((always_inline, unused))
 #define JOIN_(a, b) a##_##b
@@ -424,11 +425,12 @@ static void multiply_share(void *data) {
     const Job *job = data;
     int64_t from, to, groups = (job->rows + MOST_ROWS - 1) / MOST_ROWS;
     share_of(job->w.outputs, &from, &to);
-    for (int64_t at = from; at < to; at += 4)
+    for (int64_t at = from; at < to; at += OUTPUTS)
         for (int64_t group = 0; group < groups; group++) {
             int64_t first = job->rows * group / groups, next = job->rows * (group + 1) / groups;
-            job->kernels.product(&job->w, at, (int)(to - at < 4 ? to - at : 4), job->x + first * job->w.columns,
-                                 (int)(next - first), job->y + first * job->w.outputs);
+            int count = (int)(to - at < OUTPUTS ? to - at : OUTPUTS);
+            job->kernels.product(&job->w, at, count, job->x + first * job->w.columns, (int)(next - first),
+                                 job->y + first * job->w.outputs);
         }
 }
 
@@ -464,7 +466,7 @@ void dequantize(int path, int kind, const uint8_t *data, int64_t stride, int64_t
  * again. All but `rows` are constants where it is inlined, so that the sums stay in registers. */
 INLINE TARGET void OF(tile)(int kind, const Matrix *matrix, int64_t first, int outputs, const float *x, int rows,
                             int padded, float *y) {
-    const int bytes = bytes_of(kind), steps = weights_of(kind) / STEP;
+    const int bytes = bytes_of(kind), steps = weights_of(kind) / STEP, halves = steps > 1 ? 2 : 1;
     const int64_t columns = matrix->columns, blocks = columns / weights_of(kind), stride = matrix->stride;
     const uint8_t *block = matrix->data + first * stride;
     VECTOR sums[4][MOST_ROWS];
@@ -483,15 +485,19 @@ INLINE TARGET void OF(tile)(int kind, const Matrix *matrix, int64_t first, int o
             if (bytes > 128) __builtin_prefetch(later + 128);
             if (steps > 1) OF(prepare)(kind, block + o * stride, scales[o]);
         }
-        for (int step = 0; step < steps; step++, at += STEP) {
-            VECTOR w[4][STEP / LANES];
-            UNROLL for (int o = 0; o < outputs; o++) OF(unpack)(kind, block + o * stride, step, scales[o], w[o]);
-            UNROLL for (int r = 0; r < padded; r++)
-                UNROLL for (int i = 0; i < STEP / LANES; i++) {
-                    VECTOR part = OF(load)(row[r] + at + i * LANES);
-                    UNROLL for (int o = 0; o < outputs; o++) sums[o][r] = OF(add_product)(w[o][i], part, sums[o][r]);
-                }
-        }
+        for (int pair = 0; pair < steps; pair += 2)
+            UNROLL for (int half = 0; half < halves; half++) { /* which most types keep in the same bytes */
+                VECTOR w[4][STEP / LANES];
+                UNROLL for (int o = 0; o < outputs; o++)
+                    OF(unpack)(kind, block + o * stride, pair + half, scales[o], w[o]);
+                UNROLL for (int r = 0; r < padded; r++)
+                    UNROLL for (int i = 0; i < STEP / LANES; i++) {
+                        VECTOR part = OF(load)(row[r] + at + i * LANES);
+                        UNROLL for (int o = 0; o < outputs; o++)
+                            sums[o][r] = OF(add_product)(w[o][i], part, sums[o][r]);
+                    }
+                at += STEP;
+            }
     }
     VECTOR found[4][MOST_ROWS]; /* in memory, so that a loop can read them */
     UNROLL for (int o = 0; o < outputs; o++)

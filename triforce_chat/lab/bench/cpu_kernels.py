@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from gguf import GGML_QUANT_SIZES
@@ -77,11 +78,11 @@ def rows(kinds: Sequence[Kind]) -> Iterator[Row]:
     for shape in (*SHAPES, *SHAPES_OF_256):
         for dtype in dtypes:
             if (size := shape[0] * shape[1] * dtype.itemsize) <= LARGE:
-                yield measured(f"torch {dtype}", shape, size, lambda s=shape, d=dtype: dense(s, d))
+                yield measured(f"torch {dtype}", shape, size, partial(dense, shape, dtype))
     for kind in kinds:
         for shape in shapes_of(kind):
             size = random_matrix(kind, *shape).data.nbytes
-            yield measured(kind.name, shape, size, lambda k=kind, s=shape: random_matrix(k, *s).product)
+            yield measured(kind.name, shape, size, partial(quantized, kind, shape))
 
 
 def shapes_of(kind: Kind) -> tuple[tuple[int, int], ...]:
@@ -94,15 +95,19 @@ def dense(shape: tuple[int, int], dtype: torch.dtype) -> Callable[[Tensor], Tens
     return lambda x: linear(x.to(dtype), weight)
 
 
+def quantized(kind: Kind, shape: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+    return random_matrix(kind, *shape).product
+
+
 def table(found: Sequence[Row]) -> str:
-    lines = [f"{'kind':<16} {'shape':<12} " + " ".join(f"{f'{n} rows':>10}" for n in ROWS) + "   GB/s, 1 row"]
-    for row in found:
-        lines.append(
-            f"{row.kind:<16} {row.shape:<12} "
-            + " ".join(f"{ms:7.3f} ms" for ms in row.ms)
-            + f" {row.gb_per_second:13.1f}"
-        )
-    return "\n".join(lines)
+    head = f"{'kind':<16} {'shape':<12} " + " ".join(f"{f'{n} rows':>10}" for n in ROWS) + "   GB/s, 1 row"
+    lines = (
+        f"{row.kind:<16} {row.shape:<12} "
+        + " ".join(f"{ms:7.3f} ms" for ms in row.ms)
+        + f" {row.gb_per_second:13.1f}"
+        for row in found
+    )
+    return "\n".join((head, *lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
