@@ -12,7 +12,9 @@ from gguf import GGMLQuantizationType as Kind
 from support.head_drafts import save_head_draft
 from support.tiny_models import LAYERS, VOCABULARY, save_adapter, write_gguf, write_quantized_gguf
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
+from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding, QuantizedLayer, QuantizedLinear
 from triforce_chat.engine.group import SINGLE
 from triforce_chat.errors import ModelError
@@ -81,7 +83,7 @@ def test_the_model_is_the_expanded_one(tmp_path: Path, architecture: str, tied: 
     assert kept.tokenizer.chat_template == expanded.tokenizer.chat_template
 
 
-@pytest.mark.parametrize("kind", sorted(module.SUPPORTED - module.PLAIN), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", sorted(SUPPORTED - module.PLAIN), ids=lambda kind: kind.name)
 def test_every_kind_of_block(tmp_path: Path, kind: Kind) -> None:
     names = ("token_embd", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     file = write_quantized_gguf(tmp_path / "m.gguf", tied=True, **dict.fromkeys(names, kind))
@@ -153,7 +155,7 @@ def test_a_truncated_file_allocates_nothing(
 ) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:-64])
-    monkeypatch.setattr(module.AutoModelForCausalLM, "from_config", lambda *_, **__: pytest.fail("allocated"))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", lambda *_, **__: pytest.fail("allocated"))
     with pytest.raises(ModelError, match=r"cut\.gguf cannot be loaded: .* ends beyond the end of the file"):
         load(cut)
 

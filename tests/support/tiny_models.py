@@ -187,7 +187,8 @@ def random_blocks(
         for at in SCALES.get(kind, (0,)):
             steps = MIDDLES.get(kind, 1) if at else 1
             data[:, at : at + 2] = np.array([steps * scale], np.float16).view(np.uint8)
-        return gguf.quants.dequantize(data, kind)
+        numbers: np.ndarray[Any, np.dtype[np.float32]] = gguf.quants.dequantize(data, kind)
+        return numbers
 
     scaled(DEVIATION / float(scaled(1.0).std()))
     return data.reshape(shape[0], -1)

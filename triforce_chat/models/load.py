@@ -106,7 +106,7 @@ def load_model(
     with convert_errors(name, device), silence_logs(), _quick(files):
         tokenizer = _tokenizer(files, config, tokenizer)
         if stored:
-            model = map_weights(files, config, attention)
+            model = map_weights(files, config, attention, dtype)
         else:
             model = _weights(files, config, device, dtype, attention, ranks)
         if source.adapter is not None:

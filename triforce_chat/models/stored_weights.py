@@ -96,8 +96,10 @@ def _bytes(tensor: TensorEntry) -> int:
     return math.prod(tensor.shape) * torch.float32.itemsize
 
 
-def map_weights(source: ModelSource, config: Any, attention: str) -> Any:
+def map_weights(source: ModelSource, config: Any, attention: str, wide_dtype: torch.dtype) -> Any:
     """The model with its weights mapped from the GGUF file; what is not quantized is in fp32.
+
+    ``wide_dtype``: of products of many rows with the quantized ones.
 
     Raises ModelError for a file that is damaged or whose tensors do not fit its configuration.
     """
@@ -109,7 +111,7 @@ def map_weights(source: ModelSource, config: Any, attention: str) -> Any:
         )
     base = model.base_model
     base.rotary_emb = type(base.rotary_emb)(config)  # computed, not stored
-    for name, weight in _weights(model, reader):
+    for name, weight in _weights(model, reader, wide_dtype):
         _place(model, name, weight)
     if config.tie_word_embeddings:
         _tie(model)
@@ -117,7 +119,9 @@ def map_weights(source: ModelSource, config: Any, attention: str) -> Any:
     return model.requires_grad_(False).eval()
 
 
-def _weights(model: Any, reader: QuickReader) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+def _weights(
+    model: Any, reader: QuickReader, wide_dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
     """The file's tensors by their names in the model, with the rows in transformers' order.
 
     llama.cpp orders the rows of queries and keys in another way for some families. Blocks lie within rows, so that
@@ -137,7 +141,10 @@ def _weights(model: Any, reader: QuickReader) -> Iterator[tuple[str, Tensor | Qu
         if is_matrix(data.shape) and kind in SUPPORTED:
             weights, size = gguf.GGML_QUANT_SIZES[kind]
             blocks = ordered(data, tensor)
-            yield names[tensor.name], QuantizedMatrix(blocks, kind, data.shape[1] // size * weights)
+            yield (
+                names[tensor.name],
+                QuantizedMatrix(blocks, kind, data.shape[1] // size * weights, wide_dtype),
+            )
         else:
             yield names[tensor.name], ordered(dequantize(data, kind), tensor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,6 +153,17 @@ def test_many_rows_take_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_matrix, "TILE_BYTES", 4 * 256 * 10)
     matrix, x = random_matrix(Kind.Q5_K, 37, 256), noise(MANY_ROWS, 256)
     assert_product(matrix.product(x), matrix, x)
+
+
+def test_many_rows_may_be_multiplied_in_bfloat16() -> None:
+    """As an expanded model in that type does; few rows stay exact."""
+    matrix, x = random_matrix(Kind.Q4_1, 21, 512), noise(MANY_ROWS, 512)
+    narrow = replace(matrix, wide_dtype=torch.bfloat16)
+    assert torch.equal(narrow.product(x[:3]), matrix.product(x[:3]))
+    found, expected = narrow.product(x), matrix.product(x)
+    assert found.dtype == torch.float32
+    assert not torch.equal(found, expected)
+    assert torch.equal(found, (x.bfloat16() @ dense(matrix).bfloat16().T).float())
 
 
 def test_rows_that_do_not_exist() -> None:

@@ -55,6 +55,8 @@ class QuantizedMatrix:
     data: Tensor  # uint8 [O, bytes per row], may be a view of a memory-mapped file
     kind: Kind
     columns: int  # I
+    # Of products of MANY_ROWS rows or more, as in a prefill: bf16 where the CPU multiplies it natively.
+    wide_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
         if self.kind not in SUPPORTED:
@@ -110,14 +112,15 @@ class QuantizedMatrix:
             )
 
     def _multiply_tiles(self, x: Tensor, y: Tensor) -> None:
-        """The same by torch's product, with some dequantized rows of the matrix at a time."""
+        """The same by torch's product in ``wide_dtype``, with some dequantized rows of the matrix at a time."""
         height = max(1, TILE_BYTES // (4 * self.columns))
         scratch = torch.empty(min(height, len(self.data)), self.columns)
+        x = x.to(self.wide_dtype)
         for at in range(0, len(self.data), height):
             part = self.data[at : at + height]
             tile = scratch[: len(part)]
             self._dequantize(part, None, tile)
-            torch.mm(x, tile.t(), out=y[:, at : at + len(part)])
+            y[:, at : at + len(part)] = x @ tile.to(x.dtype).t()
 
     def _dequantize(self, data: Tensor, ids: Tensor | None, out: Tensor) -> None:
         """out [n, I] = the rows ``ids`` of ``data``, or its first n."""

@@ -62,7 +62,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLayer):
-            yield f"{name} in {module.matrix.kind.name}", module.matrix.data
+            yield f"{name} in {module.matrix.kind.name}, {module.matrix.wide_dtype}", module.matrix.data
 
 
 def _sums(tensor: Tensor) -> Iterator[np.ndarray]:
