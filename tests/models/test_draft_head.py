@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.answers import answer
 from support.head_drafts import random_head, save_head_draft
 from support.tiny_models import HIDDEN, VOCABULARY, save_model, save_tokenizer
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.doctor import stores
-from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Text, Verified
+from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.target_state import TargetState
 from triforce_chat.engine.group import SINGLE
 from triforce_chat.engine.sampling.options import Sampling
@@ -195,13 +195,6 @@ def engine_of(target: LoadedModel, draft: Path, stack: str, big: bool = False, d
     assert loaded.draft == str(draft)
     engine.eos_ids = frozenset()
     return engine
-
-
-def answer(engine: Engine, prompt: list[int], plain: bool = False, **sampling: Any) -> tuple[list[int], int]:
-    """The tokens, and how many of them had been proposed."""
-    events = [*engine.answer(Request(prompt, 30, Sampling(**sampling)), plain=plain)]
-    ids = [token for event in events if isinstance(event, Text) for token in event.token_ids]
-    return ids, sum(event.accepted for event in events if isinstance(event, Verified))
 
 
 @pytest.mark.parametrize("big", [False, True], ids=["", "inflated"])

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.answers import answer
 from support.tiny_models import VOCABULARY, save_model, save_tokenizer, save_weights
 
-from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Text, Verified
-from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.engine import Engine
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.join_draft import draft_runner
 from triforce_chat.loading.load_engine import load_engine
@@ -140,13 +139,6 @@ def engine_of(target: LoadedModel, draft: Path, stack: str) -> Engine:
     assert loaded.draft == str(draft)
     engine.eos_ids = frozenset()
     return engine
-
-
-def answer(engine: Engine, prompt: list[int], plain: bool = False, **sampling: Any) -> tuple[list[int], int]:
-    """The tokens, and how many of them had been proposed."""
-    events = [*engine.answer(Request(prompt, 30, Sampling(**sampling)), plain=plain)]
-    ids = [token for event in events if isinstance(event, Text) for token in event.token_ids]
-    return ids, sum(event.accepted for event in events if isinstance(event, Verified))
 
 
 @pytest.mark.parametrize("stack", ["naive", "triforce"])
