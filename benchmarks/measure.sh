@@ -66,8 +66,11 @@ for step in "$@"; do
         --contexts $longer --stacks $pair --temperatures 0,0.6 --prompts 1 --plain-tokens 8 ;; # two GPUs, 180 s
     parallel-offload-four) far parallel-offload-four --tp 4 --temperatures 0,0.6 --prompts 1 ;; # four GPUs, 80 s
     large | medium) same "$step" --model "$step" --contexts 4096,8192,32768,$long --prompts 2 ;; # 120 s each
-    7b) same 7b --model large --inflate llama-2-7b --contexts $long --prompts 8 ;;   # 450 s
-    8b) same 8b --model large --inflate llama-3.1-8b --contexts $long --prompts 8 ;; # 330 s
+    large-draft) same "$step" --model large --draft medium --contexts 32768,$long --prompts 2 ;; # 100 s
+    large-7b) same "$step" --model large --draft medium --inflate llama-2-7b --contexts $long --prompts 8 ;; # 470 s
+    large-8b) same "$step" --model large --draft medium --inflate llama-3.1-8b --contexts $long --prompts 4 ;; # 180 s
+    large-7b-contexts) same "$step" --model large --draft medium --inflate llama-2-7b --contexts 4096,8192,32768 \
+        --prompts 2 ;; # 170 s
     *)
         echo "no step $step" >&2
         exit 2

@@ -27,9 +27,9 @@ def comprehension() -> str:
     )
     names = [
         ("small", "h200-comprehension-small", CONTEXTS),
-        ("medium", "h200-comprehension-medium", CONTEXTS[:1]),
+        ("medium", "h200-comprehension-medium", (8_192, 124_928)),
         ("qwen2.5-coder-0.5b", "h200-comprehension-0.5b", CONTEXTS),
-        ("large", "h200-comprehension-large", CONTEXTS[:2]),
+        ("large", "h200-comprehension-large", CONTEXTS),
         ("qwen2.5-coder-1.5b", "h200-comprehension-1.5b", CONTEXTS[:2]),
     ]
     lines = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from records import (
     Json,
     accepted,
@@ -21,6 +23,8 @@ from records import (
 PUBLISHED = {0.0: 2.31, 0.2: 2.25, 0.4: 2.20, 0.6: 2.19, 0.8: 2.08, 1.0: 2.08, 1.2: 2.02}
 NAMES = {"autoregressive": "plain decoding", "transformers": "stock transformers"}
 LONG = 124_928
+# Records of stacks on the same text, by models that the preset names.
+SAME_TEXT = ("large", "medium", "large-draft", "large-7b-contexts", "large-8b")
 LEAST_TEXTS = 4  # for a confidence interval
 
 
@@ -52,11 +56,20 @@ def cpu_stacks() -> str:
     return table(header, lines) + "\n" + source("cpu-2-cores-draft")
 
 
-def same_text() -> str:
-    """Every stack on the text that plain decoding drew, on a CPU: which is fastest, and how near `auto` comes."""
-    found = rows("cpu-same-text")
+def same_text(name: str) -> str:
+    """Every stack on the text that plain decoding drew: which is fastest, and how near `auto` comes to it."""
+    found = rows(name)
     stacks = list(dict.fromkeys(each["contender"] for each in found if each["contender"] != "autoregressive"))
-    header = ("context", "T", "fresh", "plain ms/token", *(f"`{stack}`" for stack in stacks), "`auto` / best")
+    header = (
+        "context",
+        "T",
+        "texts",
+        "fresh",
+        "plain ms/token",
+        *(f"`{stack}`" for stack in stacks),
+        "`auto` / best",
+        "`auto` accepted",
+    )
     lines = []
     for context, heat in dict.fromkeys((each["context"], each["temperature"]) for each in found):
         of = {
@@ -70,13 +83,50 @@ def same_text() -> str:
             (
                 f"{context:,}",
                 number(heat, 1),
+                str(of["auto"]["prompts"]),
                 number(of["auto"]["fresh"]),
                 number(of["autoregressive"]["ms_per_token"], 1),
                 *(factor(of[stack]["speedup_together"]) for stack in stacks),
                 number(of["auto"]["speedup_together"] / best),
+                accepted(of["auto"]),
             )
         )
-    return table(header, lines) + "\n" + source("cpu-same-text")
+    return table(header, lines) + "\n" + source(name)
+
+
+def temperatures(name: str) -> str:
+    """A large shape beside the paper, by temperature."""
+    header = (
+        "T",
+        "stack",
+        "plain ms/token",
+        "ms/token",
+        "speed-up, mean (95 %)",
+        "pooled",
+        "each novel",
+        "tokens/round",
+        "accepted",
+        "fresh",
+        "paper, A100",
+    )
+    lines = [
+        (
+            f"{each['temperature']:g}",
+            f"`{each['contender']}`",
+            number(each["plain_ms_per_token"], 1),
+            number(each["ms_per_token"], 1),
+            f"**{factor(each['speedup'])}**{span(each['speedup_interval'])}",
+            factor(each["speedup_together"]),
+            ", ".join(f"{one:.1f}" for one in each["speedups"]),
+            number(each["tokens_per_round"], 1),
+            accepted(each),
+            number(each["fresh"]),
+            factor(PUBLISHED[each["temperature"]]),
+        )
+        for each in rows(name)
+        if each["contender"] != "autoregressive"
+    ]
+    return table(header, lines) + "\n" + source(name)
 
 
 def engine_change() -> str:
@@ -144,38 +194,6 @@ def cpu_stock() -> str:
         for each in rows("cpu-2-cores")
     ]
     return table(header, lines) + "\n" + source("cpu-2-cores")
-
-
-def temperatures() -> str:
-    """The hierarchy by temperature beside the paper."""
-    header = (
-        "T",
-        "plain ms/token",
-        "`triforce` ms/token",
-        "speed-up, mean (95 %)",
-        "pooled",
-        "each novel",
-        "tokens/round",
-        "accepted",
-        "fresh",
-        "paper, A100",
-    )
-    lines = [
-        (
-            f"{each['temperature']:g}",
-            number(each["plain_ms_per_token"], 1),
-            number(each["ms_per_token"], 1),
-            f"**{factor(each['speedup'])}**{span(each['speedup_interval'])}",
-            factor(each["speedup_together"]),
-            ", ".join(f"{one:.1f}" for one in each["speedups"]),
-            number(each["tokens_per_round"], 1),
-            accepted(each),
-            number(each["fresh"]),
-            factor(PUBLISHED[each["temperature"]]),
-        )
-        for each in rows("h200-temperatures", contender="triforce")
-    ]
-    return table(header, lines) + "\n" + source("h200-temperatures")
 
 
 def _several(*names: str) -> str:
@@ -475,11 +493,13 @@ def _headline(words: str, name: str, each: Json) -> tuple[str, ...]:
 
 TABLES = {
     "cpu-stacks": cpu_stacks,
-    "cpu-same-text": same_text,
+    "cpu-same-text": partial(same_text, "cpu-same-text"),
+    **{name: partial(same_text, f"h200-{name}") for name in SAME_TEXT},
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
     "cpu-stock": cpu_stock,
-    "temperatures": temperatures,
+    "temperatures": partial(temperatures, "h200-temperatures"),
+    "large-7b": partial(temperatures, "h200-large-7b"),
     "penalty": penalty,
     "llama-8b": llama_8b,
     "offload": offload,
