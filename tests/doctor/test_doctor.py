@@ -26,6 +26,7 @@ from triforce_chat.doctor.check_result import CheckResult
 from triforce_chat.engine import kernels_available
 from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
+from triforce_chat.models.fetch import identity
 from triforce_chat.models.gguf_cache import origin_of
 from triforce_chat.models.model_cache import seal
 from triforce_chat.models.packed import SMOLLM2_135M
@@ -72,9 +73,8 @@ def base(cache: Path) -> Path:
     """The small model's folder, complete."""
     folder = cache / "models" / SMOLLM2_135M.model
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"\0" * (17 << 20))  # too large to be read at every start
-    seal(folder, SMOLLM2_135M.sha256)
+    (folder / SMOLLM2_135M.file).write_bytes(b"\0" * (17 << 20))  # too large to be read at every start
+    seal(folder, identity(SMOLLM2_135M))
     return folder
 
 
@@ -358,7 +358,7 @@ def test_settings(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_small_model(base: Path) -> None:
     assert only(stores.small_model()).message.startswith("small is intact, 18 MB in ")
-    weights = base / "model.safetensors"
+    weights = base / SMOLLM2_135M.file
     before = weights.stat()
     with weights.open("r+b") as file:  # beyond what every start reads, and with the same time
         file.seek(9 << 20)
@@ -366,12 +366,11 @@ def test_the_small_model(base: Path) -> None:
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     result = only(stores.small_model())
     assert seen(result) == ("problem", 5)
-    assert result.message == f"damaged in {base}: model.safetensors"
-    weights.unlink()
-    (base / "config.json").write_text("{ }")
-    assert only(stores.small_model()).message.endswith(": config.json, model.safetensors")
+    assert result.message == f"damaged in {base}: {SMOLLM2_135M.file}"
     (base / "manifest.json").write_text("[]")
     assert only(stores.small_model()).message.endswith(": manifest.json")
+    weights.unlink()
+    assert "not here yet" in only(stores.small_model()).message
 
 
 def test_the_small_model_is_not_here(cache: Path) -> None:

@@ -209,8 +209,6 @@ def build_wheel(folder: Path, parts: int = 1) -> PackedModel:
         wheels=tuple(
             _wheel(folder, f"tiny-gguf{n or ''}", data[n * length : (n + 1) * length]) for n in range(parts)
         ),
-        dtype="float32",
-        converted_size=4 * len(data),
     )
 
 

@@ -66,16 +66,17 @@ def _model_in_effect() -> tuple[str, str | None]:
 
 def _packed_model(preset: Preset) -> Iterator[CheckResult]:
     """Compare the files of a model that comes in wheels with their checksums, reading all of them."""
+    from triforce_chat.models.fetch import identity, is_complete
     from triforce_chat.models.inventory import own_folder, size_of
-    from triforce_chat.models.model_cache import MANIFEST, damaged_files
+    from triforce_chat.models.model_cache import damaged_files
 
     assert preset.packed is not None
     name, folder = preset.name, own_folder(preset)
     pull = f"triforce-chat models pull {name}"
-    if not (folder / MANIFEST).is_file():
+    if not is_complete(preset.packed):
         yield warning("model", f"{name} is not here yet; the first start downloads it", pull)
         return
-    wrong = damaged_files(folder, preset.packed.sha256)
+    wrong = damaged_files(folder, identity(preset.packed))
     if wrong:
         renew = f"triforce-chat models rm {name}, then {pull}"
         yield problem("model", f"damaged in {folder}: {', '.join(wrong)}", renew, ModelError)

