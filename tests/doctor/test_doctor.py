@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from triforce_chat.cli.app import app
 from triforce_chat.doctor import hardware, run_checks, software, stores
 from triforce_chat.doctor.check_result import CheckResult
 from triforce_chat.engine import kernels_available
+from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
 from triforce_chat.models.fetch import identity
@@ -35,7 +37,7 @@ from triforce_chat.storage.sessions.store import SessionStore
 from triforce_chat.ui.terminal import Screen
 
 NAMES = [
-    *("triforce-chat", "python", "torch", "transformers", "packages", "triton"),
+    *("triforce-chat", "python", "torch", "transformers", "packages", "triton", "kernels"),
     *(
         "gpu",
         "memory",
@@ -371,6 +373,34 @@ def test_the_small_model(base: Path) -> None:
     assert only(stores.small_model()).message.endswith(": manifest.json")
     weights.unlink()
     assert "not here yet" in only(stores.small_model()).message
+
+
+def test_the_kernels(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        compiled, "library", functools.cache(lambda: pytest.fail("compiled"))
+    )  # by no process yet
+    monkeypatch.setenv("CC", "some-compiler")
+    result = only(software.cpu_kernels())
+    assert seen(result) == ("ok", 0)
+    assert result.message.startswith("not compiled yet; ")
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = only(software.cpu_kernels())
+    assert seen(result) == ("warning", 0)
+    assert "no C compiler" in result.message
+    assert "install gcc" in (result.advice or "")
+    compiled.kept_file().parent.mkdir(parents=True)
+    compiled.kept_file().touch()
+    assert only(software.cpu_kernels()).message == f"compiled, in {compiled.kept_file()}"
+    assert compiled.kept_file().is_relative_to(cache)
+
+
+def test_the_small_model_tells_its_format(base: Path, settings: Path) -> None:
+    assert only(stores.small_model()).message == (
+        f"small is intact, 18 MB in {base}; weights in Q4_1, as they are"
+    )
+    settings.write_text("model = 'small'\ndtype = 'float32'")
+    assert only(stores.small_model()).message.endswith("; weights in Q4_1, expanded to float32")
 
 
 def test_the_small_model_is_not_here(cache: Path) -> None:

@@ -32,7 +32,7 @@ from triforce_chat.storage.kv.fingerprint import fingerprint
 IDS = torch.randint(3, len(VOCABULARY), (1, 100), generator=torch.Generator().manual_seed(0))
 MATRICES = 7 * LAYERS
 
-pytestmark = pytest.mark.usefixtures("empty_cache")
+pytestmark = pytest.mark.usefixtures("kernels", "empty_cache")
 
 
 @pytest.fixture
@@ -163,15 +163,18 @@ def test_kinds_without_a_kernel_are_expanded(tmp_path: Path) -> None:
     loaded = load(file, note=notes.append)
     assert (loaded.stored, layers(loaded)) == (None, [])
     (note,) = notes
-    assert note == ("m.gguf is expanded: weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel")
+    assert note == (
+        "m.gguf is expanded, which takes more memory and time: "
+        "weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel"
+    )
 
 
 def test_without_a_kernel_weights_are_expanded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(module, "available", lambda: "no C++ compiler")
+    monkeypatch.setattr(module, "obstacle", lambda: "no C compiler")
     loaded = load(file, note=notes.append)
     assert (loaded.stored, layers(loaded)) == (None, [])
-    assert notes == ["tiny.gguf is expanded: no C++ compiler"]
+    assert notes == ["tiny.gguf is expanded, which takes more memory and time: no C compiler"]
 
 
 def test_a_truncated_file_allocates_nothing(
