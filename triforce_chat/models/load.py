@@ -39,7 +39,7 @@ from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_cache import converted
 from triforce_chat.models.gguf_header import check_gguf
-from triforce_chat.models.gguf_reader import quick_gguf
+from triforce_chat.models.gguf_reader import forget_metadata, quick_gguf
 from triforce_chat.models.model_cache import CacheUnusable
 from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
 from triforce_chat.models.registry import ModelSource, resolve
@@ -113,6 +113,7 @@ def load_model(
             model = _weights(files, config, device, dtype, attention, ranks)
         if source.adapter is not None:
             merge(model, source.adapter)
+    forget_metadata()
     return _loaded(source, model, tokenizer, stored)
 
 
