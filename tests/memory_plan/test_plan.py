@@ -19,6 +19,7 @@ from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import SLACK, Engine
 from triforce_chat.engine.forward.onednn import PackedLinear
+from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
@@ -68,9 +69,16 @@ def kv_bytes(cache: FullCache) -> int:
 
 
 def held(model: nn.Module) -> int:
-    """Bytes of a model's weights, including packed copies."""
+    """Bytes of a model's weights, including packed copies and quantized blocks."""
+    blocks = {
+        module.matrix.data.data_ptr(): module.matrix.data
+        for module in model.modules()
+        if isinstance(module, QuantizedLayer)
+    }
     packed = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
-    return bytes_of(*model.parameters()) + sum(int(torch.ops.mkldnn._nbytes(weight)) for weight in packed)
+    return bytes_of(*model.parameters(), *blocks.values()) + sum(
+        int(torch.ops.mkldnn._nbytes(weight)) for weight in packed
+    )
 
 
 def description(model: Any, context: int = 1024) -> Description:
@@ -181,10 +189,11 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
 
 @pytest.mark.model
 def test_the_small_model_takes_what_was_planned() -> None:
-    from triforce_chat.models.describe import describe
+    from triforce_chat.models.describe import as_stored, describe
 
     engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096)))
-    described = describe("small")
+    assert loaded.stored is not None
+    described = as_stored(describe("small"))
     plan = workload_of(described, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)
     assert plan.layer_kv * 30 == kv_bytes(engine.full)

@@ -240,6 +240,18 @@ def test_their_bytes_are_those_of_the_file(file: Path) -> None:
     assert found.bytes < sum(weight.nbytes for weight in load(file, keep=False).model.parameters()) / 2
 
 
+def test_an_adapter_s_bytes_count_too(tmp_path: Path, file: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter", file, hidden=256)
+    kept, bare = load(adapter), load(file)
+    assert kept.stored is not None
+    assert bare.stored is not None
+    beside = sum(
+        each.up.nbytes + each.down.nbytes for each in layers(kept, QuantizedLinear) if each.up is not None
+    )
+    assert kept.stored == bare.stored.with_adapter(beside)
+    assert beside > 0
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_step_reads_one_row_of_an_embedding_of_its_own(tmp_path: Path, tied: bool) -> None:
     file = write_quantized_gguf(tmp_path / "m.gguf", tied=tied)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce_chat.errors import DoesNotFit, ModelError
-from triforce_chat.models.adapter import is_adapter, read_adapter
+from triforce_chat.models.adapter import fp32_bytes, is_adapter, read_adapter
 from triforce_chat.models.presets import Preset, find_preset
 from triforce_chat.models.registry import ModelSource, looks_like_hub_id, resolve
 from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
@@ -125,4 +125,6 @@ def as_stored(model: Description) -> Description:
             stored = stored_weights(model.source)
     elif packed is not None and obstacle() is None:
         stored = packed.stored
+        if model.preset and model.preset.adapter:
+            stored = stored.with_adapter(fp32_bytes(read_adapter(Path(model.preset.adapter))))
     return dataclasses.replace(model, stored=stored)

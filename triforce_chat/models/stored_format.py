@@ -12,3 +12,7 @@ class StoredWeights:
     format: str  # as llama.cpp calls it, such as Q4_K_M
     bytes: int  # in memory
     step_bytes: int  # that a decoding step reads: all but an embedding of its own, of which it reads one row
+
+    def with_adapter(self, size: int) -> StoredWeights:
+        """The same with an adapter's matrices of so many bytes beside them."""
+        return StoredWeights(self.format, self.bytes + size, self.step_bytes + size)

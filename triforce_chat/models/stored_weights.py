@@ -23,6 +23,7 @@ from triforce_chat.engine.cpu_kernels.compiled import obstacle
 from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding, QuantizedLinear
 from triforce_chat.errors import ModelError
+from triforce_chat.models.adapter import fp32_bytes
 from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.dequantize import dequantize
 from triforce_chat.models.failures import convert_errors
@@ -60,7 +61,8 @@ def stored_weights(source: ModelSource) -> StoredWeights | None:
         sizes = {tensor.name: _bytes(tensor) for tensor in header.tensors}
         whole = sum(sizes.values())
         row_by_row = sizes.get(EMBEDDING, 0) if OUTPUT in sizes else 0
-        return StoredWeights(_format(header, kinds), whole, whole - row_by_row)
+        stored = StoredWeights(_format(header, kinds), whole, whole - row_by_row)
+    return stored.with_adapter(fp32_bytes(source.adapter)) if source.adapter else stored
 
 
 def is_matrix(shape: Sequence[int]) -> bool:
