@@ -19,9 +19,9 @@ from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import draft_name, kv_storage, memory_plan, no_memory, shortened_to_fit
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import MemoryPlan
-from triforce_chat.models.describe import describe_source
+from triforce_chat.models.describe import as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory
-from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.load import LoadedModel, check_draft, compile_kernels, load_model
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Note
 from triforce_chat.models.registry import resolve
@@ -48,6 +48,9 @@ def load_engine(
     attention.register()
     model = describe_source(resolve(settings.model, report=hooks.progress))
     wanted = model.reach(settings.context)  # fails before anything else is downloaded
+    keep = keeps_format(settings, device)
+    if keep and as_stored(model).stored:
+        compile_kernels(hooks.note)  # before the plan, which depends on whether that works
     drafting = draft_name(settings, model)
     plan = memory_plan(spec, model, drafting, spec.capacity or wanted, group)
     if spec.capacity is None:
@@ -57,7 +60,6 @@ def load_engine(
     plan = plan.with_context(group.all_reduce_min(plan.workload.context))
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME)
     load = partial(load, report=hooks.progress, note=hooks.note)
-    keep = keeps_format(settings, device)
     whole = spec.shape is not None  # resized before it is split
     target = load(
         settings.model, context=wanted, ranks=1 if whole else group.size, keep_format=keep and not whole

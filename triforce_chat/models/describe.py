@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
@@ -16,7 +17,7 @@ from triforce_chat.models.registry import ModelSource, looks_like_hub_id, resolv
 from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
 
 if TYPE_CHECKING:
-    from triforce_chat.models.stored_weights import StoredWeights
+    from triforce_chat.models.stored_format import StoredWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,18 @@ def _of_hub(name: str) -> Description:
 
 
 def as_stored(model: Description) -> Description:
-    """The description with the weights that stay as they are, if its GGUF file has such. Raises ModelError."""
+    """The description with the weights that stay as they are, if its GGUF file has such; compiles nothing.
+
+    Raises ModelError for a damaged file.
+    """
+    from triforce_chat.engine.cpu_kernels.compiled import obstacle
     from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
 
-    try:
-        stored = stored_weights(model.source) if model.source else None
-    except NotMultiplied:  # loading it will tell
-        stored = None
+    packed = model.preset.packed if model.preset else None
+    stored = None
+    if model.source is not None:
+        with suppress(NotMultiplied):  # loading it will tell
+            stored = stored_weights(model.source)
+    elif packed is not None and obstacle() is None:
+        stored = packed.stored
     return dataclasses.replace(model, stored=stored)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gguf
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix, available
+from triforce_chat.engine.cpu_kernels.compiled import obstacle
+from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding, QuantizedLinear
 from triforce_chat.errors import ModelError
 from triforce_chat.models.completeness import check_loaded
@@ -29,28 +29,23 @@ from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_header import GgufHeader, TensorEntry, read_header
 from triforce_chat.models.gguf_reader import QuickReader, StoredTensor
 from triforce_chat.models.registry import ModelSource
+from triforce_chat.models.stored_format import StoredWeights
 
 PLAIN = frozenset({Kind.F32, Kind.F16, Kind.BF16})  # one number each, no blocks
 ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
 MOSTLY = "MOSTLY_"  # in the names of files' types
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
 class NotMultiplied(ModelError):
     """Quantized weights that cannot be multiplied as they are; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredWeights:
-    """What the weights of a GGUF file are if they stay as they are."""
-
-    format: str  # as llama.cpp calls it, such as Q4_K_M
-    bytes: int  # in memory
-
-
 def stored_weights(source: ModelSource) -> StoredWeights | None:
     """The weights of a file that are to stay as they are; None if it has no quantized ones.
 
-    Raises NotMultiplied where this machine or this program cannot multiply them, and ModelError for a damaged file.
+    Compiles nothing. Raises NotMultiplied where this machine or this program cannot multiply them, as far as that is
+    known before, and ModelError for a damaged file.
     """
     if source.gguf_file is None:
         return None
@@ -60,9 +55,12 @@ def stored_weights(source: ModelSource) -> StoredWeights | None:
         if PLAIN.issuperset(kinds):
             return None
         _check_kinds(header.tensors)
-        if reason := available():
+        if reason := obstacle():
             raise NotMultiplied(reason)
-        return StoredWeights(_format(header, kinds), sum(map(_bytes, header.tensors)))
+        sizes = {tensor.name: _bytes(tensor) for tensor in header.tensors}
+        whole = sum(sizes.values())
+        row_by_row = sizes.get(EMBEDDING, 0) if OUTPUT in sizes else 0
+        return StoredWeights(_format(header, kinds), whole, whole - row_by_row)
 
 
 def is_matrix(shape: Sequence[int]) -> bool:
