@@ -19,6 +19,7 @@ from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import SLACK, Engine
 from triforce_chat.engine.forward.onednn import PackedLinear
+from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
@@ -44,6 +45,7 @@ from triforce_chat.memory_plan.workload import Workload
 from triforce_chat.models import published
 from triforce_chat.models.describe import Description
 from triforce_chat.models.presets import PRESETS
+from triforce_chat.models.registry import resolve
 from triforce_chat.settings.settings import Settings
 
 GB = 10**9
@@ -180,13 +182,21 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
 
 
 @pytest.mark.model
-def test_the_small_model_takes_what_was_planned() -> None:
-    from triforce_chat.models.describe import describe
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_small_model_takes_what_was_planned(dtype: str) -> None:
+    from triforce_chat.models.describe import as_stored, describe_source
 
-    engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096)))
-    described = describe("small")
+    engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096, dtype=dtype)))
+    described = describe_source(resolve("small"))
+    blocks = 0
+    if loaded.stored:
+        described = as_stored(described)
+        layers = (each for each in loaded.model.modules() if isinstance(each, QuantizedLayer))
+        # The embedding is the output matrix, too.
+        blocks = sum({each.matrix.data.data_ptr(): each.matrix.data.nbytes for each in layers}.values())
+    assert (dtype == "float32") == (loaded.stored is None)
     plan = workload_of(described, None, 4096, StackOptions(), CPU, torch.float32)
-    assert plan.weights == held(loaded.model)
+    assert plan.weights == held(loaded.model) + blocks
     assert plan.layer_kv * 30 == kv_bytes(engine.full)
 
 

@@ -7,6 +7,7 @@ weights that stay in their quantized blocks it is computed anew in every forward
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,18 @@ def read_adapter(folder: Path) -> Adapter:
         raise ModelError(f"{folder}: the adapter's configuration lacks {error.args[0]!r}") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{folder}: the adapter's configuration is invalid ({error})") from error
+
+
+def parameters(adapter: Adapter) -> int:
+    """How many numbers its matrices have; reads none. Raises ModelError for a damaged file."""
+    from safetensors import SafetensorError, safe_open
+
+    file = adapter.folder / WEIGHTS
+    try:
+        with safe_open(file, "pt") as weights:
+            return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} cannot be read ({error})") from error
 
 
 def merge(model: Any, adapter: Adapter) -> None:

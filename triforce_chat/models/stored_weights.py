@@ -23,6 +23,7 @@ from triforce_chat.engine.cpu_kernels.compiled import obstacle
 from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding, QuantizedLinear
 from triforce_chat.errors import ModelError
+from triforce_chat.models.adapter import parameters
 from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.dequantize import dequantize
 from triforce_chat.models.failures import convert_errors
@@ -33,6 +34,7 @@ from triforce_chat.models.stored_format import StoredWeights
 
 PLAIN = frozenset({Kind.F32, Kind.F16, Kind.BF16})  # one number each, no blocks
 ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
+FULL_BYTES = 4  # of a number of an adapter, which is in fp32
 MOSTLY = "MOSTLY_"  # in the names of files' types
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
@@ -58,7 +60,8 @@ def stored_weights(source: ModelSource) -> StoredWeights | None:
         if reason := obstacle():
             raise NotMultiplied(reason)
         sizes = {tensor.name: _bytes(tensor) for tensor in header.tensors}
-        whole = sum(sizes.values())
+        beside = FULL_BYTES * parameters(source.adapter) if source.adapter else 0
+        whole = sum(sizes.values()) + beside
         row_by_row = sizes.get(EMBEDDING, 0) if OUTPUT in sizes else 0
         return StoredWeights(_format(header, kinds), whole, whole - row_by_row)
 
