@@ -43,9 +43,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def kernels() -> None:
-    """The CPU kernels, compiled once for all tests instead of in the cache folder of one."""
+    """The CPU kernels, from the cache folder of all tests; to be named before ``empty_cache``."""
     compiled.library()
 
 

@@ -21,9 +21,10 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.loading import device
+from triforce_chat.loading import load_engine as module
 from triforce_chat.loading.calibration_file import about
 from triforce_chat.loading.load_engine import load_engine
-from triforce_chat.loading.planning import plan_for
+from triforce_chat.loading.planning import memory_plan, plan_for
 from triforce_chat.loading.prepare import format_in_use, prepare
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import Memory, MemoryPlan
@@ -159,6 +160,13 @@ def test_a_compiler_that_fails_leaves_a_plan_for_expanded_weights(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
+    plans: list[MemoryPlan] = []
+
+    def noted(*given: Any) -> MemoryPlan:
+        plans.append(memory_plan(*given))
+        return plans[-1]
+
+    monkeypatch.setattr(module, "memory_plan", noted)
     monkeypatch.setenv("CC", "false")
     monkeypatch.setattr(compiled, "kept_file", lambda: file.with_name("no library"))
     compiled.library.cache_clear()
@@ -168,6 +176,7 @@ def test_a_compiler_that_fails_leaves_a_plan_for_expanded_weights(
     finally:
         compiled.library.cache_clear()
     assert (loaded.stored, loaded.format) == (None, "float32")
+    assert [plan.workload.stored for plan in plans] == [None]
     assert notes == [
         "compiling the CPU kernels, once: about 10 seconds",
         "tiny.gguf is expanded, which takes more memory and time: the C compiler false fails: exit code 1",
@@ -186,7 +195,12 @@ def test_without_a_compiler_the_formats_are_expanded() -> None:
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def no_compiler(
+    kernels: None,  # noqa: ARG001 (loads them before)
+    empty_cache: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[None]:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     compiled.library.cache_clear()

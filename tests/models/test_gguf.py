@@ -151,6 +151,8 @@ def test_a_load_reads_the_metadata_once(file: Path, monkeypatch: pytest.MonkeyPa
     assert (headers.call_count, checkpoints.call_count) == (1, 1)
     first.rope_parameters["rope_theta"] = 7.0  # of the caller's own
     assert second.to_dict() == load_config(source).to_dict() != first.to_dict()
+    gguf_reader._load_checkpoint(str(file))["tokenizer"]["tokens"].clear()
+    assert gguf_reader._load_checkpoint(str(file))["tokenizer"]["tokens"]
     load_model(str(file), attention="sdpa")
     assert gguf_reader._metadata.cache_info().currsize == gguf_header._read.cache_info().currsize == 0
 

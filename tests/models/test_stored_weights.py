@@ -240,6 +240,15 @@ def test_their_bytes_are_those_of_the_file(file: Path) -> None:
     assert found.bytes < sum(weight.nbytes for weight in load(file, keep=False).model.parameters()) / 2
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_reads_one_row_of_an_embedding_of_its_own(tmp_path: Path, tied: bool) -> None:
+    file = write_quantized_gguf(tmp_path / "m.gguf", tied=tied)
+    (embedding,) = layers(load(file), QuantizedEmbedding)
+    found = stored_weights(resolve(str(file)))
+    assert found is not None
+    assert found.bytes - found.step_bytes == (0 if tied else embedding.matrix.data.nbytes)
+
+
 def test_a_draft_built_on_quantized_weights(tmp_path: Path) -> None:
     """It gets the rows of the embedding and of the output matrix that the expanded target has."""
     file, known = write_quantized_gguf(tmp_path / "m.gguf"), torch.arange(5, 50)
