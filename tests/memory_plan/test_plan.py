@@ -45,6 +45,7 @@ from triforce_chat.memory_plan.workload import Workload
 from triforce_chat.models import published
 from triforce_chat.models.describe import Description
 from triforce_chat.models.presets import PRESETS
+from triforce_chat.models.registry import resolve
 from triforce_chat.settings.settings import Settings
 
 GB = 10**9
@@ -188,12 +189,15 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
 
 
 @pytest.mark.model
-def test_the_small_model_takes_what_was_planned() -> None:
-    from triforce_chat.models.describe import as_stored, describe
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_small_model_takes_what_was_planned(dtype: str) -> None:
+    from triforce_chat.models.describe import as_stored, describe_source
 
-    engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096)))
-    assert loaded.stored is not None
-    described = as_stored(describe("small"))
+    engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096, dtype=dtype)))
+    described = describe_source(resolve("small"))
+    if loaded.stored:
+        described = as_stored(described)
+    assert (dtype == "float32") == (loaded.stored is None)
     plan = workload_of(described, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)
     assert plan.layer_kv * 30 == kv_bytes(engine.full)
