@@ -7,6 +7,7 @@ several ranks share a model.
 from __future__ import annotations
 
 import gc
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,8 @@ from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.graphs import ForwardGraph
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.prefill_queue import PER_CHUNK
+from triforce_chat.engine.group import SINGLE
+from triforce_chat.engine.prefill_queue import PER_CHUNK, PrefillQueue
 from triforce_chat.engine.sampling.executor import GraphExecutor, StaticVerification
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.draft_model import DraftGraph
@@ -208,6 +210,57 @@ def test_a_prefill_may_be_closed_between_captures(pair: Any) -> None:
             next(events)
         events.close()
     assert tokens_of(engine, Request(PROMPT, 30, WARM)) == expected
+
+
+def test_the_first_build_is_rehearsed_once_and_leaves_no_trace(pair: Any) -> None:
+    engine = engine_of(pair, "triforce")
+    middle: Any = engine.top.planner.arms[0].drafter
+    cache = middle.cache
+    read(engine, PROMPT, None)
+    [rehearse] = cache.preparations()
+    rehearse()
+    assert cache.storage.keys.any()  # chunks were copied
+    assert (cache.state, cache.length) == (State.STALE, 0)
+    assert cache.preparations() == []
+    asked = Request([*PROMPT, 5], 30, WARM)
+    assert tokens_of(engine, asked) == tokens_of(engine_of(pair, "triforce"), asked)
+    cache.rehearsed = False
+    before = cache.storage.keys.clone()
+    rehearse()  # the cache is in use
+    assert torch.equal(before, cache.storage.keys)
+
+
+def test_captures_take_their_share_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is never done, and captures of 10 ms between chunks that are 100 ms apart."""
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    def capture() -> None:
+        nonlocal now
+        now += 0.01
+
+    class Running:
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            nonlocal now
+            now += 0.1 - now % 0.1
+
+    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(PrefillQueue, "_mark", lambda self: Running())  # noqa: ARG005
+    left = [capture] * 100
+    queue = PrefillQueue(torch.device("cuda"), SINGLE, (left.pop() for _ in range(100)))
+    made = []
+    for _ in range(4):
+        queue.launched()
+        made.append(100 - len(left))
+    assert made[0] == 0  # how long a chunk takes is not known yet
+    assert [after - before for before, after in pairwise(made[1:])] == [5, 5]
+    queue.drain()
+    assert not left
 
 
 def test_a_replaced_stack_goes_at_once(pair: Any) -> None:

@@ -1,12 +1,15 @@
 """The forwards of a prefill on a device with a queue, and what the host does while they run.
 
-The host launches a chunk in a fraction of the time that the device needs for it. In the meantime it captures graphs
-that the answer will need. At most two chunks are in flight, so that the device always has work and the progress shown
-is accurate.
+While the device computes a chunk, the host captures graphs that the answer will need. A device takes about a thousand
+launches ahead and then lets the host wait, so a chunk of many kernels is partly computed by the time that the last of
+them is launched; captures get half of the time of a chunk. At most two chunks are in flight, so that the progress
+shown is accurate.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 from itertools import islice
 
@@ -18,6 +21,7 @@ from triforce_chat.engine.group import RankGroup
 # Preparations per chunk where ranks share a model: captures that communicate must come in the same order on all of
 # them, whatever their clocks say.
 PER_CHUNK = 8
+SHARE = 0.5  # of the time from one chunk to the next
 
 
 class PrefillQueue:
@@ -30,25 +34,30 @@ class PrefillQueue:
         self.device, self.preparations = device, iter(preparations)
         self.in_step = group.size > 1 or device.type != "cuda"
         self.running: torch.cuda.Event | None = None  # completed with the latest chunk
+        self.launched_at: float | None = None  # when the latest chunk was
 
     def launched(self) -> None:
-        """A chunk was launched: prepare until the chunk before it is computed."""
+        """A chunk was launched: prepare while it is computed, then wait for the chunk before it."""
         before, self.running = self.running, self._mark()
+        now, last = time.perf_counter(), self.launched_at
+        self.launched_at = now
         if self.in_step:
             self._prepare(PER_CHUNK)
-        self._wait(before)
+        elif last is not None:
+            self._prepare_until(now + SHARE * (now - last))
+        if before is not None:
+            before.synchronize()
 
     def drain(self) -> None:
         """The last chunk was launched: prepare until all is computed."""
-        if not self.in_step:
-            self._wait(self.running)
+        if not self.in_step and self.running is not None:
+            self._prepare_until(math.inf)
+            self.running.synchronize()
 
-    def _wait(self, chunk: torch.cuda.Event | None) -> None:
-        if chunk is None:
-            return
-        while not self.in_step and not chunk.query() and self._prepare(1):
+    def _prepare_until(self, end: float) -> None:
+        """Prepare while the latest chunk is being computed, but begin nothing after ``end``."""
+        while time.perf_counter() < end and self.running and not self.running.query() and self._prepare(1):
             pass
-        chunk.synchronize()
 
     def _prepare(self, most: int) -> int:
         """Run up to ``most`` preparations; returns how many there were."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import Policy, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView, WriteSlot
+from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
 
@@ -74,6 +77,7 @@ class RetrievalCache(KVCache):
     ) -> None:
         self.source, self.budget, self.policy, self.emit = source, budget, policy, emit
         self.storage = KVBuffer(source.shape, budget.capacity)
+        self.rehearsed = False
         self.restart()
         source.observers.add(self)
 
@@ -111,6 +115,22 @@ class RetrievalCache(KVCache):
 
     def vacant(self) -> WriteSlot | None:
         return WriteSlot(self.storage, self._slot(self.verified_length) if self.state is State.READY else 0)
+
+    def preparations(self) -> list[Preparation]:
+        """A rehearsal of the first build: loading its kernels takes far longer than the build itself."""
+        buffer = self.source.storage.buffer
+        return [] if self.rehearsed or buffer is None else [partial(self._rehearse, buffer)]
+
+    @torch.inference_mode()
+    def _rehearse(self, buffer: KVBuffer) -> None:
+        layout = Layout.of(self.source.length, self.budget)
+        if self.state is not State.STALE or not layout.chunks:
+            return
+        self.rehearsed = True
+        queries = self.source.queries.data[:, :, : self.budget.queries]
+        chosen = select(self.policy, queries, layout.candidates(buffer.keys), layout.chunks)
+        layout.gather(buffer.keys, chosen, self.storage.keys)
+        layout.gather(buffer.values, chosen, self.storage.values)
 
     def truncate(self, length: int) -> None:
         super().truncate(length)

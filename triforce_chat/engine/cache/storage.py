@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cuda_graph import Preparation
+
 PAGE = 4096  # bytes; pinned memory must not share a page with anything else
 GRAIN = 64  # slots; kernels compiled for one width serve this many lengths
 
@@ -222,6 +224,10 @@ class KVCache:
     def vacant(self) -> WriteSlot | None:
         """From where on nothing is kept between two rounds, so that a capture may write there; None as above."""
         return self.write_slot()
+
+    def preparations(self) -> list[Preparation]:
+        """What is worth doing once before the cache is used; only where forwards are captured."""
+        return []
 
     def overwrote(self, size: int) -> None:
         """A capture wrote to ``size`` slots from ``vacant`` on."""

@@ -9,6 +9,7 @@ from triforce_chat.engine.cuda_graph import Captures
 
 # Share of the time of plain decoding that captures may take: about half of what drafts save.
 INVESTED = 0.25
+SURE = 32  # tokens; an answer without an end in sight is expected to grow by as many, or by as many as it has
 # (arm, drafted tokens) -> number of graphs that are to be captured before a round of that kind
 Lacking = Callable[[Any, int], int]
 
@@ -21,22 +22,24 @@ def nothing_lacking(arm: Any, n: int) -> int:  # noqa: ARG001
 class Investment:
     """The allowance for captures; the levels of a stack share it, and the top level renews it before each round.
 
-    The captures of a plan must not take longer than the rest of the answer would without drafts. All captures together
-    must not take more than a share (``INVESTED``) of the time of plain decoding for all answers, including that rest;
-    what one answer does not use is left for later ones. ``earned``: seconds that were
-    not used so far. ``unlimited``: plans must not depend on what happens to be captured.
+    The captures of a plan must not take longer than the expected rest of the answer would without drafts. All captures
+    together must not take more than a share (``INVESTED``) of the time of plain decoding for all answers, including
+    that rest; what one answer does not use is left for later ones. Most answers end long before their limit: the rest
+    is expected to be as long as what is there (at least ``SURE``). ``earned``: seconds that were not used so far.
+    ``unlimited``: plans must not depend on what happens to be captured.
     """
 
     def __init__(self, captures: Captures, unlimited: bool = False) -> None:
         self.captures, self.unlimited = captures, unlimited
         self.earned = 0.0
         self.lacking: dict[Hashable, int] = {}  # captures that plans lack, since the latest capture or answer
-        self.rest, self.rest_seconds = 0, 0.0  # of the answer
+        self.rest, self.made = 0, 0  # tokens of the answer: to come at most, and made
+        self.rest_seconds = 0.0  # that the expected rest would take
         self.counted = 0  # captures that were paid for, or made outside of answers
 
     def begin(self, rest: int) -> None:
         """An answer of up to ``rest`` tokens begins."""
-        self.rest, self.rest_seconds, self.counted = rest, 0.0, self.captures.count
+        self.rest, self.made, self.rest_seconds, self.counted = rest, 0, 0.0, self.captures.count
         self.lacking.clear()
 
     def renew(self, rest: int, plain: float) -> None:
@@ -45,7 +48,9 @@ class Investment:
         if spent:
             self.lacking.clear()
         self.earned += INVESTED * plain * (self.rest - rest) - spent
-        self.rest, self.rest_seconds, self.counted = rest, rest * plain, self.captures.count
+        self.made += self.rest - rest
+        self.rest, self.counted = rest, self.captures.count
+        self.rest_seconds = min(rest, max(SURE, self.made)) * plain
 
     def allows(self, captures: int) -> bool:
         """Whether so many captures may be made now; none are always allowed."""

@@ -354,6 +354,7 @@ class Speculative:
     def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
         if not self.model.captures:
             return
+        yield from self.cache.preparations()
         for arm, n in self.planner.expected_rounds(length):
             # What a drafter intends depends on its rank's clock, and all ranks must capture in the same order.
             drafter = arm if self.group.size == 1 else None
