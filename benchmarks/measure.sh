@@ -30,6 +30,8 @@ same() { # NAME option...
 for step in "$@"; do
     case $step in
     facts) triforce-chat evaluate facts $unseen --seed 0 --json >"$out/facts.json" ;;                # 45 s
+    facts-large | facts-medium) triforce-chat evaluate facts $unseen --model "${step#facts-}" --draft none --seed 0 \
+        --json >"$out/$step.json" ;; # 80 s each
     perplexity) triforce-chat evaluate perplexity $unseen --draft none --json >"$out/perplexity.json" ;; # 30 s
     questions) triforce-chat evaluate questions --draft none --seed 0 --json >"$out/questions.json" ;; # 45 s
     acceptance) triforce-chat evaluate acceptance $unseen --seed 0 --repetition-penalty 1 --json >"$out/acceptance.json" ;; # 200 s
@@ -69,6 +71,8 @@ for step in "$@"; do
     large-draft) same "$step" --model large --draft medium --contexts 32768,$long --prompts 2 ;; # 100 s
     large-7b) same "$step" --model large --draft medium --inflate llama-2-7b --contexts $long --prompts 8 ;; # 470 s
     large-8b) same "$step" --model large --draft medium --inflate llama-3.1-8b --contexts $long --prompts 4 ;; # 180 s
+    large-13b) same "$step" --model large --draft medium --inflate llama-2-13b --contexts 65536 --prompts 2 ;; # 135 s
+    large-offload) same "$step" --model large --offload --contexts $long --prompts 1 ;; # 150 s
     large-7b-contexts) same "$step" --model large --draft medium --inflate llama-2-7b --contexts 4096,8192,32768 \
         --prompts 2 ;; # 170 s
     *)

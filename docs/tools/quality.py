@@ -53,10 +53,20 @@ def _answers(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 def facts() -> str:
     """Planted facts by kind and context."""
+    return _facts("h200-facts")
+
+
+def facts_of_models() -> str:
+    """Planted facts asked of ``large`` and ``medium``."""
+    parts = (f"`{model}`:\n\n{_facts(f'h200-facts-{model}')}" for model in ("large", "medium"))
+    return "\n".join(parts)
+
+
+def _facts(name: str) -> str:
     header = ("kind", *(f"{context:,} tokens" for context in CONTEXTS))
-    lines = [[_kind(kind), *(_found("h200-facts", context, kind) for context in CONTEXTS)] for kind in KINDS]
-    total = ["**all that are there**", *(f"**{_right('h200-facts', context)}**" for context in CONTEXTS)]
-    return table(header, [total, *lines]) + "\n" + source("h200-facts")
+    lines = [[_kind(kind), *(_found(name, context, kind) for context in CONTEXTS)] for kind in KINDS]
+    total = ["**all that are there**", *(f"**{_right(name, context)}**" for context in CONTEXTS)]
+    return table(header, [total, *lines]) + "\n" + source(name)
 
 
 def _kind(kind: str) -> str:
@@ -291,6 +301,7 @@ TABLES = {
     "summaries": summaries,
     "loops": loops,
     "facts": facts,
+    "facts-of-models": facts_of_models,
     "depths": depths,
     "denied": denied,
     "base-facts": base_facts,

@@ -24,7 +24,7 @@ PUBLISHED = {0.0: 2.31, 0.2: 2.25, 0.4: 2.20, 0.6: 2.19, 0.8: 2.08, 1.0: 2.08, 1
 NAMES = {"autoregressive": "plain decoding", "transformers": "stock transformers"}
 LONG = 124_928
 # Records of stacks on the same text, by models that the preset names.
-SAME_TEXT = ("large", "medium", "large-draft", "large-7b-contexts", "large-8b")
+SAME_TEXT = ("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload")
 LEAST_TEXTS = 4  # for a confidence interval
 
 

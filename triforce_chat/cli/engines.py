@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import gc
 import os
@@ -243,4 +244,5 @@ def no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries complain of objects that outlive the interpreter
         gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,15 @@ def one_by_one(
     words, heads = loaded.model.get_input_embeddings().weight, loaded.model.lm_head.weight
     states = hidden[window.offset : window.offset + window.count]
     first, cache, found = len(window.tokens) - 1 - window.count, DynamicCache(), []
+    named = inspect.signature(type(llama).forward).parameters
+    name = "cache" if "cache" in named else "past_key_values"  # before transformers 5.24
     for place, token in enumerate(window.tokens[:-1]):
         word = words[token] if token in known.tolist() else words[known].mean(0)
         row, i = head.embed @ word, place - first
         if i >= 0 and ages[i] >= 0:
             age = int(ages[i])
             row = row + head.state @ states[i - age - 1] + head.ages[min(age, len(head.ages) - 1)]
-        out = llama(inputs_embeds=row[None, None], past_key_values=cache, use_cache=True)
+        out = llama(inputs_embeds=row[None, None], use_cache=True, **{name: cache})
         if i >= 0:
             found.append(heads[known] @ (head.output @ out.last_hidden_state[0, 0]))
     return torch.stack(found)
