@@ -230,6 +230,16 @@ def test_the_first_build_is_rehearsed_once_and_leaves_no_trace(pair: Any) -> Non
     assert torch.equal(before, cache.storage.keys)
 
 
+def test_the_rehearsal_comes_before_all_captures_and_needs_no_document(pair: Any) -> None:
+    engine = engine_of(pair, "auto", planned=True)
+    middle: Any = engine.top.planner.arms[0].drafter
+    sampler, captures = engine.sampler(Request([5], 1, WARM)), captures_on(engine.target.device)
+    before = captures.count
+    next(iter(engine.top.preparations(1000, sampler)))()
+    assert middle.cache.rehearsed
+    assert captures.count == before
+
+
 def test_captures_take_their_share_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is never done, and captures of 10 ms between chunks that are 100 ms apart."""
     now = 0.0

@@ -188,10 +188,10 @@ class Engine:
             self.full.queries.forget()  # an earlier answer's may stand in the places of the prompt's
         try:
             yield from answer.events()
+            finished = time.perf_counter()
         finally:
             if not plain:
                 self.calibrator.end()
-        finished = time.perf_counter()
         yield Finished(
             reason=answer.reason or "stop",
             prompt_tokens=len(request.history),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import random
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from triforce_chat.engine.speculation.investment import INVESTED, SURE, Investme
 from triforce_chat.engine.speculation.lookup import Match, NgramLookup
 from triforce_chat.engine.speculation.planner import (
     GAIN,
+    HABIT,
     TRY_AFTER,
     Expected,
     Plan,
@@ -592,9 +594,35 @@ def test_a_size_that_is_not_captured_gives_way_to_one_that_is() -> None:
         planner.lacking = lambda arm, n: 0 if n in (0, 2) else 100  # noqa: ARG005
         assert (free.n, plan_of(planner, 10).n) == (7, 2)
         assert plan_of(planner, 10_000).n == 2  # it may end soon
-        assert plan_of(planner, 10_000, made=100).n == free.n
+        assert plan_of(planner, 10_000, made=1000).n == free.n
         planner.lacking = lambda arm, n: 100 if n else 0  # noqa: ARG005
         assert plan_of(planner, 10).n == (0 if plain else free.n)
+
+
+@pytest.mark.parametrize("rest", [40, 100, 400])
+def test_captures_must_save_more_time_than_they_take(rest: int) -> None:
+    planner, _ = invested(0)
+    planner.arms = [known(0.0001, 0.95)]
+    free = plan_of(planner, rest)
+    planner.lacking = lambda arm, n: 0 if n in (0, 2) else 10_000  # noqa: ARG005
+    ready = plan_of(planner, rest)
+    assert (free.n, ready.n) == (7, 2)
+    saved = 1 / (ready.rate * HABIT) - 1 / free.rate
+    worth = int(min(rest, SURE) * saved / USUAL_CAPTURE)
+    planner.investment.earned = 100.0
+    for lacks, n in ((worth, free.n), (worth + 1, ready.n)):
+        planner.lacking = lambda arm, n, lacks=lacks: 0 if n in (0, 2) else lacks  # type: ignore[misc]  # noqa: ARG005
+        planner.habit = ready
+        assert plan_of(planner, rest).n == n
+
+
+def test_captures_get_a_share_of_the_time_at_the_present_pace() -> None:
+    planner, _ = invested(0)
+    plan_of(planner, 100)
+    assert planner.investment.rest_seconds == pytest.approx(SURE * steady()(1))
+    planner.habit = Plan(4, planner.arms[0], rate=50.0)
+    plan_of(planner, 100)
+    assert planner.investment.rest_seconds == pytest.approx(SURE / 50)
 
 
 def test_several_rounds_take_a_captured_size_if_the_answer_cannot_pay() -> None:
@@ -614,7 +642,7 @@ def test_captures_are_paid_for_by_all_answers_so_far() -> None:
 
     def allowed(rest: int) -> int:
         here.renew(rest, 0.1)
-        return next(n for n in range(10_000) if not here.allows(n)) - 1
+        return next(n for n in range(10_000) if not here.allows(n, math.inf)) - 1
 
     here.begin(80)
     assert allowed(80) == 40  # a quarter of the 3.2 s that 32 tokens take

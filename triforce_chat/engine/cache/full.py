@@ -17,6 +17,7 @@ from triforce_chat.engine.cache.storage import (
     Shape,
     WriteSlot,
 )
+from triforce_chat.engine.cuda_graph import Preparation
 
 QUERY_WINDOW = 64  # tokens whose queries are kept
 
@@ -43,6 +44,10 @@ class CacheObserver(Protocol):
         """The source drops everything after its first ``length`` tokens."""
         ...
 
+    def preparations(self) -> list[Preparation]:
+        """What is worth doing before the first answer."""
+        ...
+
 
 class FullCache(KVCache):
     """Keys and values of all committed tokens; grows in place and is never copied."""
@@ -58,6 +63,9 @@ class FullCache(KVCache):
         self.storage = storage(shape, capacity)
         self.queries = QueryRing(shape, query_window)
         self.observers: WeakSet[CacheObserver] = WeakSet()  # those of a replaced stack vanish with it
+
+    def preparations(self) -> list[Preparation]:
+        return [prepare for observer in self.observers for prepare in observer.preparations()]
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
         self.queries.write(layer, self.length, q)

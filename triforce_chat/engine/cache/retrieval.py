@@ -123,7 +123,8 @@ class RetrievalCache(KVCache):
 
     @torch.inference_mode()
     def _rehearse(self, buffer: KVBuffer) -> None:
-        layout = Layout.of(self.source.length, self.budget)
+        # By then little of the document may be there; whatever else the memory holds serves as well.
+        layout = Layout.of(min(buffer.capacity, self.source.length + 2 * self.budget.tokens), self.budget)
         if self.state is not State.STALE or not layout.chunks:
             return
         self.rehearsed = True

@@ -22,9 +22,9 @@ def nothing_lacking(arm: Any, n: int) -> int:  # noqa: ARG001
 class Investment:
     """The allowance for captures; the levels of a stack share it, and the top level renews it before each round.
 
-    The captures of a plan must not take longer than the expected rest of the answer would without drafts. All captures
-    together must not take more than a share (``INVESTED``) of the time of plain decoding for all answers, including
-    that rest; what one answer does not use is left for later ones. Most answers end long before their limit: the rest
+    The captures of a plan must not take longer than what the plan saves in the expected rest of the answer. All
+    captures together must not take more than a share (``INVESTED``) of the time of all answers, including that rest, at
+    their pace; what one answer does not use is left for later ones. Most answers end long before their limit: the rest
     is expected to be as long as what is there (at least ``SURE``). ``earned``: seconds that were not used so far.
     ``unlimited``: plans must not depend on what happens to be captured.
     """
@@ -34,25 +34,29 @@ class Investment:
         self.earned = 0.0
         self.lacking: dict[Hashable, int] = {}  # captures that plans lack, since the latest capture or answer
         self.rest, self.made = 0, 0  # tokens of the answer: to come at most, and made
-        self.rest_seconds = 0.0  # that the expected rest would take
+        self.expected_rest = 0  # tokens
+        self.rest_seconds = 0.0  # that the expected rest takes
         self.counted = 0  # captures that were paid for, or made outside of answers
 
     def begin(self, rest: int) -> None:
         """An answer of up to ``rest`` tokens begins."""
-        self.rest, self.made, self.rest_seconds, self.counted = rest, 0, 0.0, self.captures.count
+        self.rest, self.made, self.counted = rest, 0, self.captures.count
+        self.expected_rest, self.rest_seconds = 0, 0.0
         self.lacking.clear()
 
-    def renew(self, rest: int, plain: float) -> None:
-        """Up to ``rest`` tokens are still to come, each of which takes ``plain`` seconds without a draft."""
+    def renew(self, rest: int, pace: float) -> None:
+        """Up to ``rest`` tokens are still to come, each of which takes ``pace`` seconds as things are."""
         spent = (self.captures.count - self.counted) * self.captures.mean
         if spent:
             self.lacking.clear()
-        self.earned += INVESTED * plain * (self.rest - rest) - spent
+        self.earned += INVESTED * pace * (self.rest - rest) - spent
         self.made += self.rest - rest
         self.rest, self.counted = rest, self.captures.count
-        self.rest_seconds = min(rest, max(SURE, self.made)) * plain
+        self.expected_rest = min(rest, max(SURE, self.made))
+        self.rest_seconds = self.expected_rest * pace
 
-    def allows(self, captures: int) -> bool:
-        """Whether so many captures may be made now; none are always allowed."""
-        most = min(self.rest_seconds, self.earned + INVESTED * self.rest_seconds)
+    def allows(self, captures: int, saved: float) -> bool:
+        """Whether so many captures may be made now for a plan that saves ``saved`` seconds a token; none always may."""
+        won = min(self.rest_seconds, self.expected_rest * saved)
+        most = min(won, self.earned + INVESTED * self.rest_seconds)
         return captures == 0 or captures * self.captures.mean <= most

@@ -7,6 +7,7 @@ output stays exact.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -195,7 +196,8 @@ class Planner:
 
     def renew(self, rest: int) -> None:
         """The answer may grow by ``rest`` tokens, for which captures may still pay."""
-        self.investment.renew(rest, self._plain)
+        rate = self.habit.rate
+        self.investment.renew(rest, min(self._plain, 1 / rate) if rate else self._plain)
 
     def expected_rounds(self, length: int) -> list[tuple[Arm | None, int]]:
         """Rounds after ``length`` tokens, by arm and number of drafted tokens, in the order of their first use."""
@@ -250,20 +252,34 @@ class Planner:
 
     def _best(self, arm: Arm | None, rates: dict[int, float]) -> int:
         """The number of drafted tokens with the highest rate for which nothing too costly is to be captured; else 0."""
+        slowest = self._slowest(arm, rates)
         for n in sorted(rates, key=rates.__getitem__, reverse=True):
-            if self._affordable(arm, n):
+            if self._affordable(arm, n, slowest - 1 / rates[n]):
                 return n
         return 0
 
-    def _affordable(self, arm: Arm | None, n: int) -> bool:
-        investment = self.investment
-        if investment.unlimited:
-            return True
+    def _slowest(self, arm: Arm | None, rates: dict[int, float]) -> float:
+        """Seconds per token of the best plan that needs no captures, as far as it is known."""
+        if self.investment.unlimited:
+            return math.inf
+        ready = [rate for n, rate in rates.items() if not self._lacked(arm, n)]
+        if self.may_be_plain and self.undrafted.weight:
+            ready.append(1 / self.undrafted.mean)
+        if not self._lacked(self.habit.arm, self.habit.n):
+            ready.append(self.habit.rate)
+        best = max(ready, default=0)
+        return 1 / best if best else math.inf
+
+    def _affordable(self, arm: Arm | None, n: int, saved: float) -> bool:
+        """Whether what ``arm`` lacks for n tokens may be captured, if that saves ``saved`` seconds a token."""
+        return self.investment.unlimited or self.investment.allows(self._lacked(arm, n), saved)
+
+    def _lacked(self, arm: Arm | None, n: int) -> int:
         # Looking takes the host a while. By number: references would keep a replaced stack alive.
-        known, plan = investment.lacking, (id(self), id(arm), n)
+        known, plan = self.investment.lacking, (id(self), id(arm), n)
         if plan not in known:
             known[plan] = self.lacking(arm, n)
-        return investment.allows(known[plan])
+        return known[plan]
 
     def _least_lacking(self, arm: Arm | None, rates: dict[int, float]) -> int:
         """Where a draft must be made: the best of those for which least is to be captured."""
@@ -309,12 +325,12 @@ class Planner:
         for arm in able:
             if arm.trials < len(TRIALS) and (not self.may_be_plain or self.rounds > TRY_AFTER):
                 n = min(TRIALS[arm.trials], most)
-                if not self.may_be_plain or self._affordable(arm, n):
+                if not self.may_be_plain or self._affordable(arm, n, self._plain):
                     return Plan(n, arm)
                 continue
             waited = self.rounds - arm.measured_at
             if waited > arm.patience and (
-                not self.may_be_plain or self._affordable(arm, min(TRIALS[0], most))
+                not self.may_be_plain or self._affordable(arm, min(TRIALS[0], most), self._plain)
             ):
                 again = self._drafted(arm, most) if arm.measured else Plan(min(TRIALS[0], most), arm, best)
                 if again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience:
