@@ -41,7 +41,7 @@ from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.memory_plan.dimensions import Dimensions
 
 HOPPER, CONTEXT = 90, 256
-LAUNCHED = ("rms_norm", "silu_mul", "rotate_and_store", "decode_attention", "int8_linear")
+LAUNCHED = ("rms_norm", "silu_mul", "rotate_and_store", "decode_attention", "quantized_linear")
 
 
 def needed(*models: Kernels) -> dict[Any, dry.Launch]:

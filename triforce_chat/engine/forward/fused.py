@@ -56,7 +56,7 @@ class Dense:
         return summed
 
 
-class Int8Linear:
+class GroupLinear:
     """``Dense`` with weights rounded to 8 bits, for proposals: a step reads half the bytes."""
 
     def __init__(self, dense: Linear) -> None:
@@ -64,25 +64,25 @@ class Int8Linear:
         self.weight, self.bias, self.size = kernels.quantize(dense.weight), dense.bias, dense.size
 
     def __call__(self, x: Tensor) -> Tensor:
-        return kernels.int8_linear(x, self.weight, self._bias(len(x)))
+        return kernels.quantized_linear(x, self.weight, self._bias(len(x)))
 
     def normed(self, x: Tensor, norm: kernels.Norm) -> Tensor:
-        return kernels.int8_linear(x, self.weight, self._bias(len(x)), norm)
+        return kernels.quantized_linear(x, self.weight, self._bias(len(x)), norm)
 
     def gated(self, x: Tensor, norm: kernels.Norm) -> Tensor:
         if self.bias is not None:
             return kernels.silu_mul(self.normed(x, norm))
-        return kernels.int8_linear(x, self.weight, norm=norm, gated=True)
+        return kernels.quantized_linear(x, self.weight, norm=norm, gated=True)
 
     def add_to(self, residual: Tensor | None, x: Tensor) -> Tensor:
-        out = kernels.int8_linear(x, self.weight, residual)
+        out = kernels.quantized_linear(x, self.weight, residual)
         return out if self.bias is None else out + self.bias
 
     def _bias(self, n: int) -> Tensor | None:
         return None if self.bias is None else self.bias.expand(n, -1)
 
 
-Linear = Dense | Int8Linear
+Linear = Dense | GroupLinear
 
 
 def merged(*linears: Any) -> Dense:
@@ -122,7 +122,7 @@ class Block:
         """A copy of the block with 8-bit weights."""
         made = copy(self)
         made.qkv_proj, made.o_proj, made.gate_up_proj, made.down_proj = map(
-            Int8Linear, (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
+            GroupLinear, (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
         )
         return made
 
@@ -162,7 +162,7 @@ class Decoder:
         """A copy of the decoder with 8-bit weights; the embedding is shared."""
         made = copy(self)
         made.blocks = [block.quantized() for block in self.blocks]
-        made.head = Int8Linear(self.head)
+        made.head = GroupLinear(self.head)
         return made
 
     @property

@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit weights for a few tokens, where reading the weights takes all the time."""
+"""Linear layers with quantized weights for a few tokens, where reading the weights takes all the time."""
 
 from __future__ import annotations
 
@@ -10,37 +10,53 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce_chat.engine.kernels.decoding import PROCESSORS
+from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
 
-LARGEST = 127  # magnitude of a symmetric 8-bit integer
 MEMORY = 232_448  # bytes of shared memory of one multiprocessor
 RESERVED = 1_024  # bytes of it that the system reserves per program
 MOST_SUMS = {2: 2048, 4: 512}  # accumulators of a tile that fit the registers, by bytes per element
 TILES, MOST_TILES = 2, 3  # in flight per program, wanted and at most
 LINE = 128  # bytes of a cache line
 PIECES = (LINE, 64, 32, 16)  # candidates for the inputs of a tile that one warp reads
+MOST_GROUPED = 16  # tokens up to which a warp takes two spans of a grouped weight at once
+SHARED = 4  # bytes that a group shares
 
-
-class Int8Weight(NamedTuple):
-    """A weight [O, I] as 8-bit integers with one scale per output: ``data`` [O, I], ``scale`` fp32 [O]."""
-
-    data: Tensor
-    scale: Tensor
-
-
-def quantize(weight: Tensor) -> Int8Weight:
-    """Round a weight [O, I] to 8 bits, each row scaled by its largest magnitude."""
-    scale = weight.abs().amax(1).float() / LARGEST
-    divisor = torch.where(scale > 0, scale, 1.0)
-    return Int8Weight((weight / divisor[:, None]).round().to(torch.int8), scale)
+# Integers become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones.
+BIAS = tl.constexpr(128)
+NIBBLES = tl.constexpr("""{
+.reg .b32 low, high;
+and.b32 low, $4, 0x0F0F0F0F;
+shr.u32 high, $4, 4;
+and.b32 high, high, 0x0F0F0F0F;
+prmt.b32 $0, low, 0x43434343, 0x4140;
+prmt.b32 $1, low, 0x43434343, 0x4342;
+prmt.b32 $2, high, 0x43434343, 0x4140;
+prmt.b32 $3, high, 0x43434343, 0x4342;
+}""")
+BYTES = tl.constexpr("""{
+.reg .b32 high;
+lop3.b32 $0, $2, 0x00FF00FF, 0x43004300, 0xEA;
+shr.u32 high, $2, 8;
+lop3.b32 $1, high, 0x00FF00FF, 0x43004300, 0xEA;
+}""")
 
 
 class Blocking(NamedTuple):
-    """Compile-time parameters: outputs of a tile, inputs that each warp reads of it, pipeline stages, warps."""
+    """Compile-time parameters: outputs of a tile, words that a piece has of each, pipeline stages, warps, pieces.
+
+    Without a number of pieces each warp reads one.
+    """
 
     outputs: int
     inputs: int
     stages: int
     warps: int = 4
+    pieces: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Pieces of a tile."""
+        return self.pieces or self.warps
 
 
 def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
@@ -66,7 +82,26 @@ def tile_bytes(n: int, shape: Blocking, dtype: torch.dtype, gated: bool = False)
     """Bytes of shared memory that one pipeline stage takes: weights, x and the norm's weight."""
     heights = 2 * shape.outputs if gated else shape.outputs
     each: int = heights + dtype.itemsize * (padded(n) + 1)
-    return shape.warps * shape.inputs * each
+    return shape.parts * shape.inputs * each
+
+
+def grouped_blocking(
+    n: int, weight: QuantizedWeight, outputs: int, dtype: torch.dtype, gated: bool
+) -> Blocking:
+    """The tiling of a weight whose groups are scaled one by one: a piece is a span, so that only their number varies.
+
+    It is the same for all small numbers of tokens: then a row's sums have the same order.
+    """
+    codes, few = weight.codes, padded(n) <= MOST_GROUPED
+    pieces = 8 if few and not gated else 4
+    height = 32 if few and outputs >= 32 * 2 * PROCESSORS else 16
+    wide = height * (2 if gated else 1)
+    words = codes.words * weight.data.itemsize
+    each = wide * (words + codes.parts * SHARED) + codes.words * codes.parts * dtype.itemsize * (
+        padded(n) + 1
+    )
+    stages = min(MOST_TILES, max(1, (MEMORY // 2 - RESERVED) // (pieces * each))) + 1
+    return Blocking(height, codes.words, stages, 4, pieces)
 
 
 def padded(n: int) -> int:
@@ -82,27 +117,35 @@ class Norm(NamedTuple):
     eps: float
 
 
-def int8_linear(
+def quantized_linear(
     x: Tensor,
-    weight: Int8Weight,
+    weight: QuantizedWeight,
     add: Tensor | None = None,
     norm: Norm | None = None,
     gated: bool = False,
     shape: Blocking | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Norm x [n, I] (optional), multiply by the transposed weight and add ``add`` [n, O] (optional): [n, O].
 
     ``add`` is a residual or an expanded bias. ``gated``: the weight's rows are gates [M, I] followed by as many others,
     and the result is silu(gates) * others [n, M], for which there is no ``add``. The last dimension of each tensor must
-    be contiguous. ``shape`` overrides the tiling.
+    be contiguous. ``shape`` overrides the tiling; ``out`` [n, O] receives the result.
+
+    Integers are multiplied with x, whose products are summed in fp32 and scaled then: no weight is rounded. x times the
+    norm's weight is rounded to x's dtype before.
     """
     n, inputs = x.shape
-    outputs = weight.data.shape[0] // (2 if gated else 1)
+    outputs = weight.outputs // (2 if gated else 1)
+    grouped = not weight.whole
+    if shape is None and grouped:
+        shape = grouped_blocking(n, weight, outputs, x.dtype, gated)
     shape = shape or blocking(n, outputs, x.dtype, gated)
-    out = x.new_empty(n, outputs)
+    out = x.new_empty(n, outputs) if out is None else out
+    data = weight.data
     _multiply[(triton.cdiv(outputs, shape.outputs),)](
         x,
-        weight.data,
+        data,
         weight.scale,
         x if norm is None else norm.weight,
         out if add is None else add,
@@ -110,17 +153,24 @@ def int8_linear(
         n,
         outputs,
         inputs,
+        len(data) * data.shape[2],
         0.0 if norm is None else norm.eps,
         x.stride(0),
-        weight.data.stride(0),
+        data.stride(0) // data.shape[2] if grouped else 1,
+        data.stride(1),
+        weight.scale.stride(0),
         0 if add is None else add.stride(0),
+        out.stride(0),
+        group=weight.group if grouped else 0,
+        zero=weight.codes.zero,
         adds=add is not None,
         norms=norm is not None,
         gates=gated,
         tokens=padded(n),
         height=shape.outputs,
-        pieces=shape.warps,
+        pieces=shape.parts,
         depth=shape.inputs,
+        stages=shape.stages,
         num_stages=shape.stages,
         num_warps=shape.warps,
     )
@@ -128,11 +178,36 @@ def int8_linear(
 
 
 @triton.jit
-def _add_product(total, weights, mask, part):
-    """Add the product of a block of 8-bit weights with a block of inputs."""
-    # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
-    w = tl.load(weights, mask=mask, other=0).to(tl.bfloat16).to(part.dtype)
-    return tl.dot(w, part, total, input_precision="ieee")
+def _pair(words, kind: tl.constexpr):
+    """The two integers of each word, plus 128, in ``kind``."""
+    if words.dtype == tl.uint8:
+        low, high = tl.inline_asm_elementwise(
+            NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        low, high = tl.inline_asm_elementwise(
+            BYTES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    return low.to(kind), high.to(kind)
+
+
+@triton.jit
+def _scaled(total, codes, part, sums, shared, sided: tl.constexpr, offset: tl.constexpr, zero: tl.constexpr):
+    """Add the product of groups of integers, which are too large by ``offset``, with their inputs.
+
+    ``sums`` of the inputs; ``shared``: 32 bits of each group.
+    """
+    made = tl.dot(codes, part, input_precision="ieee")
+    if sided:
+        factor = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        least = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        total += made * factor[:, :, None]
+        total += sums * (least - offset * factor)[:, :, None]
+    elif offset:
+        total += (made - sums * (offset + zero)) * shared[:, :, None]
+    else:
+        total += made * shared[:, :, None]
+    return total
 
 
 @triton.jit
@@ -146,10 +221,16 @@ def _multiply(
     n,
     outputs,
     inputs,
+    words,
     eps,
     x_row,
+    jump,
     data_row,
+    scale_row,
     add_row,
+    out_row,
+    group: tl.constexpr,
+    zero: tl.constexpr,
     adds: tl.constexpr,
     norms: tl.constexpr,
     gates: tl.constexpr,
@@ -157,36 +238,69 @@ def _multiply(
     height: tl.constexpr,
     pieces: tl.constexpr,
     depth: tl.constexpr,
+    stages: tl.constexpr,
 ):
+    # Numbers in a word; whether groups have a minimum; how much larger than themselves integers are multiplied.
+    paired: tl.constexpr = data.dtype.element_ty != tl.int8
+    parts: tl.constexpr = 2 if paired else 1
+    sided: tl.constexpr = scale.dtype.element_ty == tl.int32
+    offset: tl.constexpr = BIAS if paired else 0
     output = tl.program_id(0) * height + tl.arange(0, height)
     token = tl.arange(0, tokens)
     row = tl.minimum(output, outputs - 1)
     valid = (output[:, None] < outputs) & (token[None, :] < n)
     # Load early what is needed at the end.
-    factor = tl.load(scale + row)
-    other_factor = tl.load(scale + outputs + row) if gates else factor
+    if not group:
+        factor = tl.load(scale + row)
+        other_factor = tl.load(scale + outputs + row) if gates else factor
     if adds:
         base = tl.load(add + token[None, :] * add_row + output[:, None], mask=valid, other=0.0).to(tl.float32)
 
     # Each warp reads its own part of the inputs, so no element is loaded twice.
-    lane = tl.arange(0, pieces)[:, None, None] * depth
-    across, down = lane + tl.arange(0, depth)[None, None, :], lane + tl.arange(0, depth)[None, :, None]
-    w_at = data + row.to(tl.int64)[None, :, None] * data_row + across
-    x_at = x + token[None, None, :] * x_row + down
+    piece = tl.arange(0, pieces) * depth
+    lane = piece[:, None, None]
+    across, down = tl.arange(0, depth)[None, None, :], tl.arange(0, depth)[None, :, None]
+    w_at = data + row.to(tl.int64)[None, :, None] * data_row + lane.to(tl.int64) * jump + across
+    x_at = x + token[None, None, :] * x_row + lane * parts + down
     total = tl.zeros((pieces, height, tokens), tl.float32)
     other = tl.zeros((pieces, height, tokens), tl.float32)
     squares = tl.zeros((pieces, tokens), tl.float32)
-    for start in range(0, inputs, pieces * depth):
-        part = tl.load(x_at + start, mask=(token[None, None, :] < n) & (down < inputs - start), other=0.0)
-        if norms:
-            squares += tl.sum(part.to(tl.float32) * part.to(tl.float32), 1)
-            weigh = tl.load(norm + start + down, mask=down < inputs - start, other=0.0)
-            part = (part.to(tl.float32) * weigh.to(tl.float32)).to(part.dtype)
-        inside = across < inputs - start
-        total = _add_product(total, w_at + start, inside, part)
+    ones = tl.full((pieces, height, depth), 1.0, x.dtype.element_ty)
+    for start in tl.range(0, words, pieces * depth, num_stages=stages):
+        inside = lane + across < words - start
+        w = tl.load(w_at, mask=inside, other=0)
         if gates:
-            other = _add_product(other, w_at + outputs.to(tl.int64) * data_row + start, inside, part)
-    made, made_other = tl.sum(total, 0) * factor[:, None], tl.sum(other, 0) * other_factor[:, None]
+            v = tl.load(w_at + outputs.to(tl.int64) * data_row, mask=inside, other=0)
+        w_at += pieces * depth * jump
+        for half in tl.static_range(parts):
+            at = start * parts + half * depth
+            some = lane * parts + down < inputs - at
+            part = tl.load(x_at + at, mask=(token[None, None, :] < n) & some, other=0.0)
+            if norms:
+                squares += tl.sum(part.to(tl.float32) * part.to(tl.float32), 1)
+                weigh = tl.load(norm + lane * parts + down + at, mask=some, other=0.0)
+                part = (part.to(tl.float32) * weigh.to(tl.float32)).to(part.dtype)
+            # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
+            w_codes = _pair(w, part.dtype)[half] if paired else w.to(tl.bfloat16).to(part.dtype)
+            if gates:
+                v_codes = _pair(v, part.dtype)[half] if paired else v.to(tl.bfloat16).to(part.dtype)
+            if group:
+                # By a product, because that comes in the layout in which it is needed.
+                sums = tl.dot(ones, part, input_precision="ieee") if sided or paired else total
+                shared_at = scale + (at + piece * parts)[:, None] // group * scale_row + row[None, :]
+                here = piece[:, None] < words - start
+                shared = tl.load(shared_at, mask=here, other=0)
+                total = _scaled(total, w_codes, part, sums, shared, sided, offset, zero)
+                if gates:
+                    shared = tl.load(shared_at + outputs, mask=here, other=0)
+                    other = _scaled(other, v_codes, part, sums, shared, sided, offset, zero)
+            else:
+                total = tl.dot(w_codes, part, total, input_precision="ieee")
+                if gates:
+                    other = tl.dot(v_codes, part, other, input_precision="ieee")
+    made, made_other = tl.sum(total, 0), tl.sum(other, 0)
+    if not group:
+        made, made_other = made * factor[:, None], made_other * other_factor[:, None]
     if norms:
         steady = 1.0 / tl.sqrt_rn(tl.sum(squares, 0) / inputs + eps)
         made, made_other = made * steady[None, :], made_other * steady[None, :]
@@ -194,5 +308,5 @@ def _multiply(
         made = made * tl.sigmoid(made) * made_other
     if adds:
         made += base
-    to = out + token[None, :] * outputs + output[:, None]
+    to = out + token[None, :] * out_row + output[:, None]
     tl.store(to, made.to(out.dtype.element_ty), mask=valid)

@@ -212,7 +212,7 @@ def gather_cases(model: Model, length: int, budget: Budget) -> Iterator[Case]:
 
 class Layer(NamedTuple):
     x: Tensor
-    weight: kernels.Int8Weight
+    weight: kernels.QuantizedWeight
     dense: Tensor
     norm: kernels.Norm | None
     residual: Tensor | None
@@ -239,7 +239,7 @@ class Form(NamedTuple):
             scale = torch.full((self.outputs,), 0.01 / self.inputs**0.5, device=DEVICE)
             return Layer(
                 noise(n, self.inputs),
-                kernels.Int8Weight(data, scale),
+                kernels.QuantizedWeight(data[None], scale[None], self.inputs, self.inputs),
                 (data * scale[:, None]).to(DTYPE) if dense else noise(0),
                 kernels.Norm(noise(self.inputs), 1e-5) if self.norm else None,
                 noise(n, self.outputs) if self.residual else None,
@@ -248,7 +248,7 @@ class Form(NamedTuple):
         return rounds(self.outputs * self.inputs, made)
 
     def fused(self, each: Layer, tiles: Blocking | None = None) -> Tensor:
-        return kernels.int8_linear(each.x, each.weight, each.residual, each.norm, self.gated, tiles)
+        return kernels.quantized_linear(each.x, each.weight, each.residual, each.norm, self.gated, tiles)
 
     def dense(self, each: Layer) -> Tensor:
         x = each.x if each.norm is None else rms_norm(each.x, (self.inputs,), *each.norm)
@@ -274,8 +274,8 @@ def linear_cases(model: Model, n: int) -> Iterator[Case]:
     """The layers of a model by kernel and by torch, whose weights are twice as large."""
     for form in forms(model)[:4]:
         size, copies, shape = form.outputs * form.inputs, form.layers(n, dense=True), form.shape(model, n)
-        yield Case("int8_linear", shape, size, copies, form.fused, form.dense)
-        yield Case("int8_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
+        yield Case("quantized_linear", shape, size, copies, form.fused, form.dense)
+        yield Case("quantized_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
 
 
 def linear_sweep(model: Model, tokens: Sequence[int]) -> Iterator[Case]:
@@ -286,7 +286,7 @@ def linear_sweep(model: Model, tokens: Sequence[int]) -> Iterator[Case]:
             chosen = tiles._replace(outputs=tiles.outputs // 2) if form.gated else tiles
             if chosen.outputs < 16 or (form.outputs > 16_384 and tiles.outputs == 16):
                 continue
-            name = f"int8_linear {'x'.join(map(str, chosen))}"
+            name = f"quantized_linear {'x'.join(map(str, chosen))}"
             size = form.outputs * form.inputs
             yield Case(name, form.shape(model, n), size, copies, partial(form.fused, tiles=chosen))
 
