@@ -25,6 +25,7 @@ from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import Memory, MemoryPlan
 from triforce_chat.models.describe import describe
 from triforce_chat.models.load import LoadedModel, load_model
+from triforce_chat.models.placement import OnCpu
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.stored_weights import stored_weights
 from triforce_chat.settings.settings import Settings
@@ -106,7 +107,7 @@ def test_a_draft_stays_as_it_is_beside_another_target(file: Path, monkeypatch: p
 
 
 def test_the_plan_counts_their_bytes(file: Path) -> None:
-    stored = stored_weights(resolve(str(file)))
+    stored = stored_weights(resolve(str(file)), OnCpu())
     assert stored is not None
     free = 10**9
     machine = torch.device("cpu"), torch.float32, Memory(free, free, is_host=True)

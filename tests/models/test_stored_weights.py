@@ -19,9 +19,11 @@ from triforce_chat.engine.forward.quantized import QuantizedEmbedding, Quantized
 from triforce_chat.engine.group import SINGLE
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.join_draft import share_matrices
+from triforce_chat.models import placement
 from triforce_chat.models import stored_weights as module
 from triforce_chat.models.gguf_header import read_header
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.placement import OnCpu
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.stored_weights import stored_weights
 from triforce_chat.storage.kv.fingerprint import fingerprint
@@ -144,7 +146,7 @@ def test_kinds_without_a_kernel_are_expanded(tmp_path: Path) -> None:
 
 def test_without_a_kernel_weights_are_expanded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(module, "available", lambda: "no C++ compiler")
+    monkeypatch.setattr(placement, "available", lambda: "no C++ compiler")
     loaded = load(file, note=notes.append)
     assert (loaded.stored, layers(loaded)) == (None, [])
     assert notes == ["tiny.gguf is expanded: no C++ compiler"]
@@ -204,7 +206,7 @@ def test_fingerprints(tmp_path: Path, file: Path) -> None:
 
 def test_their_bytes_are_those_of_the_file(file: Path) -> None:
     kept = load(file)
-    found = stored_weights(resolve(str(file)))
+    found = stored_weights(resolve(str(file)), OnCpu())
     assert found == kept.stored
     assert found is not None
     blocks = sum(layer.matrix.data.nbytes for layer in layers(kept))

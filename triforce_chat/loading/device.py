@@ -6,8 +6,10 @@ import re
 
 import torch
 
+from triforce_chat.engine.kernels_available import ROOMY
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.cpu_speed import bfloat16_pays
+from triforce_chat.loading.gpu import find_gpu
 from triforce_chat.settings.settings import AUTO, Settings
 from triforce_chat.settings.sizes import readable
 
@@ -39,8 +41,13 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
 
 
 def keeps_format(settings: Settings, device: str) -> bool:
-    """Whether quantized weights of GGUF files stay as they are: in one process on a CPU, unless a dtype is named."""
-    return device == "cpu" and settings.dtype == AUTO and settings.tp == 1
+    """Whether quantized weights of GGUF files stay as they are: in one process, unless a dtype is named.
+
+    On a GPU, if it has the memory on its chip that the kernels need; one that is not here is taken to have it.
+    """
+    gpu = find_gpu(device)
+    roomy = gpu is None or gpu.capability in ROOMY
+    return roomy and settings.dtype == AUTO and settings.tp == 1
 
 
 def require_gpu(settings: Settings) -> None:

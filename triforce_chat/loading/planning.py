@@ -78,8 +78,8 @@ def plan_for(
     """
     device, dtype, memory = machine
     if keeps_format(settings, device.type):
-        model, draft = as_stored(model), draft and as_stored(draft)
-    if model.stored:
+        model, draft = as_stored(model, device, dtype), draft and as_stored(draft, device, dtype)
+    if model.stored and device.type == "cpu":
         dtype = torch.float32  # of everything else
 
     def with_budget(largest: int) -> MemoryPlan:

@@ -16,6 +16,8 @@ from triforce_chat.models.registry import ModelSource, looks_like_hub_id, resolv
 from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
 
 if TYPE_CHECKING:
+    import torch
+
     from triforce_chat.models.stored_weights import StoredWeights
 
 
@@ -109,12 +111,16 @@ def _of_hub(name: str) -> Description:
     return describe_source(ModelSource(name, configuration_folder(name), None, None))
 
 
-def as_stored(model: Description) -> Description:
-    """The description with the weights that stay as they are, if its GGUF file has such. Raises ModelError."""
+def as_stored(model: Description, device: torch.device, dtype: torch.dtype) -> Description:
+    """The description with the weights that stay as they are on a device, if its GGUF file has such.
+
+    Raises ModelError.
+    """
+    from triforce_chat.models.placement import placement
     from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
 
     try:
-        stored = stored_weights(model.source) if model.source else None
+        stored = stored_weights(model.source, placement(device, dtype)) if model.source else None
     except NotMultiplied:  # loading it will tell
         stored = None
     return dataclasses.replace(model, stored=stored)

@@ -40,6 +40,7 @@ from triforce_chat.models.gguf_cache import converted
 from triforce_chat.models.gguf_header import check_gguf
 from triforce_chat.models.gguf_reader import quick_gguf
 from triforce_chat.models.model_cache import CacheUnusable
+from triforce_chat.models.placement import Placement, placement
 from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
 from triforce_chat.models.registry import ModelSource, resolve
 from triforce_chat.models.rope import is_yarn, stretch_yarn
@@ -91,8 +92,8 @@ def load_model(
 
     ``tokenizer``: of the target that it is to draft for, used if the model has none of its own. A ``context`` beyond
     the one that a YaRN model was made for stretches its positions. If ``ranks`` processes of one torch.distributed
-    group call this together, each gets a part of the weights. With ``keep_format``, on a CPU and without ranks, the
-    quantized weights of a GGUF file stay as they are, and the rest is in fp32; otherwise, or if they cannot be
+    group call this together, each gets a part of the weights. With ``keep_format``, without ranks, the
+    quantized weights of a GGUF file stay as they are, and the rest is in fp32 on a CPU; otherwise, or if they cannot be
     multiplied, what the file is converted into is kept in the cache. ``note`` receives the reason if one of these is
     impossible. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or run, and
     OutOfMemory if it does not fit.
@@ -100,13 +101,14 @@ def load_model(
     source = resolve(name, report=report)
     if tokenizer is None:
         check_answers(name, source.folder)
-    stored = _stored(source, note) if keep_format else None
+    place = placement(torch.device(device), dtype)
+    stored = _stored(source, place, note) if keep_format else None
     files = source if stored else _converted(source, device, dtype, ranks, report, note)
     config = load_config(files, context)
     with convert_errors(name, device), silence_logs(), _quick(files):
         tokenizer = _tokenizer(files, config, tokenizer)
         if stored:
-            model = map_weights(files, config, attention, dtype)
+            model = map_weights(files, config, attention, place)
         else:
             model = _weights(files, config, device, dtype, attention, ranks)
         if source.adapter is not None:
@@ -114,11 +116,16 @@ def load_model(
     return _loaded(source, model, tokenizer, stored)
 
 
-def _stored(source: ModelSource, note: Note) -> StoredWeights | None:
-    """The weights that stay as they are; None if there are none, or if they cannot be multiplied, with a note."""
+def _stored(source: ModelSource, place: Placement, note: Note) -> StoredWeights | None:
+    """The weights that stay as they are; None if there are none, or if they cannot be multiplied.
+
+    That is told in a note, unless a preset brings an adapter along, as nobody asked for that combination.
+    """
     try:
-        return stored_weights(source)
+        return stored_weights(source, place)
     except NotMultiplied as reason:
+        if source.preset is not None and source.adapter is not None:
+            return None
         note(f"{source.gguf_file} is expanded: {reason}")
         return None
 

@@ -188,9 +188,9 @@ class Runner:
     def quantized(self) -> Runner:
         """This model with 8-bit copies of its matrices for forwards of few tokens: faster, slightly inexact.
 
-        For proposals only. Without fused blocks this is the runner itself.
+        For proposals only. Without fused blocks, or with weights that are quantized already, this is the runner itself.
         """
-        if self.decoder is None:
+        if self.decoder is None or self.decoder.keeps_format:
             return self
         from triforce_chat.engine.forward.graphs import ForwardGraphs
 
@@ -212,6 +212,8 @@ class Runner:
             return True
         # In fp16 the fused norm of 8-bit products could overflow.
         if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
+            return False
+        if self.decoder.keeps_format:
             return False
         return self.group.all_reduce_min(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
 

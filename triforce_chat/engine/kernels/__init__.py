@@ -17,15 +17,15 @@ from triforce_chat.engine.kernels.scoring import chunk_scores
 from triforce_chat.engine.kernels.searching import search
 
 __all__ = [
-    "QuantizedWeight",
     "Norm",
+    "QuantizedWeight",
     "chunk_scores",
     "decode_attention",
     "expand",
     "expanded_rows",
     "gather_chunks",
-    "quantized_linear",
     "quantize",
+    "quantized_linear",
     "rms_norm",
     "rotate_and_store",
     "search",

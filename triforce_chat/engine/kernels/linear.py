@@ -124,13 +124,12 @@ def quantized_linear(
     norm: Norm | None = None,
     gated: bool = False,
     shape: Blocking | None = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Norm x [n, I] (optional), multiply by the transposed weight and add ``add`` [n, O] (optional): [n, O].
 
     ``add`` is a residual or an expanded bias. ``gated``: the weight's rows are gates [M, I] followed by as many others,
     and the result is silu(gates) * others [n, M], for which there is no ``add``. The last dimension of each tensor must
-    be contiguous. ``shape`` overrides the tiling; ``out`` [n, O] receives the result.
+    be contiguous. ``shape`` overrides the tiling.
 
     Integers are multiplied with x, whose products are summed in fp32 and scaled then: no weight is rounded. x times the
     norm's weight is rounded to x's dtype before.
@@ -141,7 +140,7 @@ def quantized_linear(
     if shape is None and grouped:
         shape = grouped_blocking(n, weight, outputs, x.dtype, gated)
     shape = shape or blocking(n, outputs, x.dtype, gated)
-    out = x.new_empty(n, outputs) if out is None else out
+    out = x.new_empty(n, outputs)
     data = weight.data
     _multiply[(triton.cdiv(outputs, shape.outputs),)](
         x,
@@ -160,7 +159,6 @@ def quantized_linear(
         data.stride(1),
         weight.scale.stride(0),
         0 if add is None else add.stride(0),
-        out.stride(0),
         group=weight.group if grouped else 0,
         zero=weight.codes.zero,
         adds=add is not None,
@@ -228,7 +226,6 @@ def _multiply(
     data_row,
     scale_row,
     add_row,
-    out_row,
     group: tl.constexpr,
     zero: tl.constexpr,
     adds: tl.constexpr,
@@ -308,5 +305,5 @@ def _multiply(
         made = made * tl.sigmoid(made) * made_other
     if adds:
         made += base
-    to = out + token[None, :] * out_row + output[:, None]
+    to = out + token[None, :] * outputs + output[:, None]
     tl.store(to, made.to(out.dtype.element_ty), mask=valid)

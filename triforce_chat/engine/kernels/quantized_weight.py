@@ -54,6 +54,11 @@ class QuantizedWeight(NamedTuple):
         return next(each for each in Codes if each.dtype == self.data.dtype)
 
     @property
+    def format(self) -> tuple[torch.dtype, torch.dtype, int, int]:
+        """What weights must have in common to be joined."""
+        return self.data.dtype, self.scale.dtype, self.group, self.inputs
+
+    @property
     def outputs(self) -> int:
         return self.data.shape[1]
 
@@ -69,6 +74,17 @@ class QuantizedWeight(NamedTuple):
     def rows(self, first: int, last: int) -> QuantizedWeight:
         """A view of some of the rows."""
         return self._replace(data=self.data[:, first:last], scale=self.scale[:, first:last])
+
+    def taller(self, outputs: int) -> QuantizedWeight:
+        """Memory for a weight of the same format with so many rows."""
+        spans, _, words = self.data.shape
+        scale = self.scale.new_empty(len(self.scale), outputs)
+        return self._replace(data=self.data.new_empty(spans, outputs, words), scale=scale)
+
+    def copy_(self, other: QuantizedWeight) -> None:
+        """Take the numbers of another weight of the same format and size."""
+        self.data.copy_(other.data)
+        self.scale.copy_(other.scale)
 
 
 def quantize(weight: Tensor) -> QuantizedWeight:
@@ -108,9 +124,3 @@ def joined(weights: list[QuantizedWeight]) -> QuantizedWeight:
         torch.cat(parts, 1) for parts in zip(*((each.data, each.scale) for each in weights), strict=True)
     )
     return weights[0]._replace(data=data, scale=scale)
-
-
-def joinable(weights: list[QuantizedWeight]) -> bool:
-    """Whether all have the same format."""
-    formats = {(each.data.dtype, each.scale.dtype, each.group, each.inputs) for each in weights}
-    return len(formats) == 1
