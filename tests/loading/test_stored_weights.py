@@ -19,13 +19,15 @@ from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.loading import device
 from triforce_chat.loading.calibration_file import about
+from triforce_chat.loading.device import keeps_format
+from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.planning import plan_for
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import Memory, MemoryPlan
 from triforce_chat.models.describe import describe
 from triforce_chat.models.load import LoadedModel, load_model
-from triforce_chat.models.placement import OnCpu
+from triforce_chat.models.placement import OnCpu, OnGpu
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.stored_weights import stored_weights
 from triforce_chat.settings.settings import Settings
@@ -124,10 +126,24 @@ def test_the_plan_counts_their_bytes(file: Path) -> None:
     assert kept.parts["kv"] == expanded.parts["kv"]
 
 
-def test_the_plan_for_a_gpu_expands(file: Path) -> None:
-    machine = torch.device("cuda"), torch.bfloat16, Memory(10**9, 10**9)
-    plan = plan_for(settings(file, device="auto"), describe(str(file)), None, 100, machine, 1)
-    assert plan.workload.stored is None
+def test_the_plan_for_a_gpu_counts_what_lies_there(file: Path) -> None:
+    def planned(**changes: Any) -> MemoryPlan:
+        machine = torch.device("cuda"), torch.bfloat16, Memory(10**9, 10**9)
+        given = settings(file, device="auto", **changes)
+        return plan_for(given, describe(str(file)), None, 100, machine, given.tp)
+
+    place = OnGpu(torch.device("cuda"), torch.bfloat16)
+    kept, expanded, shared = planned(), planned(dtype="bfloat16"), planned(tp=2)
+    assert kept.workload.stored == stored_weights(resolve(str(file)), place)
+    assert (expanded.workload.stored, shared.workload.stored) == (None, None)
+    assert kept.parts["weights"] < 0.6 * expanded.parts["weights"]
+    assert kept.parts["kv"] == expanded.parts["kv"]
+
+
+def test_small_gpus_expand(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, keeps in (((8, 9), False), ((9, 0), True)):
+        monkeypatch.setattr(device, "find_gpu", lambda _, own=capability: Gpu(own, 10**9))
+        assert keeps_format(settings(file), "cuda") == keeps
 
 
 def test_plan_names_the_format(file: Path) -> None:
@@ -142,3 +158,29 @@ def test_what_was_measured_counts_for_the_format(file: Path) -> None:
     kept, expanded = load(file), load(file, keep=False)
     formats = [about(target, draft, 1) for target in (kept, expanded) for draft in (kept, expanded)]
     assert len({json.dumps(each) for each in formats}) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stack", STACKS)
+def test_greedy_answers_on_a_gpu(file: Path, stack: str) -> None:
+    draft = write_quantized_gguf(file.parent / "draft.gguf", seed=3, context=512)
+    made, loaded = engine(settings(file, draft=str(draft), stack=stack, budget=BUDGET, device="cuda"))
+    assert loaded.stored is not None
+    assert made.draft is not None
+    assert layers_of(made.draft.model)
+    assert made.target.decoder is not None
+    assert made.target.decoder.keeps_format
+    assert made.target.quantized is made.target
+    plain = answer(made, plain=True)
+    assert len(plain) == 40
+    assert answer(made) == plain
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_expanded_copy_is_made(file: Path) -> None:
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loaded = load_model(str(file), attention="sdpa", keep_format=True, device="cuda", dtype=torch.bfloat16)
+    assert loaded.stored is not None
+    taken = torch.cuda.memory_allocated() - before
+    assert taken < 1.2 * loaded.stored.bytes + (1 << 20)

@@ -116,11 +116,13 @@ def as_stored(model: Description, device: torch.device, dtype: torch.dtype) -> D
 
     Raises ModelError.
     """
+    if model.source is None or model.source.gguf_file is None:
+        return model
     from triforce_chat.models.placement import placement
     from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
 
     try:
-        stored = stored_weights(model.source, placement(device, dtype)) if model.source else None
+        stored = stored_weights(model.source, placement(device, dtype))
     except NotMultiplied:  # loading it will tell
         stored = None
     return dataclasses.replace(model, stored=stored)

@@ -208,12 +208,12 @@ class Runner:
     @property
     def room_for_int8(self) -> bool:
         """Whether the GPU has room for 8-bit copies beside everything else that will be allocated."""
+        if self.decoder is not None and self.decoder.keeps_format:
+            return False  # as they are, few bits are read already
         if "quantized" in vars(self):
             return True
         # In fp16 the fused norm of 8-bit products could overflow.
         if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
-            return False
-        if self.decoder.keeps_format:
             return False
         return self.group.all_reduce_min(allowed_bytes(self.device)) > self.decoder.matrix_numbers + SPARE
 
