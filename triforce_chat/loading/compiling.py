@@ -74,7 +74,8 @@ def kernels_of(
     options = stack_options(settings, target.context, plan.workload.caches.budget)
     budget, retrieval = options.budget, plan.workload.caches.retrieval > 0
     buffers = [plan.workload.context + SLACK, *([budget.capacity] if retrieval else [])]
-    int8 = retrieval and options.middle != "full" and dtype == torch.bfloat16
+    copies = options.middle != "full" and plan.workload.stored is None
+    int8 = retrieval and copies and dtype == torch.bfloat16
     own = plan.workload.target
     yield Kernels(own, dtype, buffers, budget if retrieval else None, int8, settings.tp)
     if draft is not None and plan.workload.caches.streaming:

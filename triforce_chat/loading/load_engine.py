@@ -19,7 +19,7 @@ from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import draft_name, kv_storage, memory_plan, no_memory, shortened_to_fit
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import MemoryPlan
-from triforce_chat.models.describe import describe_source
+from triforce_chat.models.describe import as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.presets import short_name
@@ -28,7 +28,7 @@ from triforce_chat.models.registry import resolve
 from triforce_chat.models.resize import resize_loaded
 from triforce_chat.models.sharding import split
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_for
-from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.settings import AUTO, Settings
 
 HOOKS = LoadHooks()
 
@@ -58,6 +58,8 @@ def load_engine(
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME)
     load = partial(load, report=hooks.progress, note=hooks.note)
     keep = keeps_format(settings, device)
+    if group.size > 1 and settings.dtype == AUTO and as_stored(model, torch.device(device), dtype).stored:
+        hooks.note(f"{settings.model} is expanded: {group.size} processes share its weights")
     whole = spec.shape is not None  # resized before it is split
     target = load(
         settings.model, context=wanted, ranks=1 if whole else group.size, keep_format=keep and not whole

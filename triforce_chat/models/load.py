@@ -117,15 +117,10 @@ def load_model(
 
 
 def _stored(source: ModelSource, place: Placement, note: Note) -> StoredWeights | None:
-    """The weights that stay as they are; None if there are none, or if they cannot be multiplied.
-
-    That is told in a note, unless a preset brings an adapter along, as nobody asked for that combination.
-    """
+    """The weights that stay as they are; None if there are none, or if they cannot be multiplied, with a note."""
     try:
         return stored_weights(source, place)
     except NotMultiplied as reason:
-        if source.preset is not None and source.adapter is not None:
-            return None
         note(f"{source.gguf_file} is expanded: {reason}")
         return None
 
