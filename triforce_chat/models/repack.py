@@ -6,7 +6,6 @@ file products of an fp16 number and six bits, are rounded to fp16.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,54 +17,51 @@ from torch import Tensor
 from triforce_chat.models.dequantize import BLOCKS
 
 if TYPE_CHECKING:
-    from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
+    from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, WeightFormat
 
 AT_ONCE = 32 << 20  # weights: temporary tensors take some of their bytes
 GROUP = 32  # weights that share a scale, but for
-GROUPS = {Kind.Q6_K: 16}
-SHARED = 4  # bytes that a group shares
+GROUP_OF_Q6_K = 16
 FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
-SPAN = 64  # weights of a row whose 4-bit integers lie together
+SIDED = (Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K)  # whose scales have a minimum
+
+
+def weight_format(kind: Kind) -> WeightFormat:
+    """The format that blocks of a kind get."""
+    from triforce_chat.engine.kernels.quantized_weight import Codes, WeightFormat
+
+    if kind == Kind.Q6_K:
+        return WeightFormat(Codes.BITS_6, GROUP_OF_Q6_K, False)
+    return WeightFormat(Codes.BITS_4 if kind in FOUR_BITS else Codes.BITS_8, GROUP, kind in SIDED)
 
 
 def packed_bytes(shape: Sequence[int], kind: Kind) -> int:
     """Bytes of a repacked matrix [O, I]."""
     rows, columns = shape
-    group = GROUPS.get(kind, GROUP)
-    if kind in FOUR_BITS:
-        columns = math.ceil(columns / SPAN) * SPAN
-    return rows * (columns // (2 if kind in FOUR_BITS else 1) + columns // group * SHARED)
+    return weight_format(kind).empty(rows, columns, torch.device("meta")).nbytes
 
 
 def repacked(blocks: Tensor, kind: Kind, device: torch.device) -> QuantizedWeight:
     """A matrix [O, I] from its blocks, uint8 [O, bytes of a row] in the CPU's memory, some rows at a time."""
-
     weights, size = gguf.GGML_QUANT_SIZES[kind]
     columns = blocks.shape[1] // size * weights
-    height = max(1, AT_ONCE // columns)
-    made: QuantizedWeight | None = None
+    made, height = weight_format(kind).empty(len(blocks), columns, device), max(1, AT_ONCE // columns)
     for at in range(0, len(blocks), height):
         part = _packed(blocks[at : at + height].to(device), kind, columns)
-        if made is None:
-            made = part if height >= len(blocks) else part.taller(len(blocks))
-        if made is not part:
-            made.rows(at, at + part.outputs).copy_(part)
-    assert made is not None
+        made.rows(at, at + part.outputs).copy_(part)
     return made
 
 
 def _packed(blocks: Tensor, kind: Kind, columns: int) -> QuantizedWeight:
     from triforce_chat.engine.kernels.quantized_weight import Codes, pack
 
-    rows = len(blocks)
-    groups = BLOCKS[kind](blocks.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1]))
-    codes = Codes.BITS_4 if kind in FOUR_BITS else Codes.BITS_6 if kind == Kind.Q6_K else Codes.BITS_8
-    # Eight bits are signed.
-    numbers = groups.numbers.to(torch.int8) - groups.zero if codes == Codes.BITS_8 else groups.numbers
-    minimum = groups.minimum
-    return pack(
-        codes,
-        numbers.reshape(rows, columns),
-        groups.scale.reshape(rows, -1),
-        None if minimum is None else minimum.reshape(rows, -1),
+    codes, groups = (
+        weight_format(kind).codes,
+        BLOCKS[kind](blocks.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])),
     )
+    # Eight bits are signed.
+    numbers = groups.numbers.to(torch.int8) - groups.zero if codes is Codes.BITS_8 else groups.numbers
+    shared = (groups.scale, groups.minimum)
+    scale, minimum = (None if each is None else each.reshape(len(blocks), -1) for each in shared)
+    assert scale is not None
+    return pack(codes, numbers.reshape(len(blocks), columns), scale, minimum)

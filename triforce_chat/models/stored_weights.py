@@ -35,6 +35,9 @@ ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
 MOSTLY = "MOSTLY_"  # in the names of files' types
 
 
+Kinds = tuple[tuple[str, Kind], ...]  # by GGUF's names without number and ending, such as attn_q
+
+
 class NotMultiplied(ModelError):
     """Quantized weights that cannot be multiplied as they are; the text says why."""
 
@@ -45,6 +48,7 @@ class StoredWeights:
 
     format: str  # as llama.cpp calls it, such as Q4_K_M
     bytes: int  # in memory
+    layers: frozenset[Kinds] = frozenset()  # of a block's matrices, the embedding and the output, once each
 
 
 def stored_weights(source: ModelSource, place: Placement) -> StoredWeights | None:
@@ -62,7 +66,19 @@ def stored_weights(source: ModelSource, place: Placement) -> StoredWeights | Non
         _check_kinds(header.tensors, place)
         if reason := place.reason(source):
             raise NotMultiplied(reason)
-        return StoredWeights(_format(header, kinds), sum(_bytes(tensor, place) for tensor in header.tensors))
+        size = sum(_bytes(tensor, place) for tensor in header.tensors)
+        return StoredWeights(_format(header, kinds), size, _layers(header.tensors))
+
+
+def _layers(tensors: Sequence[TensorEntry]) -> frozenset[Kinds]:
+    """The kinds of the matrices of all blocks that differ in them."""
+    blocks: dict[str, dict[str, Kind]] = {}
+    for tensor in tensors:
+        if is_matrix(tensor.shape):
+            path, _, role = tensor.name.removesuffix(".weight").rpartition(".")
+            blocks.setdefault(path, {})[role] = Kind(tensor.kind)
+    ends = blocks.pop("", {})
+    return frozenset(tuple(sorted({**ends, **each}.items())) for each in blocks.values())
 
 
 def is_matrix(shape: Sequence[int]) -> bool:

@@ -75,16 +75,30 @@ class QuantizedWeight(NamedTuple):
         """A view of some of the rows."""
         return self._replace(data=self.data[:, first:last], scale=self.scale[:, first:last])
 
-    def taller(self, outputs: int) -> QuantizedWeight:
-        """Memory for a weight of the same format with so many rows."""
-        spans, _, words = self.data.shape
-        scale = self.scale.new_empty(len(self.scale), outputs)
-        return self._replace(data=self.data.new_empty(spans, outputs, words), scale=scale)
-
     def copy_(self, other: QuantizedWeight) -> None:
         """Take the numbers of another weight of the same format and size."""
         self.data.copy_(other.data)
         self.scale.copy_(other.scale)
+
+
+class WeightFormat(NamedTuple):
+    """The format of a grouped weight: its integers, inputs of a group, and whether groups have a minimum."""
+
+    codes: Codes
+    group: int
+    sided: bool
+
+    def empty(self, outputs: int, inputs: int, device: torch.device) -> QuantizedWeight:
+        """Memory for a weight [O, I] of this format."""
+        span = self.codes.words * self.codes.parts
+        spans = -(-inputs // span)
+        shared = torch.int32 if self.sided else torch.float32
+        return QuantizedWeight(
+            torch.empty(spans, outputs, self.codes.words, dtype=self.codes.dtype, device=device),
+            torch.empty(spans * span // self.group, outputs, dtype=shared, device=device),
+            self.group,
+            inputs,
+        )
 
 
 def quantize(weight: Tensor) -> QuantizedWeight:
@@ -114,7 +128,7 @@ def pack(codes: Codes, numbers: Tensor, scale: Tensor, minimum: Tensor | None = 
         if minimum is None
         else torch.stack((scale, minimum), 2).half().view(torch.int32)[..., 0]
     )
-    shared = pad(shared, (0, missing // group))
+    shared = pad(shared, (0, (inputs + missing) // group - shared.shape[1]))
     return QuantizedWeight(data.transpose(0, 1).contiguous(), shared.t().contiguous(), group, inputs)
 
 

@@ -20,7 +20,7 @@ from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward.attention import causal_attention
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
 from triforce_chat.engine.kernels.linear import Blocking
-from triforce_chat.engine.kernels.quantized_weight import Codes
+from triforce_chat.engine.kernels.quantized_weight import Codes, WeightFormat
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16
@@ -101,37 +101,26 @@ GROUPED_BLOCKINGS = tuple(
 )
 
 
-class Format(NamedTuple):
-    """Quantized weights: their integers, and the inputs that share a scale, or a scale and a minimum."""
-
-    name: str
-    codes: Codes
-    group: int
-    sided: bool
-
-    def weight(self, outputs: int, inputs: int) -> kernels.QuantizedWeight:
-        """Random integers; products are about as large as their inputs."""
-        span, least = self.codes.words * self.codes.parts, -127 if self.codes is Codes.BITS_8 else 0
-        size = -(-inputs // span), outputs, self.codes.words
-        most = 63 * 257 if self.codes is Codes.BITS_6 else 127 if least else 255
-        data = torch.randint(least, most + 1, size, device=DEVICE, dtype=torch.int32)
-        scale = torch.rand(inputs // self.group, outputs, device=DEVICE) / inputs**0.5
-        if self.codes is Codes.BITS_6:
-            data &= 0x3F3F  # two integers of six bits
-        if self.sided:
-            scale = torch.stack((scale, -8 * scale), 2).half().view(torch.int32)[..., 0]
-        missing = data.shape[0] * span // self.group - len(scale)
-        scale = torch.nn.functional.pad(scale, (0, 0, 0, missing))
-        return kernels.QuantizedWeight(data.to(self.codes.dtype), scale, self.group, inputs)
+FORMATS = {
+    "4 bit, minimum": WeightFormat(Codes.BITS_4, 32, True),  # Q4_K, Q4_1
+    "4 bit": WeightFormat(Codes.BITS_4, 32, False),  # Q4_0
+    "4 bit, groups of 128": WeightFormat(Codes.BITS_4, 128, True),
+    "6 bit": WeightFormat(Codes.BITS_6, 16, False),  # Q6_K
+    "8 bit": WeightFormat(Codes.BITS_8, 32, False),  # Q8_0
+}
+LARGEST = {Codes.BITS_4: 255, Codes.BITS_6: 0x3F3F, Codes.BITS_8: 127}  # word
 
 
-FORMATS = (
-    Format("4 bit, minimum", Codes.BITS_4, 32, True),  # Q4_K, Q4_1
-    Format("4 bit", Codes.BITS_4, 32, False),  # Q4_0
-    Format("4 bit, groups of 128", Codes.BITS_4, 128, True),
-    Format("6 bit", Codes.BITS_6, 16, False),  # Q6_K
-    Format("8 bit", Codes.BITS_8, 32, False),  # Q8_0
-)
+def random_weight(format: WeightFormat, outputs: int, inputs: int) -> kernels.QuantizedWeight:
+    """Random integers with scales of a size at which products are about as large as their inputs."""
+    made, most = format.empty(outputs, inputs, DEVICE), LARGEST[format.codes]
+    words = torch.randint(0, most + 1, made.data.shape, device=DEVICE, dtype=torch.int32)
+    made.data.copy_(words & most)
+    scale = torch.rand(made.scale.shape, device=DEVICE) / inputs**0.5
+    if format.sided:
+        scale = torch.stack((scale, -8 * scale), 2).half().view(torch.int32)[..., 0]
+    made.scale.copy_(scale)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,13 +291,13 @@ class Form(NamedTuple):
 
         return rounds(self.outputs * self.inputs, made)
 
-    def quantized(self, n: int, format: Format) -> list[Layer]:
+    def quantized(self, n: int, format: WeightFormat) -> list[Layer]:
         """As many as no cache holds, without dense ones."""
 
         def made() -> Layer:
             return Layer(
                 noise(n, self.inputs),
-                format.weight(self.outputs, self.inputs),
+                random_weight(format, self.outputs, self.inputs),
                 noise(0),
                 kernels.Norm(noise(self.inputs), 1e-5) if self.norm else None,
                 noise(n, self.outputs) if self.residual else None,
@@ -373,16 +362,18 @@ def quantized_cases(model: Model, n: int, vocabulary: int) -> Iterator[Case]:
         copies = form.layers(n, dense=True)
         yield Case("quantized_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
         yield Case("quantized_linear: 8 bit rows", shape, size, copies, form.fused, form.dense)
-        for format in FORMATS:
+        for label, format in FORMATS.items():
             if form.inputs % format.group == 0:
                 copies = form.quantized(n, format)
-                name, size_of = f"quantized_linear: {format.name}", copies[0].weight.nbytes
+                name, size_of = f"quantized_linear: {label}", copies[0].weight.nbytes
                 yield Case(name, shape, size_of, copies, form.fused, form.expanded)
 
 
 def quantized_sweep(model: Model, n: int) -> Iterator[Case]:
     """Tiles for 4-bit weights of every layer."""
-    known = [(form, form.quantized(n, FORMATS[0])) for form in forms(model, QUANTIZED_VOCABULARY)]
+    known = [
+        (form, form.quantized(n, FORMATS["4 bit, minimum"])) for form in forms(model, QUANTIZED_VOCABULARY)
+    ]
     for tiles in GROUPED_BLOCKINGS:
         for form, copies in known:
             name, size = f"quantized_linear {'x'.join(map(str, tiles))}", copies[0].weight.nbytes
