@@ -88,8 +88,7 @@ def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "placement", OnGpu)
         file = write_quantized_gguf(Path(folder) / "m.gguf", **kinds)
-        given = {"attention": "sdpa", "dtype": torch.bfloat16, "keep_format": True}
-        loaded = load.load_model(str(file), **given)
+        loaded = load.load_model(str(file), attention="sdpa", dtype=torch.bfloat16, keep_format=True)
     model = loaded.model.to(META)
     for layer in model.modules():
         if isinstance(layer, QuantizedLayer):

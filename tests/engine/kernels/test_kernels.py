@@ -21,7 +21,7 @@ from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import Shape
-from triforce_chat.engine.kernels import linear
+from triforce_chat.engine.kernels import blocking as tiles
 from triforce_chat.engine.kernels.decoding import Tiling, splits
 from triforce_chat.engine.speculation.lookup import ORDERS, longest_match
 from triforce_chat.lab.bench import kernel_cases
@@ -431,14 +431,14 @@ def test_int8_linear_gates_its_output(n: int, outputs: int, inputs: int, dtype: 
 @pytest.mark.parametrize("n", [1, 16, 17, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tiles_of_linear_layers_fit_the_chip(n: int, outputs: int, dtype: torch.dtype, gated: bool) -> None:
-    shape = linear.blocking(n, outputs, dtype, gated)
+    shape = tiles.blocking(n, outputs, dtype, gated)
     assert shape.stages >= 3
-    assert (shape.stages - 1) * linear.tile_bytes(n, shape, dtype, gated) <= 115_000  # two on a processor
+    assert (shape.stages - 1) * tiles.tile_bytes(n, shape, dtype, gated) <= 115_000  # two on a processor
     assert shape.inputs >= 16  # of a product
 
 
-@pytest.mark.parametrize("shape", [linear.Blocking(64, 32, 3, 4), linear.Blocking(32, 16, 3, 2)])
-def test_any_tile_serves_any_weight(shape: linear.Blocking) -> None:
+@pytest.mark.parametrize("shape", [tiles.Blocking(64, 32, 3, 4), tiles.Blocking(32, 16, 3, 2)])
+def test_any_tile_serves_any_weight(shape: tiles.Blocking) -> None:
     x, (weight, dense) = noise(3, 72), quantized(70, 72)
     expected = x.double() @ dense.T
     assert close(kernels.quantized_linear(x, weight, shape=shape), expected)

@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
-from triforce_chat.engine.kernels import linear
+from triforce_chat.engine.kernels import blocking as tiles
 from triforce_chat.engine.kernels.quantized_weight import Codes, QuantizedWeight, joined, pack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -135,8 +135,8 @@ def test_expansion(inputs: int, codes: Codes, group: int, sided: bool, dtype: to
     assert torch.equal(out[:5], dense[32:37].to(dtype))
 
 
-@pytest.mark.parametrize("shape", [linear.Blocking(16, 32, 3, 4, 4), linear.Blocking(64, 32, 2, 2, 8)])
-def test_any_tile_serves_any_weight(shape: linear.Blocking) -> None:
+@pytest.mark.parametrize("shape", [tiles.Blocking(16, 32, 3, 4, 4), tiles.Blocking(64, 32, 2, 2, 8)])
+def test_any_tile_serves_any_weight(shape: tiles.Blocking) -> None:
     weight, dense = random_weight(70, 384, Codes.BITS_4, 32, True)
     x = noise(3, 384)
     assert close(kernels.quantized_linear(x, weight, shape=shape), x.double() @ dense.T)
@@ -148,13 +148,13 @@ def test_any_tile_serves_any_weight(shape: linear.Blocking) -> None:
 @pytest.mark.parametrize(("codes", "group", "sided"), FORMATS)
 def test_tiles_fit_the_chip(n: int, outputs: int, gated: bool, codes: Codes, group: int, sided: bool) -> None:
     weight, _ = random_weight(1, 128, codes, group, sided)
-    shape = linear.grouped_blocking(n, weight, outputs, torch.bfloat16, gated)
+    shape = tiles.grouped_blocking(n, weight, outputs, torch.bfloat16, gated)
     wide = shape.outputs * (2 if gated else 1)
     bytes_ = wide * (codes.words * codes.dtype.itemsize + 4 * codes.parts)
-    bytes_ += 2 * codes.words * codes.parts * (linear.padded(n) + 1)
+    bytes_ += 2 * codes.words * codes.parts * (tiles.padded(n) + 1)
     assert (
         shape.stages - 1
-    ) * shape.parts * bytes_ <= linear.MEMORY // 2 - linear.RESERVED  # two on a processor
+    ) * shape.parts * bytes_ <= tiles.MEMORY // 2 - tiles.RESERVED  # two on a processor
 
 
 def test_groups_must_fit() -> None:

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels.decoding import PROCESSORS
+from triforce_chat.engine.kernels.blocking import Blocking, blocking, grouped_blocking, padded
 from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
-
-MEMORY = 232_448  # bytes of shared memory of one multiprocessor
-RESERVED = 1_024  # bytes of it that the system reserves per program
-MOST_SUMS = {2: 2048, 4: 512}  # accumulators of a tile that fit the registers, by bytes per element
-TILES, MOST_TILES = 2, 3  # in flight per program, wanted and at most
-LINE = 128  # bytes of a cache line
-PIECES = (LINE, 64, 32, 16)  # candidates for the inputs of a tile that one warp reads
-MOST_GROUPED = 16  # tokens up to which a warp takes two spans of a grouped weight at once
-SHARED = 4  # bytes that a group shares
 
 # Integers become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones.
 BIAS = tl.constexpr(128)
@@ -39,75 +29,6 @@ lop3.b32 $0, $2, 0x00FF00FF, 0x43004300, 0xEA;
 shr.u32 high, $2, 8;
 lop3.b32 $1, high, 0x00FF00FF, 0x43004300, 0xEA;
 }""")
-
-
-class Blocking(NamedTuple):
-    """Compile-time parameters: outputs of a tile, words that a piece has of each, pipeline stages, warps, pieces.
-
-    Without a number of pieces each warp reads one.
-    """
-
-    outputs: int
-    inputs: int
-    stages: int
-    warps: int = 4
-    pieces: int = 0
-
-    @property
-    def parts(self) -> int:
-        """Pieces of a tile."""
-        return self.pieces or self.warps
-
-
-def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
-    """The tiling with enough tiles in flight for two programs per multiprocessor.
-
-    Tiles are tall if there are enough outputs, or many tokens, because then x is read less often. In fp32 they are
-    shallow: its products are computed in registers, without tensor cores.
-    """
-    wanted = n > 16 or outputs >= 32 * 2 * PROCESSORS
-    sums = 32 * padded(n) * (2 if gated else 1)
-    height = 32 if wanted and sums <= MOST_SUMS[dtype.itemsize] else 16
-    room = MEMORY // 2 - RESERVED
-    pieces = PIECES[-1:] if dtype == torch.float32 else PIECES
-
-    def tiles(inputs: int) -> int:
-        return room // tile_bytes(n, Blocking(height, inputs, 0), dtype, gated)
-
-    inputs = next((each for each in pieces if tiles(each) >= TILES), pieces[-1])
-    return Blocking(height, inputs, min(MOST_TILES, tiles(inputs)) + 1)
-
-
-def tile_bytes(n: int, shape: Blocking, dtype: torch.dtype, gated: bool = False) -> int:
-    """Bytes of shared memory that one pipeline stage takes: weights, x and the norm's weight."""
-    heights = 2 * shape.outputs if gated else shape.outputs
-    each: int = heights + dtype.itemsize * (padded(n) + 1)
-    return shape.parts * shape.inputs * each
-
-
-def grouped_blocking(
-    n: int, weight: QuantizedWeight, outputs: int, dtype: torch.dtype, gated: bool
-) -> Blocking:
-    """The tiling of a weight whose groups are scaled one by one: a piece is a span, so that only their number varies.
-
-    It is the same for all small numbers of tokens: then a row's sums have the same order.
-    """
-    codes, few = weight.codes, padded(n) <= MOST_GROUPED
-    pieces = 8 if few and not gated else 4
-    height = 32 if few and outputs >= 32 * 2 * PROCESSORS else 16
-    wide = height * (2 if gated else 1)
-    words = codes.words * weight.data.itemsize
-    each = wide * (words + codes.parts * SHARED) + codes.words * codes.parts * dtype.itemsize * (
-        padded(n) + 1
-    )
-    stages = min(MOST_TILES, max(1, (MEMORY // 2 - RESERVED) // (pieces * each))) + 1
-    return Blocking(height, codes.words, stages, 4, pieces)
-
-
-def padded(n: int) -> int:
-    """Columns of the tile that holds n tokens."""
-    columns: int = max(8, triton.next_power_of_2(n))
-    return columns
 
 
 class Norm(NamedTuple):
@@ -176,17 +97,29 @@ def quantized_linear(
 
 
 @triton.jit
-def _pair(words, kind: tl.constexpr):
-    """The two integers of each word, plus 128, in ``kind``."""
+def _unpacked(words, kind: tl.constexpr):
+    """The integers of each word in ``kind``; two are larger by 128, a single one is given twice."""
     if words.dtype == tl.uint8:
         low, high = tl.inline_asm_elementwise(
             NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
-    else:
+    elif words.dtype == tl.int16:
         low, high = tl.inline_asm_elementwise(
             BYTES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
+    else:
+        # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
+        low = words.to(tl.bfloat16)
+        high = low
     return low.to(kind), high.to(kind)
+
+
+@triton.jit
+def _weighed(part, norm, at, mask):
+    """A block of inputs times the norm's weight, and the sums of their squares."""
+    squares = tl.sum(part.to(tl.float32) * part.to(tl.float32), 1)
+    weigh = tl.load(norm + at, mask=mask, other=0.0)
+    return (part.to(tl.float32) * weigh.to(tl.float32)).to(part.dtype), squares
 
 
 @triton.jit
@@ -274,27 +207,26 @@ def _multiply(
             some = lane * parts + down < inputs - at
             part = tl.load(x_at + at, mask=(token[None, None, :] < n) & some, other=0.0)
             if norms:
-                squares += tl.sum(part.to(tl.float32) * part.to(tl.float32), 1)
-                weigh = tl.load(norm + lane * parts + down + at, mask=some, other=0.0)
-                part = (part.to(tl.float32) * weigh.to(tl.float32)).to(part.dtype)
-            # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
-            w_codes = _pair(w, part.dtype)[half] if paired else w.to(tl.bfloat16).to(part.dtype)
-            if gates:
-                v_codes = _pair(v, part.dtype)[half] if paired else v.to(tl.bfloat16).to(part.dtype)
+                part, squared = _weighed(part, norm, lane * parts + down + at, some)
+                squares += squared
             if group:
                 # By a product, because that comes in the layout in which it is needed.
                 sums = tl.dot(ones, part, input_precision="ieee") if sided or paired else total
                 shared_at = scale + (at + piece * parts)[:, None] // group * scale_row + row[None, :]
                 here = piece[:, None] < words - start
                 shared = tl.load(shared_at, mask=here, other=0)
-                total = _scaled(total, w_codes, part, sums, shared, sided, offset, zero)
+                total = _scaled(
+                    total, _unpacked(w, part.dtype)[half], part, sums, shared, sided, offset, zero
+                )
                 if gates:
                     shared = tl.load(shared_at + outputs, mask=here, other=0)
-                    other = _scaled(other, v_codes, part, sums, shared, sided, offset, zero)
+                    other = _scaled(
+                        other, _unpacked(v, part.dtype)[half], part, sums, shared, sided, offset, zero
+                    )
             else:
-                total = tl.dot(w_codes, part, total, input_precision="ieee")
+                total = tl.dot(_unpacked(w, part.dtype)[half], part, total, input_precision="ieee")
                 if gates:
-                    other = tl.dot(v_codes, part, other, input_precision="ieee")
+                    other = tl.dot(_unpacked(v, part.dtype)[half], part, other, input_precision="ieee")
     made, made_other = tl.sum(total, 0), tl.sum(other, 0)
     if not group:
         made, made_other = made * factor[:, None], made_other * other_factor[:, None]

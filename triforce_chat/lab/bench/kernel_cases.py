@@ -18,8 +18,8 @@ from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward.attention import causal_attention
+from triforce_chat.engine.kernels.blocking import Blocking
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
-from triforce_chat.engine.kernels.linear import Blocking
 from triforce_chat.engine.kernels.quantized_weight import Codes, WeightFormat
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,6 +109,7 @@ FORMATS = {
     "8 bit": WeightFormat(Codes.BITS_8, 32, False),  # Q8_0
 }
 LARGEST = {Codes.BITS_4: 255, Codes.BITS_6: 0x3F3F, Codes.BITS_8: 127}  # word
+MIDDLE = {Codes.BITS_4: 8, Codes.BITS_6: 32, Codes.BITS_8: 64}  # integer
 
 
 def random_weight(format: WeightFormat, outputs: int, inputs: int) -> kernels.QuantizedWeight:
@@ -116,7 +117,7 @@ def random_weight(format: WeightFormat, outputs: int, inputs: int) -> kernels.Qu
     made, most = format.empty(outputs, inputs, DEVICE), LARGEST[format.codes]
     words = torch.randint(0, most + 1, made.data.shape, device=DEVICE, dtype=torch.int32)
     made.data.copy_(words & most)
-    scale = torch.rand(made.scale.shape, device=DEVICE) / inputs**0.5
+    scale = torch.rand(made.scale.shape, device=DEVICE) / (MIDDLE[format.codes] * inputs**0.5)
     if format.sided:
         scale = torch.stack((scale, -8 * scale), 2).half().view(torch.int32)[..., 0]
     made.scale.copy_(scale)
