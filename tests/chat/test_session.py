@@ -53,6 +53,34 @@ def test_the_prompt_is_the_documents_and_the_question_whole(loaded: tuple[Engine
     assert "c\n\n\nWhy?<|im_end|>\n<|im_start|>assistant\n" in session.prompt
 
 
+def test_passages_of_a_long_document_precede_the_question_and_stay_in_the_conversation(
+    loaded: tuple[Engine, LoadedModel],
+) -> None:
+    session = TinySession(loaded, context=8192, passages=1)
+    filler = "Nothing happened on that day. " * 90
+    session.add(book("One", filler, "The gardener gave her geraniums. ", filler))
+    session.answer("What did the gardener give?")
+    asked = "may help to answer:\n\n[page 2] The gardener gave her geraniums.\n\nWhat did the gardener give?<|im_end|>"
+    assert asked in session.prompt
+    assert session.turns[0].question == "What did the gardener give?"
+    assert (
+        finished(session.answer("zzyzx?")).cached_tokens
+        > len(session.transcript.exchanges[0].question) + 5_000
+    )
+    assert "\nzzyzx?<|im_end|>" in session.prompt
+    session.settings = dataclasses.replace(session.settings, passages=0)
+    session.answer("The gardener?")
+    assert session.prompt.count("gave her geraniums") == 2
+
+
+def test_passages_give_way_where_the_context_has_no_room(loaded: tuple[Engine, LoadedModel]) -> None:
+    session = TinySession(loaded, context=5600, passages=6)
+    session.add(book("One", "Nothing happened on that day. " * 180))
+    session.answer("What happened?")
+    assert session.prompt.count("What happened?") == 1
+    assert "may help" not in session.prompt
+
+
 def test_every_token_knows_its_page(loaded: tuple[Engine, LoadedModel]) -> None:
     session = TinySession(loaded)
     whole = book("Some title", "one\n", "", "three ü\n", "four\n", "five\n")

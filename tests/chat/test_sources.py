@@ -88,7 +88,7 @@ def test_sources_follow_the_end_and_change_no_token(loaded: Made) -> None:
     session, other = TinySession(loaded), TinySession(loaded)
     for each in (session, other):
         each.add(book("One", *ONE))
-    request = other.request("Why?")
+    request = other.request(other.question_ids("Why?"))
     expected = tally_of(other.engine.answer(request, plain=True)).token_ids
     events = list(session.ask("Why?"))
     assert isinstance(events[-1], Sourced)

@@ -34,7 +34,11 @@ def transcript(form: ChatFormat) -> Transcript:
 
 
 def say(transcript: Transcript, question: str, answer: str) -> None:
-    transcript.append(question, Tally(text=answer, token_ids=[*transcript.format.encode(answer), END]))
+    transcript.append(
+        question,
+        transcript.format.encode(question),
+        Tally(text=answer, token_ids=[*transcript.format.encode(answer), END]),
+    )
 
 
 def titles(transcript: Transcript) -> list[list[str]]:

@@ -47,7 +47,7 @@ class TinySession(ChatSession):
 
     def assert_like_fresh_engine(self, question: str) -> None:
         """Assert that reused caches are exact: plain decoding in a fresh engine gives the same tokens."""
-        request = self.request(question)
+        request = self.request(self.question_ids(question))
         fresh = Engine(self.engine.target, CONTEXT, TextCodec(self.engine.decode, self.engine.eos_ids))
         assert self.answer(question).token_ids == tally_of(fresh.answer(request, plain=True)).token_ids
 

@@ -80,6 +80,6 @@ def sent(form: ChatFormat, spoken: list[tuple[str, str]]) -> list[int]:
     for question, (_, said) in zip(questions, spoken[1::2], strict=False):
         tally = Tally()
         tally.add(Text(tuple(form.encode(said)), said))
-        transcript.append(question, tally)
+        transcript.append(question, transcript.format.encode(question), tally)
     with transcript.last_reopened("") as last:
         return transcript.prompt(last.question).ids

@@ -133,12 +133,13 @@ class ChatSession:
         ``sources``: find the pages that the answer came from, which takes a forward pass over the answer.
         """
         tally = Tally()
-        request = self.request(question)
+        ids = self.question_ids(question)
+        request = self.request(ids)
         try:
             with convert_out_of_memory():
                 yield from self._answer(request, tally, sources)
         finally:
-            self._record(question, tally)
+            self._record(question, ids, tally)
 
     def retry(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no question to answer again") as last:
@@ -147,7 +148,7 @@ class ChatSession:
     def resume(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no answer to continue") as last:
             before = self.transcript.unfinished_answer_ids(last.turn)
-            request = self.request(last.turn.question, before)
+            request = self.request(last.question, before)
             continuation = Tally()
             text = self.transcript.shown_text(before)
             whole = replace(deepcopy(last.turn.tally), token_ids=[*before], text=text, sourced=None)
@@ -158,11 +159,12 @@ class ChatSession:
                         yield event
             finally:
                 whole.finished = _joined(last.turn.tally, continuation, len(whole.token_ids))
-                self._record(last.turn.question, whole if continuation.token_ids else Tally())
+                self._record(last.turn.question, last.question, whole if continuation.token_ids else Tally())
 
     def compare(self, question: str) -> Generator[tuple[Side, ChatEvent] | Comparison, None, None]:
         fast, plain = Tally(), Tally()
-        request = self.request(question)
+        ids = self.question_ids(question)
+        request = self.request(ids)
         try:
             with convert_out_of_memory():
                 for event in self.engine.answer(request):
@@ -174,11 +176,17 @@ class ChatSession:
                 verdict = judge(self.engine, request, fast.token_ids, plain.token_ids)
             yield Comparison(fast, plain, verdict.identical, verdict.ties, verdict.mismatches)
         finally:
-            self._record(question, fast)
+            self._record(question, ids, fast)
 
-    def request(self, question: str, answer_so_far: Sequence[int] = ()) -> Request:
-        """The engine's request for a question, or for the rest of its answer. Raises DoesNotFit."""
-        prompt = self.transcript.prompt(self.encode(question))
+    def question_ids(self, question: str) -> list[int]:
+        """The tokens of a question, behind passages of the documents if they are long and the context has room."""
+        ids = self.transcript.question_ids(question, self.settings.passages)
+        fits = self.context_used + len(ids) + self.settings.max_tokens <= self.context_limit
+        return ids if fits else self.encode(question)
+
+    def request(self, question: Sequence[int], answer_so_far: Sequence[int] = ()) -> Request:
+        """The engine's request for a question in tokens, or for the rest of its answer. Raises DoesNotFit."""
+        prompt = self.transcript.prompt(question)
         max_tokens = self.settings.max_tokens
         check_question(len(prompt.ids) + len(answer_so_far), max_tokens, self.context_limit)
         return Request(
@@ -216,13 +224,13 @@ class ChatSession:
         cited = check_citations(tally.text, self.documents)
         yield Sourced(found, cited, time.perf_counter() - started)
 
-    def _record(self, question: str, tally: Tally) -> None:
+    def _record(self, question: str, ids: Sequence[int], tally: Tally) -> None:
         """Record a turn, even an interrupted one, unless it has no token."""
         if not tally.token_ids:
             return
         if tally.finished is None:
             tally.add(_interrupted(tally))
-        self.transcript.append(question, tally)
+        self.transcript.append(question, ids, tally)
 
 
 def _joined(first: Tally, second: Tally, tokens: int) -> Finished:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.chat.events import Tally
+from triforce_chat.chat.quoting import quoted_before
 from triforce_chat.chat.sources import PageWeights
 from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.documents import Document
@@ -18,6 +19,7 @@ from triforce_chat.prompts import prompt
 
 DOCUMENT_END = -2  # marks the end of a document while a prompt is assembled
 QUESTION_START = -1  # marks where the question will begin
+LONG = 4096  # tokens of documents from which on a question's passages are quoted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Exchange:
     """One turn in tokens, with the documents that were placed before its question."""
 
     documents: tuple[TokenizedDocument, ...]
-    question: list[int]
+    question: list[int]  # with the passages that were quoted before it
     turn: Turn
 
 
@@ -120,10 +122,17 @@ class Transcript:
         self.pending.append(tokenized)
         return tokenized
 
-    def append(self, question: str, tally: Tally) -> None:
-        """Record a turn, which takes the pending documents."""
+    def question_ids(self, question: str, passages: int = 0) -> list[int]:
+        """The tokens of a question, behind at most ``passages`` quoted passages of documents that are long."""
+        documents = self.tokenized_documents
+        if not passages or sum(len(each.ids) for each in documents) < LONG:
+            return self.format.encode(question)
+        return self.format.encode(quoted_before(question, self.documents, passages))
+
+    def append(self, question: str, ids: Sequence[int], tally: Tally) -> None:
+        """Record a turn, which takes the pending documents; ``ids`` are the question's as they were asked."""
         turn = Turn(question, tally.text, tally)
-        self.exchanges.append(Exchange(tuple(self.pending), self.format.encode(question), turn))
+        self.exchanges.append(Exchange(tuple(self.pending), [*ids], turn))
         self.pending = []
 
     def clear(self) -> None:

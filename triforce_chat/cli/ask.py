@@ -31,7 +31,8 @@ def summarize(documents: Documents, options: Options, compare_autoregressive: Co
     """Summarize documents."""
     from triforce_chat.prompts import prompt
 
-    answer(documents, prompt("summarize"), options, compare_autoregressive)
+    # A summary is of the whole; its prompt's words would find passages that merely share them.
+    answer(documents, prompt("summarize"), dataclasses.replace(options, passages=0), compare_autoregressive)
 
 
 def ask(

@@ -34,6 +34,7 @@ app = typer.Typer(
 LENGTHS = "8192,32768,124928"
 WINDOW = 8192  # tokens of the sliding window that perplexity compares with
 QUESTION_ROOM = 256  # tokens after a document, for a question and its answer
+PASSAGE_ROOM = 512  # tokens for each passage quoted before a question
 PAGED_ROOM = 2048  # likewise, where the document's last page may be longer than requested
 SHORT_CONTEXT = 1024  # tokens for a question without a document, and its answer
 Contexts = Annotated[str, typer.Option(help="Context lengths in tokens.")]
@@ -110,7 +111,7 @@ def comprehension(
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
-    capacity = max(*lengths, SHORT_CONTEXT) + QUESTION_ROOM
+    capacity = max(*lengths, SHORT_CONTEXT) + QUESTION_ROOM + PASSAGE_ROOM * options.settings.passages
     engine, loaded = opened(options.settings, capacity, screen)
     from triforce_chat.lab.evaluation import runs
 

@@ -50,7 +50,7 @@ class SessionAdapter:
         transcript = base.transcript.without_turns(request.system)
         for n, (question, answer) in enumerate(request.turns):
             ids = self.answer_ids.get(answer_key(request, n, answer)) or base.encode(answer)
-            transcript.append(question, Tally(token_ids=list(ids), text=answer))
+            transcript.append(question, base.encode(question), Tally(token_ids=list(ids), text=answer))
         changes: dict[str, Any] = dict(request.settings)
         settings = replace(base.settings, **changes)
         session = ChatSession(base.engine, base.loaded, settings, transcript=transcript, stop=request.stop)

@@ -18,6 +18,7 @@ MIDDLES = ("auto", "full", "int8")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 MAX_GAMMA = 32  # tokens
 MAX_CHUNK = 1024  # tokens
+MAX_PASSAGES = 64
 KEPT_TOKENS = 96  # of a budget: the smallest one holds them and one chunk
 
 
@@ -106,6 +107,13 @@ class Parameters:
         example=1,
     )
     max_tokens: int = setting(512, "Longest answer, in tokens.", minimum=1, changeable=True)
+    passages: int = setting(
+        6,
+        "Passages of long documents, found by the question's words, to quote again before it.",
+        minimum=0,
+        maximum=MAX_PASSAGES,
+        changeable=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from triforce_chat.chat.quoting import quoted_before
 from triforce_chat.chat.template import ChatFormat, Message
+from triforce_chat.documents import Document, Page
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.lab.evaluation.continuations import Asked, continuations
@@ -111,17 +113,23 @@ def _reach(placed: Sequence[Placed]) -> int:
 
 
 def answers(
-    engine: Engine, form: ChatFormat, book: ReadBook, context: int, sampling: Sampling
+    engine: Engine, form: ChatFormat, book: ReadBook, context: int, sampling: Sampling, passages: int = 0
 ) -> Iterator[Answered]:
-    """Ask all questions about a book with ``context`` tokens before each; 0 asks without the book."""
+    """Ask all questions about a book with ``context`` tokens before each; 0 asks without the book.
+
+    Between the two, ``passages`` of the context are quoted again, as a chat does it.
+    """
     if context == 0:
         yield from _from_memory(engine, form, book, sampling)
         return
     dialogue = Dialogue(form, prompt("system"), book.title)
     room = context - len(dialogue.prefix([]))
     for part in excerpts(book, room):
-        prefix = dialogue.prefix(book.ids[part.start : part.end])
-        asked = [Asked(dialogue.suffix(each.question.text), sampling) for each in part.placed]
+        text = book.ids[part.start : part.end]
+        prefix = dialogue.prefix(text)
+        read = [Document(book.title, book.title, (Page(1, form.tokenizer.decode(text)),))]
+        questions = [quoted_before(each.question.text, read, passages) for each in part.placed]
+        asked = [Asked(dialogue.suffix(question), sampling) for question in questions]
         made = continuations(engine, prefix, asked, ANSWER_TOKENS, form.stop)
         for each, ids in zip(part.placed, made, strict=True):
             depth = (each.first - part.start) / (part.end - part.start)

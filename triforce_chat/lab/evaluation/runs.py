@@ -209,7 +209,7 @@ def comprehension(
     found: list[reading.Answered] = []
     for length in lengths:
         for book in books:
-            asked = reading.answers(engine, form, book, length, sampling)
+            asked = reading.answers(engine, form, book, length, sampling, settings.passages)
             found += watch(asked, f"answers about {book.title} at {length:,} tokens")
     every = [
         {"context": length, **asdict(reading.summary([each for each in found if each.asked_at == length]))}
@@ -218,6 +218,7 @@ def comprehension(
     record = {
         "model": loaded.name,
         "sampling": asdict(sampling),
+        "passages": settings.passages,
         "books": [
             {"title": book.title, "tokens": len(book.ids), "asked": len(book.placed), "missing": book.missing}
             for book in books

@@ -30,17 +30,18 @@ class PersistentConversation:
         inner: Conversation,
         store: SessionStore,
         model_info: Callable[[], ModelInfo],
-        encode: Callable[[str], Sequence[int]],
+        question_ids: Callable[[str], Sequence[int]],
         name: str | None = None,
         opened: tuple[int, Lease] | None = None,
     ) -> None:
-        """``model_info``: called at every write, because settings may change. ``encode``: tokenizes a question.
+        """``model_info``: called at every write, because settings may change. ``question_ids``: the tokens
+        with which a question is asked.
 
         ``name``: for a new session; None takes it from the documents. ``opened``: id and lease of a session to
         continue.
         """
         self._inner, self._store = inner, store
-        self._model_info, self._encode = model_info, encode
+        self._model_info, self._question_ids = model_info, question_ids
         self._name, self._opened = name, opened
         # Row of the last turn; None if that turn is not stored.
         self._last_row = store.last_answered_turn(opened[0]) if opened else None
@@ -153,7 +154,7 @@ class PersistentConversation:
         if not self._opened:
             name = self._name or suggest_name(self.documents)
             self._opened = self._store.create(name, self.system, self._model_info(), self.documents)
-        ids = self._encode(question)
+        ids = self._question_ids(question)
         return self._store.begin_turn(self._opened[0], question, ids, self.system, self._model_info())
 
     def _last_turn(self) -> Turn | None:

@@ -105,7 +105,7 @@ class SessionOpener:
             return session
         opened = (self.record.summary.id, self._lease) if self.record and self._lease else None
         self._conversation = PersistentConversation(
-            session, self.store, model_info_of(session), session.encode, self._name, opened
+            session, self.store, model_info_of(session), session.question_ids, self._name, opened
         )
         return self._conversation
 

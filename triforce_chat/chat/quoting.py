@@ -1,0 +1,36 @@
+"""Passages of the documents, quoted again before a question.
+
+A small model overlooks what stands somewhere in a hundred thousand tokens, but reads what stands just before the
+question. The documents themselves stay whole, and so does their cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from triforce_chat.documents import Document
+from triforce_chat.documents.passages import Passage, PassageIndex
+from triforce_chat.prompts import prompt
+
+KEPT_INDEXES = 2  # of the documents that were asked about last
+
+
+def quoted_before(question: str, documents: Sequence[Document], count: int) -> str:
+    """The question behind its best ``count`` passages; alone if no passage has a word of it."""
+    found = _index(tuple(documents)).best(question, count)
+    if not found:
+        return question
+    quoted = "\n\n".join(map(_labelled, found))
+    return prompt("passages").replace("{passages}", quoted) + "\n\n" + question
+
+
+@lru_cache(KEPT_INDEXES)  # a long novel takes a tenth of a second
+def _index(documents: tuple[Document, ...]) -> PassageIndex:
+    return PassageIndex(documents)
+
+
+def _labelled(passage: Passage) -> str:
+    """A passage behind its page, unless the document has only one."""
+    alone = len(passage.document.pages) == 1
+    return passage.text if alone else f"[{passage.document.unit} {passage.page.number}] {passage.text}"
