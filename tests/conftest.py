@@ -19,6 +19,7 @@ from support.places import TESTS
 
 from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.documents import apart, child
+from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.loading import device
 
 # Programs that tests start import the same helpers.
@@ -40,6 +41,12 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, which does not exist yet."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def kernels() -> None:
+    """The CPU kernels, from the cache folder of all tests; to be named before ``empty_cache``."""
+    compiled.library()
 
 
 NO_GPU = "no CUDA device"

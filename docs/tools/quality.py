@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import fmean
+from typing import Any
 
 from records import factor, number, record, row, rows, source, span, table
 
@@ -18,6 +19,7 @@ def comprehension() -> str:
     header = (
         "model",
         "context",
+        "quoted",
         "right",
         "one passage",
         "two passages",
@@ -26,22 +28,27 @@ def comprehension() -> str:
         "commonest opening",
     )
     names = [
-        ("small", "h200-comprehension-small", CONTEXTS),
-        ("medium", "h200-comprehension-medium", (8_192, 124_928)),
-        ("qwen2.5-coder-0.5b", "h200-comprehension-0.5b", CONTEXTS),
-        ("large", "h200-comprehension-large", CONTEXTS),
-        ("qwen2.5-coder-1.5b", "h200-comprehension-1.5b", CONTEXTS[:2]),
+        ("small", [f"h200-comprehension-small-{context}" for context in CONTEXTS]),
+        ("medium", [f"h200-comprehension-medium-{context}" for context in CONTEXTS]),
+        ("medium", ["h200-passages-medium"]),
+        ("qwen2.5-coder-0.5b", [f"h200-comprehension-0.5b-{context}" for context in CONTEXTS]),
+        ("large", [f"h200-comprehension-large-{context}" for context in CONTEXTS]),
+        ("large", ["h200-passages-large", "h200-passages-large-32768"]),
+        ("qwen2.5-coder-1.5b", [f"h200-comprehension-1.5b-{context}" for context in CONTEXTS[:2]]),
     ]
     lines = []
-    for model, name, contexts in names:
-        for context in contexts:
-            (found,) = rows(f"{name}-{context}")
-            right, asked = found["right"], found["asked"]
-            total = f"**{sum(right.values())} of {sum(asked.values())}**"
-            groups = (f"{right[group]} of {asked[group]}" for group in ("one", "two", "absent"))
-            opening = f"“{found['opening']}” {found['opening_share']:.0%}"
-            lines.append((f"`{model}`", f"{context:,}", total, *groups, str(found["denied"]), opening))
-    return table(header, lines) + "\n" + source("h200-comprehension-large-8192")
+    for model, every in names:
+        found = [(each, record(name).get("passages", 0)) for name in every for each in rows(name)]
+        for each, quoted in sorted(found, key=lambda pair: pair[0]["context"]):
+            lines.append((f"`{model}`", f"{each['context']:,}", str(quoted), *_answers(each)))
+    return table(header, lines) + "\n" + source("h200-passages-large")
+
+
+def _answers(found: Mapping[str, Any]) -> tuple[str, ...]:
+    right, asked = found["right"], found["asked"]
+    total = f"**{sum(right.values())} of {sum(asked.values())}**"
+    groups = (f"{right[group]} of {asked[group]}" for group in ("one", "two", "absent"))
+    return total, *groups, str(found["denied"]), f"“{found['opening']}” {found['opening_share']:.0%}"
 
 
 def facts() -> str:

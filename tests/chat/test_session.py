@@ -18,6 +18,7 @@ from support.consoles import written
 from support.fakes import tally_of
 from support.oom_models import starving
 
+from triforce_chat.chat import transcript
 from triforce_chat.chat.context_check import QUESTION_ROOM
 from triforce_chat.chat.events import Comparison
 from triforce_chat.chat.session import ChatSession
@@ -53,6 +54,13 @@ def test_the_prompt_is_the_documents_and_the_question_whole(loaded: tuple[Engine
     assert "c\n\n\nWhy?<|im_end|>\n<|im_start|>assistant\n" in session.prompt
 
 
+@pytest.fixture
+def called_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents of 4,096 tokens count as long."""
+    monkeypatch.setattr(transcript, "LONG", 4096)
+
+
+@pytest.mark.usefixtures("called_long")
 def test_passages_of_a_long_document_precede_the_question_and_stay_in_the_conversation(
     loaded: tuple[Engine, LoadedModel],
 ) -> None:
@@ -73,6 +81,13 @@ def test_passages_of_a_long_document_precede_the_question_and_stay_in_the_conver
     assert session.prompt.count("gave her geraniums") == 2
 
 
+def test_nothing_is_quoted_of_a_document_that_is_not_long(loaded: tuple[Engine, LoadedModel]) -> None:
+    session = TinySession(loaded, context=8192)
+    session.add(book("One", "Nothing happened on that day. " * 180))
+    assert session.decode(session.question_ids("What happened?")) == "What happened?"
+
+
+@pytest.mark.usefixtures("called_long")
 def test_passages_give_way_where_the_context_has_no_room(loaded: tuple[Engine, LoadedModel]) -> None:
     session = TinySession(loaded, context=5600, passages=6)
     session.add(book("One", "Nothing happened on that day. " * 180))

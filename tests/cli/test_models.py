@@ -111,6 +111,11 @@ def test_show_says_where_wheels_come_from(monkeypatch: pytest.MonkeyPatch) -> No
     told = json.loads(run("show", "qwen2.5-coder-1.5b", "--json")[1])
     assert told["origin"].startswith("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF: its maker's")
     assert (told["licence"], told["repository"]) == ("Apache-2.0", None)
+    assert told["weights"] == "Q4_K_M, expanded to float32"  # which the tests set
+    monkeypatch.setenv("TRIFORCE_CHAT_DTYPE", "auto")
+    monkeypatch.setenv("TRIFORCE_CHAT_DEVICE", "cpu")
+    told = json.loads(run("show", "qwen2.5-coder-1.5b", "--json")[1])
+    assert told["weights"] == "Q4_K_M, as they are"
 
 
 @pytest.mark.usefixtures("hub")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -24,8 +25,10 @@ from triforce_chat.cli.app import app
 from triforce_chat.doctor import hardware, run_checks, software, stores
 from triforce_chat.doctor.check_result import CheckResult
 from triforce_chat.engine import kernels_available
+from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.models import memory as model_memory
 from triforce_chat.models import presets
+from triforce_chat.models.fetch import identity
 from triforce_chat.models.gguf_cache import origin_of
 from triforce_chat.models.model_cache import seal
 from triforce_chat.models.packed import SMOLLM2_135M
@@ -34,7 +37,7 @@ from triforce_chat.storage.sessions.store import SessionStore
 from triforce_chat.ui.terminal import Screen
 
 NAMES = [
-    *("triforce-chat", "python", "torch", "transformers", "packages", "triton"),
+    *("triforce-chat", "python", "torch", "transformers", "packages", "triton", "kernels"),
     *(
         "gpu",
         "memory",
@@ -72,9 +75,8 @@ def base(cache: Path) -> Path:
     """The small model's folder, complete."""
     folder = cache / "models" / SMOLLM2_135M.model
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"\0" * (17 << 20))  # too large to be read at every start
-    seal(folder, SMOLLM2_135M.sha256)
+    (folder / SMOLLM2_135M.file).write_bytes(b"\0" * (17 << 20))  # too large to be read at every start
+    seal(folder, identity(SMOLLM2_135M))
     return folder
 
 
@@ -358,7 +360,7 @@ def test_settings(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_small_model(base: Path) -> None:
     assert only(stores.small_model()).message.startswith("small is intact, 18 MB in ")
-    weights = base / "model.safetensors"
+    weights = base / SMOLLM2_135M.file
     before = weights.stat()
     with weights.open("r+b") as file:  # beyond what every start reads, and with the same time
         file.seek(9 << 20)
@@ -366,12 +368,39 @@ def test_the_small_model(base: Path) -> None:
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     result = only(stores.small_model())
     assert seen(result) == ("problem", 5)
-    assert result.message == f"damaged in {base}: model.safetensors"
-    weights.unlink()
-    (base / "config.json").write_text("{ }")
-    assert only(stores.small_model()).message.endswith(": config.json, model.safetensors")
+    assert result.message == f"damaged in {base}: {SMOLLM2_135M.file}"
     (base / "manifest.json").write_text("[]")
     assert only(stores.small_model()).message.endswith(": manifest.json")
+    weights.unlink()
+    assert "not here yet" in only(stores.small_model()).message
+
+
+def test_the_kernels(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        compiled, "library", functools.cache(lambda: pytest.fail("compiled"))
+    )  # by no process yet
+    monkeypatch.setenv("CC", "some-compiler")
+    result = only(software.cpu_kernels())
+    assert seen(result) == ("ok", 0)
+    assert result.message.startswith("not compiled yet; ")
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = only(software.cpu_kernels())
+    assert seen(result) == ("warning", 0)
+    assert "no C compiler" in result.message
+    assert "install gcc" in (result.advice or "")
+    compiled.kept_file().parent.mkdir(parents=True)
+    compiled.kept_file().touch()
+    assert only(software.cpu_kernels()).message == f"compiled, in {compiled.kept_file()}"
+    assert compiled.kept_file().is_relative_to(cache)
+
+
+def test_the_small_model_tells_its_format(base: Path, settings: Path) -> None:
+    assert only(stores.small_model()).message == (
+        f"small is intact, 18 MB in {base}; weights in Q4_1, as they are"
+    )
+    settings.write_text("model = 'small'\ndtype = 'float32'")
+    assert only(stores.small_model()).message.endswith("; weights in Q4_1, expanded to float32")
 
 
 def test_the_small_model_is_not_here(cache: Path) -> None:

@@ -15,9 +15,11 @@ from triforce_chat.loading import choose_model
 from triforce_chat.loading.choose_model import BEST, MIDDLE, SMALL, Computer, choose, obtain
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.plan import Memory
-from triforce_chat.models.describe import describe
+from triforce_chat.models.describe import Description, describe
+from triforce_chat.models.packed import QWEN_CODER_0_5B, QWEN_CODER_1_5B
+from triforce_chat.models.stored_format import StoredWeights
 from triforce_chat.settings.paths import failed_download_mark
-from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.settings import AUTO, Settings
 
 GB = 10**9
 
@@ -28,12 +30,12 @@ def cpu(memory: int | None = 64 * GB, best_ms: float = 100.0) -> Computer:
     return Computer(
         (torch.device("cpu"), torch.float32, Memory(memory, memory, is_host=True)),
         None,
-        lambda model: best_ms * model.parameters() / whole,
+        lambda model: best_ms * Dimensions.of(model.fields).parameters() / whole,
     )
 
 
 def gpu(whole: int, free: int | None = None) -> Computer:
-    def step(_model: Dimensions) -> float:
+    def step(_model: Description) -> float:
         pytest.fail("a GPU's speed does not matter")
 
     memory = Memory(whole if free is None else free, 64 * GB)
@@ -55,12 +57,37 @@ def gpu(whole: int, free: int | None = None) -> Computer:
         (cpu(best_ms=149.9), BEST),
         (cpu(best_ms=150), MIDDLE),
         (cpu(best_ms=10_000), MIDDLE),
-        (cpu(7 * GB), MIDDLE),
-        (cpu(3 * GB), SMALL),
+        (cpu(3 * GB), BEST),
+        (cpu(2 * GB), MIDDLE),
+        (cpu(1 * GB), SMALL),
     ],
 )
 def test_the_best_model_that_the_machine_holds_and_decodes_quickly(computer: Computer, model: str) -> None:
     assert choose(Settings(), computer).model == model
+
+
+@pytest.mark.parametrize(("memory", "model"), [(12, BEST), (7, MIDDLE), (3, SMALL)])
+def test_expanded_weights_need_more_memory(memory: int, model: str) -> None:
+    assert choose(Settings(dtype="float32"), cpu(memory * GB)).model == model
+
+
+def test_the_step_is_that_of_the_weights_as_they_would_be_used() -> None:
+    seen: list[StoredWeights | None] = []
+
+    def step(model: Description) -> float:
+        seen.append(model.stored)
+        return 1000.0
+
+    machine = torch.device("cpu"), torch.float32, Memory(64 * GB, 64 * GB, is_host=True)
+    for dtype in (AUTO, "float32"):
+        choose(Settings(dtype=dtype), Computer(machine, None, step))
+    *kept, best, middle = seen
+    assert (best, middle) == (None, None)
+    for stored, packed in zip(kept, (QWEN_CODER_1_5B, QWEN_CODER_0_5B), strict=True):
+        assert stored is not None
+        assert (
+            packed.stored.step_bytes < stored.step_bytes < 1.06 * packed.stored.step_bytes
+        )  # with an adapter
 
 
 def test_what_a_better_model_would_cost() -> None:
@@ -73,14 +100,14 @@ def test_what_a_better_model_would_cost() -> None:
     assert choose(Settings(), gpu(6 * GB)).advice == (
         f"--model {BEST} answers better; it is meant for GPUs of 8.0 GB or more"
     )
-    short = choose(Settings(), cpu(3 * GB)).advice or ""
+    short = choose(Settings(), cpu(1 * GB)).advice or ""
     assert short.startswith(f"{MIDDLE} answers better, but with 16,384 tokens it takes ")
-    assert short.endswith(" of memory; 3.0 GB are free")
+    assert short.endswith(" of memory; 1.0 GB are free")
 
 
 def test_the_context_that_is_wanted_counts() -> None:
-    assert choose(Settings(context=4096), cpu(5 * GB)).model == MIDDLE
-    assert choose(Settings(context=131_072), cpu(5 * GB)).model == SMALL
+    assert choose(Settings(context=4096), cpu(1 * GB)).model == MIDDLE
+    assert choose(Settings(context=131_072), cpu(4 * GB)).model == SMALL
     told = choose(Settings(context=1_000_000), cpu())
     assert told.model == SMALL
     assert "made for 131,072 tokens at most" in (told.advice or "")

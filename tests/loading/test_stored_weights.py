@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +16,25 @@ from typer.testing import CliRunner
 
 from triforce_chat.chat.events import Tally
 from triforce_chat.cli.app import app
+from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.loading import device
+from triforce_chat.loading import load_engine as module
 from triforce_chat.loading.calibration_file import about
 from triforce_chat.loading.device import keeps_format
 from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.load_engine import load_engine
-from triforce_chat.loading.planning import plan_for
+from triforce_chat.loading.planning import memory_plan, plan_for
+from triforce_chat.loading.prepare import format_in_use, prepare
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import Memory, MemoryPlan
 from triforce_chat.models.describe import describe
 from triforce_chat.models.load import LoadedModel, load_model
+from triforce_chat.models.packed import QWEN_CODER_0_5B
 from triforce_chat.models.placement import OnCpu, OnGpu
+from triforce_chat.models.progress import ignore_progress
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.stored_weights import stored_weights
 from triforce_chat.settings.settings import Settings
@@ -37,7 +44,7 @@ PROMPT = torch.randint(
     3, len(VOCABULARY), (BUDGET + 20,), generator=torch.Generator().manual_seed(0)
 ).tolist()
 
-pytestmark = pytest.mark.usefixtures("empty_cache")
+pytestmark = pytest.mark.usefixtures("kernels", "empty_cache")
 
 
 @pytest.fixture
@@ -152,6 +159,96 @@ def test_plan_names_the_format(file: Path) -> None:
     )
     told = json.loads(result.stdout)
     assert (told["dtype"], told["weights"]) == ("float32", "Q4_K_M")
+
+
+@pytest.mark.parametrize(("dtype", "format"), [("auto", "Q4_K_M"), ("float32", None)])
+def test_verify_tests_what_answers_and_a_dtype_expands(file: Path, dtype: str, format: str | None) -> None:
+    text = file.with_name("a.txt")
+    text.write_text("ab" * 150)
+    given = ("--model", file, "--draft", "none", "--stack", "lookup", "--device", "cpu", "--dtype", dtype)
+    asked = ("verify", text, *given, "--context", "400", "--tokens", "8", "--json")
+    result = CliRunner().invoke(app, list(map(str, asked)))
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert (told.get("weights"), told["passed"]) == (format, True)
+
+
+def test_a_compiler_that_fails_leaves_a_plan_for_expanded_weights(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    plans: list[MemoryPlan] = []
+
+    def noted(*given: Any) -> MemoryPlan:
+        plans.append(memory_plan(*given))
+        return plans[-1]
+
+    monkeypatch.setattr(module, "memory_plan", noted)
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setattr(compiled, "kept_file", lambda: file.with_name("no library"))
+    compiled.library.cache_clear()
+    try:
+        assert stored_weights(resolve(str(file)), OnCpu()) is not None  # nobody knows yet
+        _, loaded = load_engine(EngineSpec(settings(file)), LoadHooks(note=notes.append))
+    finally:
+        compiled.library.cache_clear()
+    assert (loaded.stored, loaded.format) == (None, "float32")
+    assert [plan.workload.stored for plan in plans] == [None]
+    assert notes == [
+        "compiling the CPU kernels, once: about 10 seconds",
+        "tiny.gguf is expanded, which takes more memory and time: the C compiler false fails: exit code 1",
+    ]
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_the_formats_are_expanded() -> None:
+    machine = torch.device("cpu"), torch.float32, Memory(10**9, 10**9, is_host=True)
+    plan = plan_for(Settings(model="medium", device="cpu"), describe("medium"), None, 100, machine, 1)
+    assert plan.workload.stored is None
+    packed = QWEN_CODER_0_5B
+    assert format_in_use(packed, Settings(dtype="auto", device="cpu")) == (
+        "Q4_K_M, expanded to float32: there is no C compiler (cc, gcc, clang); install one, or name it in CC"
+    )
+
+
+@pytest.fixture
+def no_compiler(
+    kernels: None,  # noqa: ARG001 (loads them before)
+    empty_cache: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[None]:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiled.library.cache_clear()
+    yield
+    compiled.library.cache_clear()
+
+
+def test_models_that_are_not_here_are_planned_in_their_format() -> None:
+    machine = torch.device("cpu"), torch.float32, Memory(10**9, 10**9, is_host=True)
+    plan = plan_for(Settings(model="medium", device="cpu"), describe("medium"), None, 100, machine, 1)
+    beside = 2 * 8_841_928  # in bf16 in its file, apart from names
+    assert plan.workload.stored is not None
+    assert plan.parts["weights"] == pytest.approx(QWEN_CODER_0_5B.stored.bytes + beside, rel=1e-3)
+    assert plan.workload.stored.format == "Q4_K_M"
+    cpu = Settings(device="cpu")
+    assert format_in_use(QWEN_CODER_0_5B, cpu) == "Q4_K_M, as they are"
+    for changed in (replace(cpu, dtype="float32"), replace(cpu, tp=2)):
+        assert format_in_use(QWEN_CODER_0_5B, changed) == "Q4_K_M, expanded to float32"
+
+
+def test_preparing_compiles_or_expands(
+    file: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "will_compile", lambda: True)
+    notes: list[str] = []
+    prepare(settings(file), ignore_progress, notes.append)
+    assert notes == ["compiling the CPU kernels, once: about 10 seconds"]
+    assert not (empty_cache / "models").exists()
+    prepare(settings(file, dtype="float32"), ignore_progress, pytest.fail)
+    (folder,) = (each for each in (empty_cache / "models" / "gguf").iterdir() if each.is_dir())
+    assert folder.name.endswith("-float32")
 
 
 def test_what_was_measured_counts_for_the_format(file: Path) -> None:

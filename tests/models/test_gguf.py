@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
@@ -16,10 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models import dequantize as module
+from triforce_chat.models import gguf_header, gguf_reader
 from triforce_chat.models.dequantize import BLOCKS, dequantize
 from triforce_chat.models.gguf_header import read_header
-from triforce_chat.models.gguf_reader import QuickReader, quick_gguf
-from triforce_chat.models.load import load_model
+from triforce_chat.models.gguf_reader import QuickReader, forget_metadata, quick_gguf
+from triforce_chat.models.load import load_config, load_model, tokens_of
+from triforce_chat.models.registry import resolve
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -134,3 +138,28 @@ def test_entries_of_every_type(tmp_path: Path) -> None:
     assert (tensor.name, tensor.shape, tensor.offset % 64) == ("t", (2, 3), 0)
     own, theirs = QuickReader(tmp_path / "m.gguf"), gguf.GGUFReader(tmp_path / "m.gguf")
     assert own.tensors[0].data.tobytes() == theirs.tensors[0].data.tobytes()
+
+
+def test_a_load_reads_the_metadata_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_metadata()
+    headers, checkpoints = Mock(wraps=gguf_header._Parser), Mock(wraps=gguf_reader.OWN_LOAD)
+    monkeypatch.setattr(gguf_header, "_Parser", headers)
+    monkeypatch.setattr(gguf_reader, "OWN_LOAD", checkpoints)
+    source = resolve(str(file))
+    first, second = load_config(source), load_config(source)
+    tokens_of(source)
+    assert (headers.call_count, checkpoints.call_count) == (1, 1)
+    first.rope_parameters["rope_theta"] = 7.0  # of the caller's own
+    assert second.to_dict() == load_config(source).to_dict() != first.to_dict()
+    gguf_reader._load_checkpoint(str(file))["tokenizer"]["tokens"].clear()
+    assert gguf_reader._load_checkpoint(str(file))["tokenizer"]["tokens"]
+    load_model(str(file), attention="sdpa")
+    assert gguf_reader._metadata.cache_info().currsize == gguf_header._read.cache_info().currsize == 0
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", context=64)
+    assert load_config(resolve(str(file))).max_position_embeddings == 64
+    write_gguf(file, context=96)
+    os.utime(file, ns=(0, 0))
+    assert load_config(resolve(str(file))).max_position_embeddings == 96

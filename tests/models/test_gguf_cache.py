@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.models import convert, gguf_cache, sharding
-from triforce_chat.models.gguf_cache import conversions, conversions_folder
+from triforce_chat.models.gguf_cache import conversions, conversions_folder, converted
 from triforce_chat.models.load import LoadedModel, load_model
-from triforce_chat.models.model_cache import discard, is_intact
-from triforce_chat.models.progress import Progress
+from triforce_chat.models.model_cache import CacheUnusable, discard, is_intact
+from triforce_chat.models.presets import PRESETS
+from triforce_chat.models.progress import Progress, ignore_progress
+from triforce_chat.models.registry import resolve
 
 Usage = namedtuple("Usage", "total used free")
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -220,6 +223,16 @@ def test_no_room(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 0))
     load(file, note=notes.append)
     assert len(notes) == 1, "what is there needs no room"
+
+
+def test_a_model_with_a_name_may_take_all_the_room(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = replace(resolve(str(file)), preset=PRESETS[0])
+    free = 4 * sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(file).tensors)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, free - 1))
+    with pytest.raises(CacheUnusable, match=r"would be more than the [\d.]+ \w+ free"):
+        converted(source, "float32", lambda: None, ignore_progress)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, free))
+    assert converted(source, "float32", lambda: None, ignore_progress).gguf_file is None
 
 
 def test_a_cache_that_cannot_be_written(file: Path, unusable: Path) -> None:

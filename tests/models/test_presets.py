@@ -330,9 +330,7 @@ def test_the_coder_models_are_counted_as_their_files_are(name: str, parameters: 
     """The number of elements of all tensors in the GGUF file."""
     preset = find_preset(name)
     assert preset is not None
-    assert preset.packed is not None
     assert Dimensions.of(preset.sizes).parameters() == parameters
-    assert preset.packed.converted_size == 2 * parameters  # bf16
 
 
 @pytest.mark.parametrize(
@@ -345,6 +343,7 @@ def test_our_adapters_belong_to_the_coder_models(
     preset, coder = find_preset(name), find_preset(base)
     assert preset is not None
     assert coder is not None
+    assert coder.packed is not None
     assert (preset.context, preset.packed, preset.sizes) == (131_072, coder.packed, coder.sizes)
     assert (preset.licence, preset.draft) == (coder.licence, coder.draft)
     assert preset.sampling == {**coder.sampling, **penalty}
@@ -356,6 +355,7 @@ def test_our_adapters_belong_to_the_coder_models(
         return tmp_path
 
     monkeypatch.setattr(registry, "wheel_model", wheel_model)
+    (tmp_path / coder.packed.file).touch()
     source = registry.resolve(name)
     assert asked == [coder.packed]
     assert (source.name, source.folder, source.preset) == (name, tmp_path, preset)

@@ -57,8 +57,10 @@ NOT_HERE = errors.LocalEntryNotFoundError("not in the cache")
 @pytest.mark.parametrize("name", ["small", "default", "smollm2-135m"])
 def test_the_built_in_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.setattr(registry, "wheel_model", lambda **_: tmp_path)
+    (tmp_path / "m.gguf").touch()
     source = resolve(name)
-    assert (source.name, source.folder, source.preset) == (name, tmp_path, find_preset(name))
+    assert (source.name, source.folder, source.gguf_file) == (name, tmp_path, "m.gguf")
+    assert source.preset == find_preset(name)
 
 
 def test_preset_names_are_unique() -> None:

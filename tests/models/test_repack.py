@@ -216,11 +216,16 @@ def test_an_adapter_is_added_to_expanded_weights(tmp_path: Path, monkeypatch: py
     notes: list[str] = []
     loaded = load(adapter, monkeypatch, note=notes.append)
     assert (loaded.stored, layers(loaded)) == (None, [])
-    assert notes == ["m.gguf is expanded: on a GPU an adapter is added to its weights"]
+    assert notes == [
+        "m.gguf is expanded, which takes more memory and time: on a GPU an adapter is added to its weights"
+    ]
 
 
 def test_kinds_without_a_layout_are_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     file = write_quantized_gguf(tmp_path / "m.gguf", attn_q=Kind.Q2_K)
     assert load(file, monkeypatch, note=notes.append).stored is None
-    assert notes == ["m.gguf is expanded: weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel"]
+    assert notes == [
+        "m.gguf is expanded, which takes more memory and time: "
+        "weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel"
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from triforce_chat.engine.forward.quantized import QuantizedEmbedding, Quantized
 from triforce_chat.engine.group import SINGLE
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.join_draft import share_matrices
-from triforce_chat.models import placement
+from triforce_chat.models import placement, presets, registry
 from triforce_chat.models import stored_weights as module
 from triforce_chat.models.gguf_header import read_header
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.placement import OnCpu
+from triforce_chat.models.presets import find_preset
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.stored_weights import stored_weights
 from triforce_chat.storage.kv.fingerprint import fingerprint
@@ -31,7 +33,7 @@ from triforce_chat.storage.kv.fingerprint import fingerprint
 IDS = torch.randint(3, len(VOCABULARY), (1, 100), generator=torch.Generator().manual_seed(0))
 MATRICES = 7 * LAYERS
 
-pytestmark = pytest.mark.usefixtures("empty_cache")
+pytestmark = pytest.mark.usefixtures("kernels", "empty_cache")
 
 
 @pytest.fixture
@@ -130,6 +132,27 @@ def test_an_adapter_is_added_to_the_products(tmp_path: Path, architecture: str) 
     assert not torch.allclose(logits(kept), logits(load(base)), rtol=0.1)
 
 
+def test_a_preset_with_an_adapter_stays_as_its_wheels_bring_it(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = write_quantized_gguf(tmp_path / "base" / "m.gguf", "qwen2")
+    adapter = save_adapter(tmp_path / "adapter", base, hidden=256, lora_alpha=0.2)
+    config = adapter / "adapter_config.json"
+    named = {**json.loads(config.read_text()), "base_model_name_or_path": "qwen2.5-coder-0.5b"}
+    config.write_text(json.dumps(named))
+    medium = find_preset("medium")
+    assert medium is not None
+    monkeypatch.setattr(presets, "PRESETS", (replace(medium, adapter=str(adapter)), presets.CODER_0_5B))
+    monkeypatch.setattr(registry, "wheel_model", lambda **_: base.parent)
+    kept = load(Path("medium"))
+    assert (kept.format, kept.sampling) == ("Q4_K_M", medium.sampling)
+    assert not (empty_cache / "models").exists()
+    expanded = load(Path("medium"), keep=False)
+    same(kept, expanded)
+    assert (kept.context, kept.eos_ids) == (expanded.context, expanded.eos_ids)
+    assert not torch.allclose(logits(kept), logits(load(Path("qwen2.5-coder-0.5b"))), rtol=0.1)
+
+
 def test_an_adapter_of_another_model(tmp_path: Path, file: Path) -> None:
     with pytest.raises(ModelError, match="not this adapter's base"):
         load(save_adapter(tmp_path / "adapter", file))
@@ -141,15 +164,18 @@ def test_kinds_without_a_kernel_are_expanded(tmp_path: Path) -> None:
     loaded = load(file, note=notes.append)
     assert (loaded.stored, layers(loaded)) == (None, [])
     (note,) = notes
-    assert note == ("m.gguf is expanded: weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel")
+    assert note == (
+        "m.gguf is expanded, which takes more memory and time: "
+        "weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel"
+    )
 
 
 def test_without_a_kernel_weights_are_expanded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(placement, "available", lambda: "no C++ compiler")
+    monkeypatch.setattr(placement, "obstacle", lambda: "no C compiler")
     loaded = load(file, note=notes.append)
     assert (loaded.stored, layers(loaded)) == (None, [])
-    assert notes == ["tiny.gguf is expanded: no C++ compiler"]
+    assert notes == ["tiny.gguf is expanded, which takes more memory and time: no C compiler"]
 
 
 def test_a_truncated_file_allocates_nothing(
@@ -213,6 +239,27 @@ def test_their_bytes_are_those_of_the_file(file: Path) -> None:
     numbers = sum(weight.nbytes for weight in kept.model.parameters())
     assert found.bytes == blocks + numbers
     assert found.bytes < sum(weight.nbytes for weight in load(file, keep=False).model.parameters()) / 2
+
+
+def test_an_adapter_s_bytes_count_too(tmp_path: Path, file: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter", file, hidden=256)
+    kept, bare = load(adapter), load(file)
+    assert kept.stored is not None
+    assert bare.stored is not None
+    beside = sum(
+        each.up.nbytes + each.down.nbytes for each in layers(kept, QuantizedLinear) if each.up is not None
+    )
+    assert kept.stored == bare.stored.with_adapter(beside)
+    assert beside > 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_reads_one_row_of_an_embedding_of_its_own(tmp_path: Path, tied: bool) -> None:
+    file = write_quantized_gguf(tmp_path / "m.gguf", tied=tied)
+    (embedding,) = layers(load(file), QuantizedEmbedding)
+    found = stored_weights(resolve(str(file)), OnCpu())
+    assert found is not None
+    assert found.bytes - found.step_bytes == (0 if tied else embedding.matrix.data.nbytes)
 
 
 def test_a_draft_built_on_quantized_weights(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, TokenType
 
 from triforce_chat.models.packed import PackedModel, Wheel
+from triforce_chat.models.stored_format import StoredWeights
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LETTERS = [chr(number) for number in range(ord("!"), ord("~") + 1)]
@@ -209,8 +210,7 @@ def build_wheel(folder: Path, parts: int = 1) -> PackedModel:
         wheels=tuple(
             _wheel(folder, f"tiny-gguf{n or ''}", data[n * length : (n + 1) * length]) for n in range(parts)
         ),
-        dtype="float32",
-        converted_size=4 * len(data),
+        stored=StoredWeights("F32", len(data), len(data)),
     )
 
 

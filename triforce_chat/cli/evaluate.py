@@ -217,7 +217,7 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
 
     with loading(screen, name) as report:
         from triforce_chat.engine.forward import attention
-        from triforce_chat.loading.device import device_and_dtype
+        from triforce_chat.loading.device import device_and_dtype, keeps_format
         from triforce_chat.models.load import load_model
 
         require_one_process(options.settings)
@@ -230,6 +230,7 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
             attention=attention.NAME,
             report=report,
             note=lambda line: show_notes([line], screen),
+            keep_format=keeps_format(options.settings, device),
         )
 
 

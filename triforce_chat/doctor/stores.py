@@ -18,6 +18,7 @@ from triforce_chat.settings.settings import AUTO
 from triforce_chat.settings.sizes import readable
 
 if TYPE_CHECKING:
+    from triforce_chat.models.packed import PackedModel
     from triforce_chat.models.presets import Preset
 
 SMALL = "small"  # the model that answers where no other one can
@@ -66,21 +67,34 @@ def _model_in_effect() -> tuple[str, str | None]:
 
 def _packed_model(preset: Preset) -> Iterator[CheckResult]:
     """Compare the files of a model that comes in wheels with their checksums, reading all of them."""
+    from triforce_chat.models.fetch import identity, is_complete
     from triforce_chat.models.inventory import own_folder, size_of
-    from triforce_chat.models.model_cache import MANIFEST, damaged_files
+    from triforce_chat.models.model_cache import damaged_files
 
     assert preset.packed is not None
     name, folder = preset.name, own_folder(preset)
     pull = f"triforce-chat models pull {name}"
-    if not (folder / MANIFEST).is_file():
+    if not is_complete(preset.packed):
         yield warning("model", f"{name} is not here yet; the first start downloads it", pull)
         return
-    wrong = damaged_files(folder, preset.packed.sha256)
+    wrong = damaged_files(folder, identity(preset.packed))
     if wrong:
         renew = f"triforce-chat models rm {name}, then {pull}"
         yield problem("model", f"damaged in {folder}: {', '.join(wrong)}", renew, ModelError)
     else:
-        yield ok("model", f"{name} is intact, {readable(size_of(folder))} in {folder}")
+        size = readable(size_of(folder))
+        yield ok("model", f"{name} is intact, {size} in {folder}; weights in {_format_in_use(preset.packed)}")
+
+
+def _format_in_use(packed: PackedModel) -> str:
+    from triforce_chat.loading.prepare import format_in_use
+    from triforce_chat.settings.layers import user_values
+    from triforce_chat.settings.options import Options
+
+    try:
+        return format_in_use(packed, Options(**user_values()).settings)
+    except TriforceError:  # of the settings, which have a check of their own
+        return packed.stored.format
 
 
 def chosen_model() -> Iterator[CheckResult]:

@@ -17,11 +17,11 @@ import torch
 
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.cpu_speed import ms_per_token
-from triforce_chat.loading.device import device_and_dtype
+from triforce_chat.loading.device import device_and_dtype, keeps_format
 from triforce_chat.loading.planning import plan_for
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.inputs import Machine, available_memory, describe_draft
-from triforce_chat.models.describe import Description, describe
+from triforce_chat.models.describe import Description, as_stored, describe
 from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.inventory import folder_of
 from triforce_chat.models.presets import find_preset
@@ -47,7 +47,7 @@ class Computer:
 
     machine: Machine  # (device, dtype, free memory)
     gpu_bytes: int | None  # the whole memory of a GPU; None: a CPU computes
-    step: Callable[[Dimensions], float] = ms_per_token  # a decoding step on the CPU, in milliseconds
+    step: Callable[[Description], float] = ms_per_token  # a decoding step on the CPU, in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,19 @@ def choose(settings: Settings, computer: Computer) -> Choice:
 
     Raises DoesNotFit and UsageError for settings that no candidate could meet.
     """
-    objections = {name: objection(describe(name), settings, computer) for name in (BEST, MIDDLE)}
+    objections = {
+        name: objection(described(name, settings, computer), settings, computer) for name in (BEST, MIDDLE)
+    }
     suitable = [name for name, against in objections.items() if against is None]
     better = [against for _, against in takewhile(lambda rated: rated[1], objections.items())]
     return Choice((*suitable, SMALL), better[-1] if better else None)
+
+
+def described(name: str, settings: Settings, computer: Computer) -> Description:
+    """A candidate, with the weights that stay as they are if they would."""
+    model = describe(name)
+    device, dtype, _ = computer.machine
+    return as_stored(model, device, dtype) if keeps_format(settings, device.type) else model
 
 
 def objection(model: Description, settings: Settings, computer: Computer) -> str | None:
@@ -118,14 +127,14 @@ def objection(model: Description, settings: Settings, computer: Computer) -> str
     if computer.gpu_bytes is not None:
         few = computer.gpu_bytes < GPU_BYTES
         return f"{_better(BEST)}; it is meant for GPUs of {readable(GPU_BYTES)} or more" if few else None
-    return _too_slow(own, computer) if device.type == "cpu" else None
+    return _too_slow(model, settings, computer) if device.type == "cpu" else None
 
 
-def _too_slow(best: Dimensions, computer: Computer) -> str | None:
+def _too_slow(best: Description, settings: Settings, computer: Computer) -> str | None:
     step = computer.step(best)
     if step < READING_PACE:
         return None
-    other = computer.step(Dimensions.of(describe(MIDDLE).fields))
+    other = computer.step(described(MIDDLE, settings, computer))
     return f"{_better(BEST)} and takes about {rounded(step)} ms a token here instead of {rounded(other)}"
 
 

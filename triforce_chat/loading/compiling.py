@@ -28,7 +28,7 @@ from triforce_chat.settings.engine_options import stack_options
 from triforce_chat.settings.settings import AUTO, Settings
 
 if TYPE_CHECKING:
-    from triforce_chat.models.stored_weights import StoredWeights
+    from triforce_chat.models.stored_format import StoredWeights
 
 NICE = 5  # of these processes: loading goes first
 
@@ -95,7 +95,7 @@ def formats_of(stored: StoredWeights | None) -> Sequence[Formats]:
     from triforce_chat.models.dequantize import BLOCKS
     from triforce_chat.models.repack import weight_format
 
-    kinds = [dict(layer) for layer in sorted(stored.layers)]
+    kinds = [dict(layer) for layer in stored.layers]
     return [{role: weight_format(kind) for role, kind in each.items() if kind in BLOCKS} for each in kinds]
 
 

@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 from triforce_chat.loading.json_file import read_object, write_object
 from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.models.describe import Description
 from triforce_chat.models.memory import processor
 from triforce_chat.settings.paths import cpu_speed_file
 
@@ -32,14 +33,19 @@ UNDISTURBED = 0.8  # share of that time for which the threads must have run, or 
 # 0.49 and 1.5 billion fp32 weights read 15 and 8 to 15 GB/s; on two of an EPYC that read 29 GB/s, one of 0.49 billion
 # bfloat16 weights read 15 GB/s.
 SHARE = 0.5
+# The same for quantized blocks, which cost more arithmetic for each byte. On two cores of a Xeon that read 32 GB/s,
+# Q4_K_M files of 0.39 and 0.98 GB were read at 8 and 10 GB/s.
+STORED_SHARE = 0.3
 # The product that decides about bfloat16: as many rows as matrix units need to show, and 2 ms where there are none.
 PRODUCT_ROWS, PRODUCT_SIDE, PRODUCT_REPEATS = 64, 1024, 5
 PAYS = 1.5  # a bfloat16 product must be so many times as fast as an fp32 one
 
 
-def ms_per_token(model: Dimensions, dtype: torch.dtype = torch.float32) -> float:
-    """Estimated milliseconds of a decoding step with weights of that dtype on this machine's CPU."""
-    return 1000 * step_bytes(model, dtype) / (SHARE * bandwidth(dtype))
+def ms_per_token(model: Description, dtype: torch.dtype = torch.float32) -> float:
+    """Estimated milliseconds of a decoding step on this machine's CPU, with weights of that dtype or as stored."""
+    if model.stored:
+        return 1000 * model.stored.step_bytes / (STORED_SHARE * bandwidth(torch.float32))
+    return 1000 * step_bytes(Dimensions.of(model.fields), dtype) / (SHARE * bandwidth(dtype))
 
 
 def step_bytes(model: Dimensions, dtype: torch.dtype) -> int:

@@ -22,13 +22,14 @@ from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.placement import placement
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Note
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.resize import resize_loaded
 from triforce_chat.models.sharding import split
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_for
-from triforce_chat.settings.settings import AUTO, Settings
+from triforce_chat.settings.settings import Settings
 
 HOOKS = LoadHooks()
 
@@ -48,6 +49,10 @@ def load_engine(
     attention.register()
     model = describe_source(resolve(settings.model, report=hooks.progress))
     wanted = model.reach(settings.context)  # fails before anything else is downloaded
+    keep = keeps_format(settings, device)
+    place = placement(torch.device(device), dtype)
+    if keep and as_stored(model, place.device, dtype).stored:
+        place.compile(hooks.note)  # before the plan, which depends on whether that works
     drafting = draft_name(settings, model)
     plan = memory_plan(spec, model, drafting, spec.capacity or wanted, group)
     if spec.capacity is None:
@@ -57,9 +62,6 @@ def load_engine(
     plan = plan.with_context(group.all_reduce_min(plan.workload.context))
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME)
     load = partial(load, report=hooks.progress, note=hooks.note)
-    keep = keeps_format(settings, device)
-    if group.size > 1 and settings.dtype == AUTO and as_stored(model, torch.device(device), dtype).stored:
-        hooks.note(f"{settings.model} is expanded: {group.size} processes share its weights")
     whole = spec.shape is not None  # resized before it is split
     target = load(
         settings.model, context=wanted, ranks=1 if whole else group.size, keep_format=keep and not whole

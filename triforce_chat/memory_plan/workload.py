@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from triforce_chat.memory_plan.dimensions import Dimensions
 
 if TYPE_CHECKING:
-    from triforce_chat.models.stored_weights import StoredWeights
+    from triforce_chat.models.stored_format import StoredWeights
 
 FP32, INT64 = 4, 8  # bytes
 STREAMS = 3  # tensors of the residual stream's size that live throughout a layer

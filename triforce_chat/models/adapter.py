@@ -1,12 +1,13 @@
 """Adapter folders: a LoRA (arXiv 2106.09685) in PEFT's format, and the rotary embeddings it was trained with.
 
-The low-rank product is added to the weights once, while they are loaded, so that an adapter
-costs no speed.
+The low-rank product is added to the weights once, while they are loaded, so that an adapter costs no speed. Beside
+weights that stay in their quantized blocks it is computed anew in every forward.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG, WEIGHTS, ROPE = "adapter_config.json", "adapter_model.safetensors", "rope.json"
+FP32 = 4  # bytes
 PREFIX = "base_model.model."  # PEFT's name of the model inside its wrapper
 # PEFT features that change the meaning of the two matrices.
 UNSUPPORTED = ("use_dora", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
@@ -88,6 +90,22 @@ def merge(model: Any, adapter: Adapter) -> None:
                 add_product(module.weight, up.to(device), down.to(device), adapter.scale)
 
 
+def fp32_bytes(adapter: Adapter) -> int:
+    """Bytes of the adapter's matrices in fp32, which is how they stay beside quantized weights. Raises ModelError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(adapter.folder / WEIGHTS, framework="numpy") as file:
+            names = file.keys()  # it cannot be iterated over
+            return sum(FP32 * math.prod(file.get_slice(name).get_shape()) for name in names)
+    except (SafetensorError, OSError) as error:
+        raise _damaged(adapter) from error
+
+
+def _damaged(adapter: Adapter) -> ModelError:
+    return ModelError(f"{adapter.folder}: {WEIGHTS} is damaged; copy or train it again")
+
+
 def _object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
@@ -127,7 +145,7 @@ def _pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
     try:
         tensors = load_file(adapter.folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{adapter.folder}: {WEIGHTS} is damaged; copy or train it again") from error
+        raise _damaged(adapter) from error
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         path, _, side = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce_chat.errors import DoesNotFit, ModelError
-from triforce_chat.models.adapter import is_adapter, read_adapter
+from triforce_chat.models.adapter import fp32_bytes, is_adapter, read_adapter
 from triforce_chat.models.presets import Preset, find_preset
 from triforce_chat.models.registry import ModelSource, looks_like_hub_id, resolve
 from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
@@ -18,7 +19,7 @@ from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
 if TYPE_CHECKING:
     import torch
 
-    from triforce_chat.models.stored_weights import StoredWeights
+    from triforce_chat.models.stored_format import StoredWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +113,24 @@ def _of_hub(name: str) -> Description:
 
 
 def as_stored(model: Description, device: torch.device, dtype: torch.dtype) -> Description:
-    """The description with the weights that stay as they are on a device, if its GGUF file has such.
+    """The description with the weights that stay as they are on a device, if its GGUF file has such; compiles nothing.
 
-    Raises ModelError.
+    Raises ModelError for a damaged file.
     """
-    if model.source is None or model.source.gguf_file is None:
-        return model
-    from triforce_chat.models.placement import placement
-    from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
+    packed = model.preset.packed if model.preset else None
+    stored = None
+    if model.source is not None and model.source.gguf_file is not None:
+        from triforce_chat.models.placement import placement
+        from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
 
-    try:
-        stored = stored_weights(model.source, placement(device, dtype))
-    except NotMultiplied:  # loading it will tell
-        stored = None
+        with suppress(NotMultiplied):  # loading it will tell
+            stored = stored_weights(model.source, placement(device, dtype))
+    elif packed is not None and device.type == "cpu":
+        from triforce_chat.engine.cpu_kernels.compiled import obstacle
+
+        if obstacle() is not None:
+            return model
+        stored = packed.stored
+        if model.preset and model.preset.adapter:
+            stored = stored.with_adapter(fp32_bytes(read_adapter(Path(model.preset.adapter))))
     return dataclasses.replace(model, stored=stored)

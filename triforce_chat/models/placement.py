@@ -12,10 +12,13 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import quant_shape_to_byte_shape
 from torch import Tensor
 
-from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix, available
+from triforce_chat.engine.cpu_kernels import compiled
+from triforce_chat.engine.cpu_kernels.compiled import obstacle
+from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix
 from triforce_chat.engine.forward.quantized import Matrix
 from triforce_chat.engine.kernels_available import kernels_compile
 from triforce_chat.models.dequantize import BLOCKS
+from triforce_chat.models.progress import Note
 from triforce_chat.models.registry import ModelSource
 from triforce_chat.models.repack import packed_bytes, repacked
 
@@ -32,7 +35,11 @@ class Placement(Protocol):
         ...
 
     def reason(self, source: ModelSource) -> str | None:
-        """Why its weights cannot stay as they are, in plain words; None if they can."""
+        """Why its weights cannot stay as they are, in plain words, as far as that is known; None if they can."""
+        ...
+
+    def compile(self, note: Note) -> str | None:
+        """Have the kernels compiled that must be before anything is loaded; the reason if that cannot be done."""
         ...
 
     def matrix_bytes(self, shape: tuple[int, ...], kind: Kind) -> int:
@@ -56,7 +63,12 @@ class OnCpu:
         self.wide_dtype = wide_dtype
 
     def reason(self, source: ModelSource) -> str | None:  # noqa: ARG002
-        return available()
+        return obstacle()
+
+    def compile(self, note: Note) -> str | None:
+        if compiled.will_compile():
+            note("compiling the CPU kernels, once: about 10 seconds")
+        return compiled.library().reason
 
     def matrix_bytes(self, shape: tuple[int, ...], kind: Kind) -> int:
         return math.prod(quant_shape_to_byte_shape(shape, kind))
@@ -78,6 +90,9 @@ class OnGpu:
         if source.adapter is not None:
             return "on a GPU an adapter is added to its weights"
         return None if kernels_compile() else "Triton or the C compiler that it needs is missing"
+
+    def compile(self, note: Note) -> str | None:  # noqa: ARG002 (each at its first launch, or ahead of it)
+        return None
 
     def matrix_bytes(self, shape: tuple[int, ...], kind: Kind) -> int:
         return packed_bytes(shape, kind)

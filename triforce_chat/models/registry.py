@@ -47,7 +47,8 @@ def _of_preset(name: str, preset: Preset, report: Report) -> ModelSource:
         adapted = _of_folder(name, Path(preset.adapter), report)
         return dataclasses.replace(adapted, preset=preset)
     if preset.packed is not None:
-        return ModelSource(name, wheel_model(packed=preset.packed, report=report), None, preset)
+        folder = wheel_model(packed=preset.packed, report=report)
+        return dataclasses.replace(_of_folder(name, folder, report), preset=preset)
     assert preset.repository is not None
     from triforce_chat.models.pickles import snapshot_or_converted
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -22,6 +21,7 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from triforce_chat.engine.forward.quantized import Matrix, QuantizedEmbedding, QuantizedLinear
 from triforce_chat.errors import ModelError
+from triforce_chat.models.adapter import fp32_bytes
 from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.dequantize import dequantize
 from triforce_chat.models.failures import convert_errors
@@ -29,32 +29,26 @@ from triforce_chat.models.gguf_header import GgufHeader, TensorEntry, read_heade
 from triforce_chat.models.gguf_reader import QuickReader, StoredTensor
 from triforce_chat.models.placement import Placement
 from triforce_chat.models.registry import ModelSource
+from triforce_chat.models.stored_format import StoredWeights
+
+if TYPE_CHECKING:
+    from triforce_chat.models.stored_format import Kinds
 
 PLAIN = frozenset({Kind.F32, Kind.F16, Kind.BF16})  # one number each, no blocks
 ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
 MOSTLY = "MOSTLY_"  # in the names of files' types
-
-
-Kinds = tuple[tuple[str, Kind], ...]  # by GGUF's names without number and ending, such as attn_q
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 
 
 class NotMultiplied(ModelError):
     """Quantized weights that cannot be multiplied as they are; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredWeights:
-    """What the weights of a GGUF file are if they stay as they are."""
-
-    format: str  # as llama.cpp calls it, such as Q4_K_M
-    bytes: int  # in memory
-    layers: frozenset[Kinds] = frozenset()  # of a block's matrices, the embedding and the output, once each
-
-
 def stored_weights(source: ModelSource, place: Placement) -> StoredWeights | None:
     """The weights of a file that are to stay as they are; None if it has no quantized ones.
 
-    Raises NotMultiplied where this machine or this program cannot multiply them, and ModelError for a damaged file.
+    Compiles nothing. Raises NotMultiplied where this machine or this program cannot multiply them, as far as that is
+    known before, and ModelError for a damaged file.
     """
     if source.gguf_file is None:
         return None
@@ -66,11 +60,14 @@ def stored_weights(source: ModelSource, place: Placement) -> StoredWeights | Non
         _check_kinds(header.tensors, place)
         if reason := place.reason(source):
             raise NotMultiplied(reason)
-        size = sum(_bytes(tensor, place) for tensor in header.tensors)
-        return StoredWeights(_format(header, kinds), size, _layers(header.tensors))
+        sizes = {tensor.name: _bytes(tensor, place) for tensor in header.tensors}
+        whole = sum(sizes.values())
+        row_by_row = sizes.get(EMBEDDING, 0) if OUTPUT in sizes else 0
+        stored = StoredWeights(_format(header, kinds), whole, whole - row_by_row, _layers(header.tensors))
+    return stored.with_adapter(fp32_bytes(source.adapter)) if source.adapter else stored
 
 
-def _layers(tensors: Sequence[TensorEntry]) -> frozenset[Kinds]:
+def _layers(tensors: Sequence[TensorEntry]) -> tuple[Kinds, ...]:
     """The kinds of the matrices of all blocks that differ in them."""
     blocks: dict[str, dict[str, Kind]] = {}
     for tensor in tensors:
@@ -78,7 +75,7 @@ def _layers(tensors: Sequence[TensorEntry]) -> frozenset[Kinds]:
             path, _, role = tensor.name.removesuffix(".weight").rpartition(".")
             blocks.setdefault(path, {})[role] = Kind(tensor.kind)
     ends = blocks.pop("", {})
-    return frozenset(tuple(sorted({**ends, **each}.items())) for each in blocks.values())
+    return tuple(sorted({tuple(sorted({**ends, **each}.items())) for each in blocks.values()}))
 
 
 def is_matrix(shape: Sequence[int]) -> bool:

@@ -13,8 +13,9 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from support.quantized import random_matrix
 
-from triforce_chat.engine.cpu_kernels import compiled, quantized_matrix
+from triforce_chat.engine.cpu_kernels import compiled
 
+NO_COMPILER = "there is no C compiler (cc, gcc, clang); install one, or name it in CC"
 SHORT = """
 int best_path(void) { return 0; }
 void multiply(void) {}
@@ -71,7 +72,7 @@ def test_another_source_is_another_library(tmp_path: Path) -> None:
 def test_a_damaged_library_is_compiled_again(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "kernels"
     folder.mkdir(parents=True)
-    (folder / f"quantized-{compiled._key(compiled._compiler())}.so").write_bytes(b"no library")
+    (folder / f"quantized-{compiled._key()}.so").write_bytes(b"no library")
     assert compiled.library().reason is None
     assert len(kept(tmp_path)) == 1
 
@@ -85,7 +86,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert quantized_matrix.available() == "there is no C compiler (cc, gcc, clang)"
+    assert compiled.obstacle() == compiled.library().reason == NO_COMPILER
     with pytest.raises(RuntimeError, match="no C compiler"):
         random_matrix(Kind.Q4_0, 2, 32).product(torch.ones(1, 32))
 

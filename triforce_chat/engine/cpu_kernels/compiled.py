@@ -55,33 +55,58 @@ class Compiled(NamedTuple):
 def library() -> Compiled:
     """Load the library, after compiling it unless the cache folder holds it. Never raises."""
     try:
-        command = _compiler()
-        name = f"quantized-{_key(command)}.so"
-        return Compiled(_first_usable(command, name), None)
+        return Compiled(_kept() or _made(), None)
     except Unusable as problem:
         return Compiled(None, str(problem))
 
 
-def _first_usable(command: list[str], name: str) -> ctypes.CDLL:
-    """From the cache folder, or from a temporary one where that cannot be written or run from."""
+def will_compile() -> bool:
+    """Whether ``library`` is going to run the compiler, which takes about ten seconds."""
+    return not library.cache_info().currsize and not kept_file().is_file() and obstacle() is None
+
+
+def obstacle() -> str | None:
+    """What keeps products from running here, in plain words; None if nothing that is known before compiling."""
+    if library.cache_info().currsize:
+        return library().reason
     try:
-        return _from_folder(cache_folder() / "kernels", command, name)
-    except (OSError, AttributeError):
-        pass
+        if not kept_file().is_file():
+            _compiler()
+    except Unusable as problem:
+        return str(problem)
+    return None
+
+
+def kept_file() -> Path:
+    """The library in the cache folder, which may not exist."""
+    return cache_folder() / "kernels" / f"quantized-{_key()}.so"
+
+
+def _kept() -> ctypes.CDLL | None:
+    """The library from the cache folder; None if it is absent or damaged. It needs no compiler."""
+    with suppress(OSError, AttributeError):
+        return _loaded(kept_file())
+    return None
+
+
+def _made() -> ctypes.CDLL:
+    """Compiled into the cache folder, or into a temporary one where that cannot be written or run from."""
+    command, path = _compiler(), kept_file()
+    name = path.name
+    with suppress(OSError, AttributeError):
+        return _compiled(path.parent, command, name)
     with ExitStack() as stack:
         try:
             # A loaded library needs its file no longer.
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            return _from_folder(Path(folder), command, name)
+            return _compiled(Path(folder), command, name)
         except (OSError, AttributeError) as error:
             raise Unusable(f"the compiled kernels cannot be loaded: {error}") from error
 
 
-def _from_folder(folder: Path, command: list[str], name: str) -> ctypes.CDLL:
+def _compiled(folder: Path, command: list[str], name: str) -> ctypes.CDLL:
     """Raises OSError or AttributeError if the library cannot be written or loaded, Unusable if not compiled."""
     path = folder / name
-    with suppress(OSError, AttributeError):  # absent, or damaged and compiled again
-        return _loaded(path)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=folder, ignore_cleanup_errors=True) as work:
         made = Path(work) / name
@@ -129,16 +154,17 @@ def _compiler() -> list[str]:
         return named
     found = next(filter(None, map(shutil.which, COMPILERS)), None)
     if found is None:
-        raise Unusable(f"there is no C compiler ({', '.join(COMPILERS)})")
+        raise Unusable(f"there is no C compiler ({', '.join(COMPILERS)}); install one, or name it in CC")
     return [found]
 
 
-def _key(command: list[str]) -> str:
-    """Of everything that determines the library; a new compiler or torch compiles it again."""
+def _key() -> str:
+    """Of everything that the library has to fit; a new torch compiles it again.
+
+    Any compiler's will do: to ask one for its version would take longer than to load the library.
+    """
     parts = (
         SOURCE.read_text("utf-8"),
-        *command,
-        _output([*command, "--version"]),
         *FLAGS,
         *_threads(),
         platform.machine(),

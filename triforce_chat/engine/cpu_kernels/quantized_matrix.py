@@ -41,11 +41,6 @@ class Path(IntEnum):
     AVX512 = 2
 
 
-def available() -> str | None:
-    """None if products run here, else the reason in plain words."""
-    return compiled.library().reason
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedMatrix:
     """A matrix [O, I] of a linear layer or an embedding, in blocks as a GGUF file has them.
@@ -155,7 +150,7 @@ class QuantizedMatrix:
 def _library() -> ctypes.CDLL:
     library, reason = compiled.library()
     if library is None:
-        raise RuntimeError(f"asked for a product without available(): {reason}")
+        raise RuntimeError(f"asked for a product without a library: {reason}")
     return library
 
 

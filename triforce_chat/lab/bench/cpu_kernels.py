@@ -22,7 +22,8 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 from torch.nn.functional import linear
 
-from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix, available
+from triforce_chat.engine.cpu_kernels.compiled import library
+from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix
 from triforce_chat.loading.cpu_speed import bfloat16_pays
 
 SHAPES = ((4864, 896), (896, 4864), (896, 896), (151_936, 896))  # outputs, columns
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--only", nargs="+", choices=names, default=names, metavar="KIND", help="of these types"
     )
     chosen = parser.parse_args(arguments)
-    if (reason := available()) is not None:
+    if (reason := library().reason) is not None:
         parser.error(reason)
     with torch.inference_mode():
         found = list(rows([Kind[name] for name in chosen.only]))

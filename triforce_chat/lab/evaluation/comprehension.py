@@ -117,7 +117,7 @@ def answers(
 ) -> Iterator[Answered]:
     """Ask all questions about a book with ``context`` tokens before each; 0 asks without the book.
 
-    Between the two, ``passages`` of the context are quoted again, as a chat does it.
+    Between the two, ``passages`` of the context are quoted again, as a chat does with long documents.
     """
     if context == 0:
         yield from _from_memory(engine, form, book, sampling)
