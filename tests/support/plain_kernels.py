@@ -56,7 +56,7 @@ def quantized_linear(
     gated: bool = False,
 ) -> Tensor:
     x = x if norm is None else rms_norm(x, *norm)
-    out = x @ weight.data[0].to(x.dtype).t() * weight.scale
+    out = x @ weight.data.to(x.dtype).t() * weight.scale[:, 0]
     out = silu_mul(out) if gated else out
     return out if add is None else add + out
 

@@ -20,6 +20,7 @@ def patch() -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
+    held = {tl.bfloat16: np.uint16, tl.int32: np.int32}
     plain_tensor = interpreter._patch_lang_tensor
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     plain_cast, plain_dot = builder.cast_impl, builder.create_dot
@@ -52,7 +53,7 @@ def patch() -> None:
         each = len(registers) // len(kinds)  # registers of a result; those of one call lie side by side
         made = [np.stack(registers[at : at + each], 1) for at in range(0, len(registers), each)]
         results = [
-            handle(part.reshape(-1).view(np.uint16).reshape(source.data.shape), kind.scalar)
+            handle(part.reshape(-1).view(held[kind.scalar]).reshape(source.data.shape), kind.scalar)
             for part, kind in zip(made, kinds, strict=True)
         ]
         assert pack * source.data.itemsize == words.itemsize

@@ -30,9 +30,8 @@ def weight_format(kind: Kind) -> WeightFormat:
     """The format that blocks of a kind get."""
     from triforce_chat.engine.kernels.quantized_weight import Codes, WeightFormat
 
-    if kind == Kind.Q6_K:
-        return WeightFormat(Codes.BITS_6, GROUP_OF_Q6_K, False)
-    return WeightFormat(Codes.BITS_4 if kind in FOUR_BITS else Codes.BITS_8, GROUP, kind in SIDED)
+    codes = Codes.BITS_4 if kind in FOUR_BITS else Codes.BITS_8
+    return WeightFormat(codes, GROUP_OF_Q6_K if kind == Kind.Q6_K else GROUP, kind in SIDED)
 
 
 def packed_bytes(shape: Sequence[int], kind: Kind) -> int:

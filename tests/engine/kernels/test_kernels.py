@@ -369,7 +369,7 @@ def test_quantized_rows_are_within_half_a_step() -> None:
     weight = noise(5, 40) * torch.tensor([1.0, 1e-3, 50.0, 0.0, 1.0], device=DEVICE)[:, None]
     made = kernels.quantize(weight)
     assert made.data.dtype == torch.int8
-    (data,), (scale,) = made.data, made.scale
+    data, scale = made.data, made.scale[:, 0]
     assert (data.float() * scale[:, None] - weight).abs().le(scale[:, None] * 0.501).all()
     assert data.abs().amax(1).tolist() == [127, 127, 127, 0, 127]
 
@@ -383,7 +383,7 @@ def test_int8_linear(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> N
         noise(n, inputs + 4, dtype=dtype)[:, :inputs],
         kernels.quantize(noise(outputs, inputs, seed=3)),
     )
-    dense = weight.data[0].double() * weight.scale[0].double()[:, None] / inputs**0.5
+    dense = weight.data.double() * weight.scale.double() / inputs**0.5
     weight = weight._replace(scale=weight.scale / inputs**0.5)
     residual = noise(n, outputs, dtype=dtype, seed=4)
     expected = x.double() @ dense.T
@@ -396,7 +396,7 @@ def test_int8_linear(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> N
 def quantized(outputs: int, inputs: int) -> tuple[kernels.QuantizedWeight, Tensor]:
     """A weight whose products are about as large as the input, and the same in float64."""
     made = kernels.quantize(noise(outputs, inputs, seed=3) / inputs**0.5)
-    return made, made.data[0].double() * made.scale[0].double()[:, None]
+    return made, made.data.double() * made.scale.double()
 
 
 def normal(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import triton
 
 from triforce_chat.engine.kernels.decoding import PROCESSORS
-from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
+from triforce_chat.engine.kernels.quantized_weight import RUN, QuantizedWeight
 
 MEMORY = 232_448  # bytes of shared memory of one multiprocessor
 RESERVED = 1_024  # bytes of it that the system reserves per program
@@ -16,8 +16,29 @@ MOST_SUMS = {2: 2048, 4: 512}  # accumulators of a tile that fit the registers, 
 TILES, MOST_TILES = 2, 3  # in flight per program, wanted and at most
 LINE = 128  # bytes of a cache line
 PIECES = (LINE, 64, 32, 16)  # candidates for the inputs of a tile that one warp reads
-MOST_GROUPED = 16  # tokens up to which a warp takes two spans of a grouped weight at once
+MOST_GROUPED = 16  # tokens up to which a warp takes four runs of a grouped weight at once
 SHARED = 4  # bytes that a group shares
+WARP = 32  # threads
+
+
+class FewBlocking(NamedTuple):
+    """Compile-time parameters without tensor cores: rows (or pairs) of a program, its warps, pipeline stages."""
+
+    rows: int
+    warps: int
+    stages: int = 1
+
+
+# Tilings of grouped weights for a few tokens: (at least so many outputs, tokens rounded up to a power of two, gated or
+# not) and the tiling, the first that applies. What is missing is left to the tensor cores.
+FEW: tuple[tuple[int, int, bool, FewBlocking], ...] = (
+    (0, 1, False, FewBlocking(4, 4)),
+    (0, 1, True, FewBlocking(4, 4)),
+    (0, 2, False, FewBlocking(4, 4)),
+    (0, 2, True, FewBlocking(4, 4)),
+    (0, 4, False, FewBlocking(4, 4)),
+    (0, 4, True, FewBlocking(2, 4)),
+)
 
 
 class Blocking(NamedTuple):
@@ -64,23 +85,24 @@ def tile_bytes(n: int, shape: Blocking, dtype: torch.dtype, gated: bool = False)
     return shape.parts * shape.inputs * each
 
 
+def few_blocking(n: int, outputs: int, gated: bool) -> FewBlocking | None:
+    """The tiling of a grouped weight for a few tokens without tensor cores; None where these are quicker."""
+    wanted = triton.next_power_of_2(n), gated
+    fitting = (shape for least, *others, shape in FEW if outputs >= least and tuple(others) == wanted)
+    return next(fitting, None)
+
+
 def grouped_blocking(
     n: int, weight: QuantizedWeight, outputs: int, dtype: torch.dtype, gated: bool
 ) -> Blocking:
-    """The tiling of a weight whose groups are scaled one by one: a piece is a span, so that only their number varies.
-
-    It is the same for all small numbers of tokens: then a row's sums have the same order.
-    """
-    codes, few = weight.codes, padded(n) <= MOST_GROUPED
-    pieces = 8 if few and not gated else 4
+    """The tiling of a weight whose groups are scaled one by one: a piece is a run, so that only their number varies."""
+    parts, few = weight.codes.parts, padded(n) <= MOST_GROUPED
+    pieces = 16 if few and not gated else 8
     height = 32 if few and outputs >= 32 * 2 * PROCESSORS else 16
     wide = height * (2 if gated else 1)
-    words = codes.words * weight.data.itemsize
-    each = wide * (words + codes.parts * SHARED) + codes.words * codes.parts * dtype.itemsize * (
-        padded(n) + 1
-    )
+    each = wide * (RUN + SHARED) + RUN * parts * dtype.itemsize * (padded(n) + 1)
     stages = min(MOST_TILES, max(1, (MEMORY // 2 - RESERVED) // (pieces * each))) + 1
-    return Blocking(height, codes.words, stages, 4, pieces)
+    return Blocking(height, RUN, stages, 8 if few else 4, pieces)
 
 
 def padded(n: int) -> int:

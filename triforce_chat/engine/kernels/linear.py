@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels.blocking import Blocking, blocking, grouped_blocking, padded
+from triforce_chat.engine.kernels.blocking import (
+    Blocking,
+    FewBlocking,
+    blocking,
+    few_blocking,
+    grouped_blocking,
+    padded,
+)
+from triforce_chat.engine.kernels.few import multiply_few
 from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
+from triforce_chat.engine.kernels.rows import Norm
 
 # Integers become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones.
 BIAS = tl.constexpr(128)
@@ -23,19 +30,6 @@ prmt.b32 $1, low, 0x43434343, 0x4342;
 prmt.b32 $2, high, 0x43434343, 0x4140;
 prmt.b32 $3, high, 0x43434343, 0x4342;
 }""")
-BYTES = tl.constexpr("""{
-.reg .b32 high;
-lop3.b32 $0, $2, 0x00FF00FF, 0x43004300, 0xEA;
-shr.u32 high, $2, 8;
-lop3.b32 $1, high, 0x00FF00FF, 0x43004300, 0xEA;
-}""")
-
-
-class Norm(NamedTuple):
-    """Parameters of an RMS norm of the input: ``weight`` [I], and ``eps`` against division by zero."""
-
-    weight: Tensor
-    eps: float
 
 
 def quantized_linear(
@@ -44,43 +38,58 @@ def quantized_linear(
     add: Tensor | None = None,
     norm: Norm | None = None,
     gated: bool = False,
-    shape: Blocking | None = None,
+    shape: Blocking | FewBlocking | None = None,
 ) -> Tensor:
     """Norm x [n, I] (optional), multiply by the transposed weight and add ``add`` [n, O] (optional): [n, O].
 
     ``add`` is a residual or an expanded bias. ``gated``: the weight's rows are gates [M, I] followed by as many others,
     and the result is silu(gates) * others [n, M], for which there is no ``add``. The last dimension of each tensor must
-    be contiguous. ``shape`` overrides the tiling.
+    be contiguous. ``shape`` overrides the tiling, and by its type the kernel.
 
-    Integers are multiplied with x, whose products are summed in fp32 and scaled then: no weight is rounded. x times the
-    norm's weight is rounded to x's dtype before.
+    Integers are multiplied with x, whose products are summed in fp32 and scaled then: no weight is rounded. The order
+    of a sum depends on the number of rows n, and so a result may differ by the rounding to its dtype.
     """
-    n, inputs = x.shape
+    n = len(x)
     outputs = weight.outputs // (2 if gated else 1)
-    grouped = not weight.whole
-    if shape is None and grouped:
-        shape = grouped_blocking(n, weight, outputs, x.dtype, gated)
-    shape = shape or blocking(n, outputs, x.dtype, gated)
     out = x.new_empty(n, outputs)
-    data = weight.data
+    if shape is None and not weight.whole:
+        shape = few_blocking(n, outputs, gated) or grouped_blocking(n, weight, outputs, x.dtype, gated)
+    if isinstance(shape, FewBlocking):
+        multiply_few(x, weight, out, add, norm, gated, shape)
+    else:
+        _by_tensor_cores(x, weight, out, add, norm, gated, shape or blocking(n, outputs, x.dtype, gated))
+    return out
+
+
+def _by_tensor_cores(
+    x: Tensor,
+    weight: QuantizedWeight,
+    out: Tensor,
+    add: Tensor | None,
+    norm: Norm | None,
+    gated: bool,
+    shape: Blocking,
+) -> None:
+    """x times the norm's weight is rounded to x's dtype here."""
+    n, inputs = x.shape
+    outputs, data, scale = out.shape[1], weight.data, weight.scale
     _multiply[(triton.cdiv(outputs, shape.outputs),)](
         x,
         data,
-        weight.scale,
+        scale,
         x if norm is None else norm.weight,
         out if add is None else add,
         out,
         n,
         outputs,
         inputs,
-        len(data) * data.shape[2],
+        data.shape[1],
         0.0 if norm is None else norm.eps,
         x.stride(0),
-        data.stride(0) // data.shape[2] if grouped else 1,
-        data.stride(1),
-        weight.scale.stride(0),
+        data.stride(0),
+        scale.stride(0),
         0 if add is None else add.stride(0),
-        group=weight.group if grouped else 0,
+        group=0 if weight.whole else weight.group,
         zero=weight.codes.zero,
         adds=add is not None,
         norms=norm is not None,
@@ -93,19 +102,14 @@ def quantized_linear(
         num_stages=shape.stages,
         num_warps=shape.warps,
     )
-    return out
 
 
 @triton.jit
 def _unpacked(words, kind: tl.constexpr):
-    """The integers of each word in ``kind``; two are larger by 128, a single one is given twice."""
+    """The integers of each byte in ``kind``; two are larger by 128, a single one is given twice."""
     if words.dtype == tl.uint8:
         low, high = tl.inline_asm_elementwise(
             NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
-    elif words.dtype == tl.int16:
-        low, high = tl.inline_asm_elementwise(
-            BYTES, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
     else:
         # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
@@ -123,12 +127,11 @@ def _weighed(part, norm, at, mask):
 
 
 @triton.jit
-def _scaled(total, codes, part, sums, shared, sided: tl.constexpr, offset: tl.constexpr, zero: tl.constexpr):
-    """Add the product of groups of integers, which are too large by ``offset``, with their inputs.
+def _scaled(total, made, sums, shared, sided: tl.constexpr, offset: tl.constexpr, zero: tl.constexpr):
+    """Add the products of groups of integers, which are too large by ``offset``, with their inputs.
 
     ``sums`` of the inputs; ``shared``: 32 bits of each group.
     """
-    made = tl.dot(codes, part, input_precision="ieee")
     if sided:
         factor = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         least = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -155,7 +158,6 @@ def _multiply(
     words,
     eps,
     x_row,
-    jump,
     data_row,
     scale_row,
     add_row,
@@ -170,8 +172,8 @@ def _multiply(
     depth: tl.constexpr,
     stages: tl.constexpr,
 ):
-    # Numbers in a word; whether groups have a minimum; how much larger than themselves integers are multiplied.
-    paired: tl.constexpr = data.dtype.element_ty != tl.int8
+    # Integers in a byte; whether groups have a minimum; how much larger than themselves integers are multiplied.
+    paired: tl.constexpr = data.dtype.element_ty == tl.uint8
     parts: tl.constexpr = 2 if paired else 1
     sided: tl.constexpr = scale.dtype.element_ty == tl.int32
     offset: tl.constexpr = BIAS if paired else 0
@@ -181,8 +183,8 @@ def _multiply(
     valid = (output[:, None] < outputs) & (token[None, :] < n)
     # Load early what is needed at the end.
     if not group:
-        factor = tl.load(scale + row)
-        other_factor = tl.load(scale + outputs + row) if gates else factor
+        factor = tl.load(scale + row * scale_row)
+        other_factor = tl.load(scale + (outputs + row) * scale_row) if gates else factor
     if adds:
         base = tl.load(add + token[None, :] * add_row + output[:, None], mask=valid, other=0.0).to(tl.float32)
 
@@ -190,7 +192,7 @@ def _multiply(
     piece = tl.arange(0, pieces) * depth
     lane = piece[:, None, None]
     across, down = tl.arange(0, depth)[None, None, :], tl.arange(0, depth)[None, :, None]
-    w_at = data + row.to(tl.int64)[None, :, None] * data_row + lane.to(tl.int64) * jump + across
+    w_at = data + row.to(tl.int64)[None, :, None] * data_row + lane + across
     x_at = x + token[None, None, :] * x_row + lane * parts + down
     total = tl.zeros((pieces, height, tokens), tl.float32)
     other = tl.zeros((pieces, height, tokens), tl.float32)
@@ -201,7 +203,11 @@ def _multiply(
         w = tl.load(w_at, mask=inside, other=0)
         if gates:
             v = tl.load(w_at + outputs.to(tl.int64) * data_row, mask=inside, other=0)
-        w_at += pieces * depth * jump
+        w_at += pieces * depth
+        if group:
+            made = tl.zeros((pieces, height, tokens), tl.float32)
+            made_other = made
+            sums = made
         for half in tl.static_range(parts):
             at = start * parts + half * depth
             some = lane * parts + down < inputs - at
@@ -209,24 +215,30 @@ def _multiply(
             if norms:
                 part, squared = _weighed(part, norm, lane * parts + down + at, some)
                 squares += squared
+            codes = _unpacked(w, part.dtype)[half]
+            if gates:
+                other_codes = _unpacked(v, part.dtype)[half]
             if group:
-                # By a product, because that comes in the layout in which it is needed.
-                sums = tl.dot(ones, part, input_precision="ieee") if sided or paired else total
-                shared_at = scale + (at + piece * parts)[:, None] // group * scale_row + row[None, :]
-                here = piece[:, None] < words - start
-                shared = tl.load(shared_at, mask=here, other=0)
-                total = _scaled(
-                    total, _unpacked(w, part.dtype)[half], part, sums, shared, sided, offset, zero
-                )
+                made = tl.dot(codes, part, made, input_precision="ieee")
+                if sided or paired:
+                    # By a product, because that comes in the layout in which it is needed.
+                    sums = tl.dot(ones, part, sums, input_precision="ieee")
                 if gates:
-                    shared = tl.load(shared_at + outputs, mask=here, other=0)
-                    other = _scaled(
-                        other, _unpacked(v, part.dtype)[half], part, sums, shared, sided, offset, zero
-                    )
+                    made_other = tl.dot(other_codes, part, made_other, input_precision="ieee")
             else:
-                total = tl.dot(_unpacked(w, part.dtype)[half], part, total, input_precision="ieee")
+                total = tl.dot(codes, part, total, input_precision="ieee")
                 if gates:
-                    other = tl.dot(_unpacked(v, part.dtype)[half], part, other, input_precision="ieee")
+                    other = tl.dot(other_codes, part, other, input_precision="ieee")
+        if group:
+            shared_at = (
+                scale + ((start + piece) * parts // group)[:, None] + row.to(tl.int64)[None, :] * scale_row
+            )
+            here = piece[:, None] < words - start
+            shared = tl.load(shared_at, mask=here, other=0)
+            total = _scaled(total, made, sums, shared, sided, offset, zero)
+            if gates:
+                shared = tl.load(shared_at + outputs.to(tl.int64) * scale_row, mask=here, other=0)
+                other = _scaled(other, made_other, sums, shared, sided, offset, zero)
     made, made_other = tl.sum(total, 0), tl.sum(other, 0)
     if not group:
         made, made_other = made * factor[:, None], made_other * other_factor[:, None]

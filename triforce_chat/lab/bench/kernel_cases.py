@@ -20,7 +20,7 @@ from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward.attention import causal_attention
 from triforce_chat.engine.kernels.blocking import Blocking
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
-from triforce_chat.engine.kernels.quantized_weight import Codes, WeightFormat
+from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, WeightFormat
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16
@@ -92,10 +92,10 @@ BLOCKINGS = tuple(
 )
 
 
-# Of grouped weights: rows of a tile, words of a piece, stages, warps, pieces.
+# Of grouped weights: rows of a tile, bytes of a piece, stages, warps, pieces.
 GROUPED_BLOCKINGS = tuple(
-    Blocking(height, 32, stages, warps, pieces)
-    for warps, pieces in ((4, 8), (4, 4), (4, 16), (8, 8), (8, 16), (2, 4))
+    Blocking(height, RUN, stages, warps, pieces)
+    for warps, pieces in ((4, 16), (4, 8), (4, 32), (8, 16), (8, 32), (2, 8))
     for height in (16, 32, 64)
     for stages in (3, 4, 6)
 )
@@ -105,11 +105,11 @@ FORMATS = {
     "4 bit, minimum": WeightFormat(Codes.BITS_4, 32, True),  # Q4_K, Q4_1
     "4 bit": WeightFormat(Codes.BITS_4, 32, False),  # Q4_0
     "4 bit, groups of 128": WeightFormat(Codes.BITS_4, 128, True),
-    "6 bit": WeightFormat(Codes.BITS_6, 16, False),  # Q6_K
+    "8 bit, groups of 16": WeightFormat(Codes.BITS_8, 16, False),  # Q6_K
     "8 bit": WeightFormat(Codes.BITS_8, 32, False),  # Q8_0
 }
-LARGEST = {Codes.BITS_4: 255, Codes.BITS_6: 0x3F3F, Codes.BITS_8: 127}  # word
-MIDDLE = {Codes.BITS_4: 8, Codes.BITS_6: 32, Codes.BITS_8: 64}  # integer
+LARGEST = {Codes.BITS_4: 255, Codes.BITS_8: 127}  # byte
+MIDDLE = {Codes.BITS_4: 8, Codes.BITS_8: 64}  # integer
 
 
 def random_weight(format: WeightFormat, outputs: int, inputs: int) -> kernels.QuantizedWeight:
@@ -284,7 +284,7 @@ class Form(NamedTuple):
             scale = torch.full((self.outputs,), 0.01 / self.inputs**0.5, device=DEVICE)
             return Layer(
                 noise(n, self.inputs),
-                kernels.QuantizedWeight(data[None], scale[None], self.inputs, self.inputs),
+                kernels.QuantizedWeight(data, scale[:, None], self.inputs, self.inputs),
                 (data * scale[:, None]).to(DTYPE) if dense else noise(0),
                 kernels.Norm(noise(self.inputs), 1e-5) if self.norm else None,
                 noise(n, self.outputs) if self.residual else None,
