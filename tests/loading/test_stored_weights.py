@@ -23,13 +23,13 @@ from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.loading import device
 from triforce_chat.loading import load_engine as module
 from triforce_chat.loading.calibration_file import about
-from triforce_chat.loading.device import keeps_format
+from triforce_chat.loading.device import may_keep_format
 from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.planning import memory_plan, plan_for
 from triforce_chat.loading.prepare import format_in_use, prepare
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
-from triforce_chat.memory_plan.plan import Memory, MemoryPlan
+from triforce_chat.memory_plan.plan import SPARE, Memory, MemoryPlan
 from triforce_chat.models.describe import describe
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.models.packed import QWEN_CODER_0_5B
@@ -140,17 +140,33 @@ def test_the_plan_for_a_gpu_counts_what_lies_there(file: Path) -> None:
         return plan_for(given, describe(str(file)), None, 100, machine, given.tp)
 
     place = OnGpu(torch.device("cuda"), torch.bfloat16)
-    kept, expanded, shared = planned(), planned(dtype="bfloat16"), planned(tp=2)
+    kept, expanded, shared = planned(dtype="stored"), planned(), planned(tp=2, dtype="stored")
     assert kept.workload.stored == stored_weights(resolve(str(file)), place)
     assert (expanded.workload.stored, shared.workload.stored) == (None, None)
     assert kept.parts["weights"] < 0.6 * expanded.parts["weights"]
     assert kept.parts["kv"] == expanded.parts["kv"]
 
 
+def test_a_gpu_keeps_the_format_where_expanded_weights_do_not_fit(file: Path) -> None:
+    def planned(memory: Memory, **changes: Any) -> MemoryPlan:
+        machine = torch.device("cuda"), torch.bfloat16, memory
+        given = settings(file, device="auto", **changes)
+        return plan_for(given, describe(str(file)), None, 100, machine, given.tp)
+
+    need = planned(Memory(10**9, 10**9)).device
+    enough, tight = (Memory(int(need / (1 - SPARE)) + spare, 10**9) for spare in (8, -10_000))
+    assert planned(enough).workload.stored is None
+    assert planned(enough, offload=True).workload.stored is None
+    kept = planned(tight)
+    assert kept.workload.stored is not None
+    assert (kept.fits, kept.offloaded) == (True, False)
+    assert planned(tight, dtype="bfloat16").verdict != "fits"
+
+
 def test_small_gpus_expand(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, keeps in (((8, 9), False), ((9, 0), True)):
         monkeypatch.setattr(device, "find_gpu", lambda _, own=capability: Gpu(own, 10**9))
-        assert keeps_format(settings(file), "cuda") == keeps
+        assert may_keep_format(settings(file), "cuda") == keeps
 
 
 def test_plan_names_the_format(file: Path) -> None:
@@ -261,7 +277,9 @@ def test_what_was_measured_counts_for_the_format(file: Path) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_greedy_answers_on_a_gpu(file: Path, stack: str) -> None:
     draft = write_quantized_gguf(file.parent / "draft.gguf", seed=3, context=512)
-    made, loaded = engine(settings(file, draft=str(draft), stack=stack, budget=BUDGET, device="cuda"))
+    made, loaded = engine(
+        settings(file, draft=str(draft), stack=stack, budget=BUDGET, device="cuda", dtype="stored")
+    )
     assert loaded.stored is not None
     assert made.draft is not None
     assert layers_of(made.draft.model)

@@ -34,9 +34,9 @@ from triforce_chat.storage.kv.fingerprint import fingerprint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
-# Of the largest logit: fp16 scales of Q4_K on a CPU; on a GPU activations are rounded, too.
-TOLERANCE = 0.05 if DEVICE.type == "cuda" else 1e-2
-EXACT = TOLERANCE if DEVICE.type == "cuda" else 5e-4
+TOLERANCE, EXACT = 1e-2, 5e-4  # of the largest logit: with scales of Q4_K rounded to fp16, and without
+NOISE = 3  # times the error of the expanded model, if both are in bfloat16
+ROUNDS, ALL = DEVICE.type == "cuda", slice(None)
 if DEVICE.type == "cpu":
     triton_interpreter.patch()
 
@@ -103,7 +103,7 @@ def load(file: Path, patch: pytest.MonkeyPatch, keep: bool = True, **options: An
         within.setattr(module, "placement", OnGpu)
         attention.register()
         return load_model(
-            str(file), attention="sdpa", keep_format=keep, device=str(DEVICE), dtype=DTYPE, **options
+            str(file), attention="sdpa", keep_format=keep, device=str(DEVICE), **{"dtype": DTYPE, **options}
         )
 
 
@@ -116,10 +116,25 @@ def logits(loaded: LoadedModel) -> Tensor:
     return loaded.model(IDS).logits[0].float()  # type: ignore[no-any-return]
 
 
-def assert_alike(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
-    assert expected.std() > 0.5
-    error = (found.float() - expected).abs().max() / expected.abs().max()
-    assert error < tolerance
+class Truth:
+    """The expanded model's logits in fp32, and how far from them the same model is in the tests' dtype.
+
+    In bfloat16 these tiny random models are off by a hundredth, but in a few of their rows by a fifth or more, because
+    a rounding there decides about attention. So what counts in bfloat16 is the typical row.
+    """
+
+    def __init__(self, file: Path, patch: pytest.MonkeyPatch) -> None:
+        self.logits = logits(load(file, patch, keep=False, dtype=torch.float32))
+        self.noise = self.error(logits(load(file, patch, keep=False)), ALL) if ROUNDS else 0.0
+
+    def error(self, found: Tensor, rows: slice) -> float:
+        expected = self.logits[rows]
+        assert expected.std() > 0.5
+        errors = (found.float() - expected).abs().amax(-1) / expected.abs().max()
+        return float(errors.median() if ROUNDS else errors.max())
+
+    def is_told_by(self, found: Tensor, tolerance: float, rows: slice = ALL) -> bool:
+        return self.error(found, rows) < tolerance + NOISE * self.noise
 
 
 @pytest.mark.parametrize(
@@ -143,10 +158,10 @@ def test_the_model_is_the_expanded_one(
     """By transformers' modules and by fused blocks, for many tokens and for few."""
     file = write_quantized_gguf(tmp_path / "m.gguf", architecture, tied, **kinds)
     kept, expanded = load(file, monkeypatch), load(file, monkeypatch, keep=False)
-    expected = logits(expanded)
+    truth = Truth(file, monkeypatch)
     assert len(layers(kept, QuantizedLinear)) >= 6 * LAYERS
     assert (kept.format, expanded.stored, layers(expanded)) == ("Q4_K_M", None, [])
-    assert_alike(logits(kept), expected, tolerance)
+    assert truth.is_told_by(logits(kept), tolerance)
     if DEVICE.type == "cpu":
         emulate(monkeypatch)
     monkeypatch.setattr(runner, "fusible", lambda _: True)
@@ -154,9 +169,9 @@ def test_the_model_is_the_expanded_one(
     cache = FullCache(fused.shape, 128)
     fused.prefill(IDS[0, :-3], cache)
     found = fused(IDS[:, -3:], cache, 3)[0].clone()
-    assert_alike(found, expected[-3:], tolerance)
+    assert truth.is_told_by(found, tolerance, slice(-3, None))
     kept.model.set_attn_implementation("sdpa")
-    assert_alike(logits(kept), expected, tolerance)  # its own modules see views of the merged weights
+    assert truth.is_told_by(logits(kept), tolerance)  # its own modules see views of the merged weights
 
 
 def test_formats_that_differ_remain_layers_of_their_own(
@@ -164,8 +179,7 @@ def test_formats_that_differ_remain_layers_of_their_own(
 ) -> None:
     given = {"attn_q": Kind.Q4_K, "attn_k": Kind.Q4_K, "attn_v": Kind.Q6_K, "ffn_up": Kind.F16}
     file = write_quantized_gguf(tmp_path / "m.gguf", **given)
-    kept = load(file, monkeypatch)
-    expected = logits(kept)
+    kept, truth = load(file, monkeypatch), Truth(file, monkeypatch)
     monkeypatch.setattr(runner, "fusible", lambda _: True)
     if DEVICE.type == "cpu":
         emulate(monkeypatch)
@@ -179,9 +193,9 @@ def test_formats_that_differ_remain_layers_of_their_own(
     assert fused.quantized is fused
     assert (fused.int8_numbers, fused.room_for_int8) == (0, False)
     cache = FullCache(fused.shape, 128)
-    assert_alike(fused(IDS[:, :5], cache, 5)[0].clone(), expected[:5])
+    assert truth.is_told_by(fused(IDS[:, :5], cache, 5)[0].clone(), TOLERANCE, slice(0, 5))
     kept.model.set_attn_implementation("sdpa")
-    assert_alike(logits(kept), expected)
+    assert truth.is_told_by(logits(kept), TOLERANCE)
 
 
 def test_their_bytes_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
