@@ -117,14 +117,14 @@ def logits(loaded: LoadedModel) -> Tensor:
 
 
 class Truth:
-    """The expanded model's logits in fp32, and how far from them the same model is in the tests' dtype.
+    """The logits in fp32 of the expanded model (or the one that keeps its format), and how far from them the same model is in the tests' dtype.
 
     In bfloat16 these tiny random models are off by a hundredth, but in a few of their rows by a fifth or more, because
     a rounding there decides about attention. So what counts in bfloat16 is the typical row.
     """
 
-    def __init__(self, file: Path, patch: pytest.MonkeyPatch) -> None:
-        self.logits = logits(load(file, patch, keep=False, dtype=torch.float32))
+    def __init__(self, file: Path, patch: pytest.MonkeyPatch, keep: bool = False) -> None:
+        self.logits = logits(load(file, patch, keep, dtype=torch.float32))
         self.noise = self.error(logits(load(file, patch, keep=False)), ALL) if ROUNDS else 0.0
 
     def error(self, found: Tensor, rows: slice) -> float:
@@ -179,7 +179,7 @@ def test_formats_that_differ_remain_layers_of_their_own(
 ) -> None:
     given = {"attn_q": Kind.Q4_K, "attn_k": Kind.Q4_K, "attn_v": Kind.Q6_K, "ffn_up": Kind.F16}
     file = write_quantized_gguf(tmp_path / "m.gguf", **given)
-    kept, truth = load(file, monkeypatch), Truth(file, monkeypatch)
+    kept, truth = load(file, monkeypatch), Truth(file, monkeypatch, keep=True)
     monkeypatch.setattr(runner, "fusible", lambda _: True)
     if DEVICE.type == "cpu":
         emulate(monkeypatch)

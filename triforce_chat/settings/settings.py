@@ -84,8 +84,8 @@ class Parameters:
     )
     dtype: str = setting(
         "auto",
-        "auto, float32, float16, bfloat16 or stored. Quantized GGUF weights: auto keeps them on a CPU, and on a GPU where "
-        "expanded ones would not fit; stored keeps them; the others expand them.",
+        "auto, float32, float16, bfloat16 or stored. Of quantized GGUF weights: auto keeps the format on a CPU, and "
+        "on a GPU where expanded ones would not fit; stored keeps it; the others expand them.",
         choices=DTYPES,
     )
     temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
