@@ -117,7 +117,7 @@ def logits(loaded: LoadedModel) -> Tensor:
 
 
 class Truth:
-    """The logits in fp32 of the expanded model (or the one that keeps its format), and how far from them the same model is in the tests' dtype.
+    """A model's logits in fp32, expanded or not, and how far from them the expanded one is in the tests' dtype.
 
     In bfloat16 these tiny random models are off by a hundredth, but in a few of their rows by a fifth or more, because
     a rounding there decides about attention. So what counts in bfloat16 is the typical row.
