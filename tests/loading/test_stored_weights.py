@@ -18,6 +18,7 @@ from triforce_chat.chat.events import Tally
 from triforce_chat.cli.app import app
 from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.loading import device
@@ -288,7 +289,8 @@ def test_greedy_answers_on_a_gpu(file: Path, stack: str) -> None:
     assert made.target.quantized is made.target
     plain = answer(made, plain=True)
     assert len(plain) == 40
-    assert answer(made) == plain
+    # The kernel depends on the number of rows: where rounding decides, the answers may differ.
+    assert judge(made, Request(PROMPT, 40, past_end=True), answer(made), plain).mismatches == 0
 
 
 @pytest.mark.gpu
