@@ -29,20 +29,31 @@ class FewBlocking(NamedTuple):
     stages: int = 1
 
 
-# Tilings of grouped weights for a few tokens: (at least so many outputs, tokens rounded up to a power of two, gated or
-# not) and the tiling, the first that applies. What is missing is left to the tensor cores.
-FEW: tuple[tuple[int, int, bool, FewBlocking], ...] = (
-    (0, 1, False, FewBlocking(4, 4)),
-    (0, 1, True, FewBlocking(4, 4)),
-    (0, 2, False, FewBlocking(4, 4)),
-    (0, 2, True, FewBlocking(4, 4)),
-    (0, 4, False, FewBlocking(4, 4)),
-    (0, 4, True, FewBlocking(2, 4)),
+class FewCase(NamedTuple):
+    """What a tiling is for: tokens, rounded up to a power of two; gated or not; at least so many outputs and inputs."""
+
+    tokens: int
+    gated: bool
+    outputs: int
+    inputs: int
+    shape: FewBlocking
+
+
+# Tilings of grouped weights for a few tokens; the first that applies counts. What is missing is left to tensor cores.
+FEW = (
+    FewCase(1, False, 0, 8192, FewBlocking(4, 4)),
+    FewCase(1, False, 6000, 0, FewBlocking(4, 2)),
+    FewCase(1, False, 0, 0, FewBlocking(4, 4)),
+    FewCase(1, True, 0, 0, FewBlocking(4, 2)),
+    FewCase(2, False, 0, 0, FewBlocking(4, 4)),
+    FewCase(2, True, 0, 0, FewBlocking(4, 2)),
+    FewCase(4, False, 0, 0, FewBlocking(4, 4)),
+    FewCase(4, True, 0, 0, FewBlocking(2, 4)),
 )
 
 
 class Blocking(NamedTuple):
-    """Compile-time parameters: outputs of a tile, words that a piece has of each, pipeline stages, warps, pieces.
+    """Compile-time parameters: outputs of a tile, bytes that a piece has of each, pipeline stages, warps, pieces.
 
     Without a number of pieces each warp reads one.
     """
@@ -85,11 +96,11 @@ def tile_bytes(n: int, shape: Blocking, dtype: torch.dtype, gated: bool = False)
     return shape.parts * shape.inputs * each
 
 
-def few_blocking(n: int, outputs: int, gated: bool) -> FewBlocking | None:
+def few_blocking(n: int, outputs: int, inputs: int, gated: bool) -> FewBlocking | None:
     """The tiling of a grouped weight for a few tokens without tensor cores; None where these are quicker."""
     wanted = triton.next_power_of_2(n), gated
-    fitting = (shape for least, *others, shape in FEW if outputs >= least and tuple(others) == wanted)
-    return next(fitting, None)
+    cases = (each for each in FEW if (each.tokens, each.gated) == wanted)
+    return next((each.shape for each in cases if outputs >= each.outputs and inputs >= each.inputs), None)
 
 
 def grouped_blocking(

@@ -53,7 +53,9 @@ def quantized_linear(
     outputs = weight.outputs // (2 if gated else 1)
     out = x.new_empty(n, outputs)
     if shape is None and not weight.whole:
-        shape = few_blocking(n, outputs, gated) or grouped_blocking(n, weight, outputs, x.dtype, gated)
+        shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(
+            n, weight, outputs, x.dtype, gated
+        )
     if isinstance(shape, FewBlocking):
         multiply_few(x, weight, out, add, norm, gated, shape)
     else:
