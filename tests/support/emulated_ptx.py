@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 Words = Any  # uint32 numbers
+WARP = 32  # threads
 
 
 def bytes_picked(a: Words, b: Words, selector: Words) -> Words:
@@ -30,17 +31,24 @@ def by_table(a: Words, b: Words, c: Words, table: Words) -> Words:
     return out
 
 
+def from_lane(a: Words, lane: Words, _clamp: Words, _members: Words) -> Words:
+    """``shfl.sync.idx.b32``: what one lane of each warp holds."""
+    return np.repeat(a.reshape(-1, WARP)[:, int(lane[0])], WARP)
+
+
 INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "and.b32": np.bitwise_and,
+    "or.b32": np.bitwise_or,
+    "shfl.sync.idx.b32": from_lane,
     "shr.u32": np.right_shift,
     "prmt.b32": bytes_picked,
     "lop3.b32": by_table,
 }
 
 
-def run(text: str, outputs: int, words: Words) -> list[Words]:
-    """What the registers $0 to $(outputs - 1) hold in the end, if the next one holds ``words``."""
-    registers = {f"${outputs}": words}
+def run(text: str, outputs: int, inputs: list[Words]) -> list[Words]:
+    """What the registers $0 to $(outputs - 1) hold in the end, if the next ones hold ``inputs``."""
+    words, registers = inputs[0], {f"${outputs + at}": each for at, each in enumerate(inputs)}
     for line in text.strip("{}\n ").split(";"):
         name, _, operands = line.strip().partition(" ")
         if not name or name == ".reg":

@@ -47,8 +47,8 @@ def patch() -> None:
     def create_inline_asm(
         _: Any, text: str, constraints: str, values: list[Any], kinds: list[Any], __: bool, pack: int
     ) -> Any:
-        (source,) = values
-        words = np.ascontiguousarray(source.data).reshape(-1).view(np.uint32)
+        source = values[0]
+        words = [np.ascontiguousarray(each.data).reshape(-1).view(np.uint32) for each in values]
         registers = emulated_ptx.run(text, constraints.count("="), words)
         each = len(registers) // len(kinds)  # registers of a result; those of one call lie side by side
         made = [np.stack(registers[at : at + each], 1) for at in range(0, len(registers), each)]
@@ -56,7 +56,7 @@ def patch() -> None:
             handle(part.reshape(-1).view(held[kind.scalar]).reshape(source.data.shape), kind.scalar)
             for part, kind in zip(made, kinds, strict=True)
         ]
-        assert pack * source.data.itemsize == words.itemsize
+        assert pack * source.data.itemsize == words[0].itemsize
         return SimpleNamespace(get_result=results.__getitem__)
 
     interpreter._patch_lang_tensor = tensor_patched

@@ -41,9 +41,9 @@ class FewCase(NamedTuple):
 
 # Tilings of grouped weights for a few tokens; the first that applies counts. What is missing is left to tensor cores.
 FEW = (
-    FewCase(1, False, 0, 8192, FewBlocking(4, 4)),
+    FewCase(1, False, 16_384, 0, FewBlocking(8, 4)),
     FewCase(1, False, 6000, 0, FewBlocking(4, 2)),
-    FewCase(1, False, 0, 0, FewBlocking(4, 4)),
+    FewCase(1, False, 0, 0, FewBlocking(8, 4)),
     FewCase(1, True, 0, 0, FewBlocking(4, 2)),
     FewCase(2, False, 0, 0, FewBlocking(4, 4)),
     FewCase(2, True, 0, 0, FewBlocking(4, 2)),

@@ -23,14 +23,22 @@ from triforce_chat.engine.kernels.rows import Norm
 # PRMT moves a byte of a word to where it is the integer in an fp32 number: in 0x43000000, which is 128, bit 16 counts
 # as one; in 0x47000000, which is 32,768, bit 8 does.
 NIBBLE_BIAS, BYTE_BIAS = tl.constexpr(128.0), tl.constexpr(32768.0 + 128.0)
-NIBBLE_0 = tl.constexpr("prmt.b32 $0, $1, 0x43000000, 0x7044;")
-NIBBLE_1 = tl.constexpr("prmt.b32 $0, $1, 0x43000000, 0x7144;")
-NIBBLE_2 = tl.constexpr("prmt.b32 $0, $1, 0x43000000, 0x7244;")
-NIBBLE_3 = tl.constexpr("prmt.b32 $0, $1, 0x43000000, 0x7344;")
-BYTE_0 = tl.constexpr("prmt.b32 $0, $1, 0x47000000, 0x7404;")
-BYTE_1 = tl.constexpr("prmt.b32 $0, $1, 0x47000000, 0x7414;")
-BYTE_2 = tl.constexpr("prmt.b32 $0, $1, 0x47000000, 0x7424;")
-BYTE_3 = tl.constexpr("prmt.b32 $0, $1, 0x47000000, 0x7434;")
+# The compiler must not know that number: it would hold it where PRMT cannot read it, and copy it before each. What a
+# shuffle gives it does not know, although the first lane's is less than 2 ** 16.
+NIBBLE_FRAME = tl.constexpr(
+    "{ .reg .b32 t; shfl.sync.idx.b32 t, $1, 0, 31, 0xFFFFFFFF; shr.u32 t, t, 16; or.b32 $0, t, 0x43000000; }"
+)
+BYTE_FRAME = tl.constexpr(
+    "{ .reg .b32 t; shfl.sync.idx.b32 t, $1, 0, 31, 0xFFFFFFFF; shr.u32 t, t, 16; or.b32 $0, t, 0x47000000; }"
+)
+NIBBLE_0 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7044;")
+NIBBLE_1 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7144;")
+NIBBLE_2 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7244;")
+NIBBLE_3 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7344;")
+BYTE_0 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7404;")
+BYTE_1 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7414;")
+BYTE_2 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7424;")
+BYTE_3 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7434;")
 FLIP = tl.constexpr(-0x7F7F7F80)  # 0x80808080: adds 128 to each signed byte
 LOW = tl.constexpr(0x0F0F0F0F)
 WORDS = tl.constexpr(4)  # of a run
@@ -101,12 +109,15 @@ def _quarters(part):
 
 
 @triton.jit
-def _times(made, word, text: tl.constexpr, part, bias: tl.constexpr):
-    """Add to ``made`` [tokens, rows, runs] a byte of each word [rows * runs] times its input [tokens * runs]."""
+def _times(made, word, text: tl.constexpr, frame, part, bias: tl.constexpr):
+    """Add to ``made`` [tokens, rows, runs] a byte of each word [rows * runs] times its input [tokens * runs].
+
+    ``frame`` [rows * runs]: the number into whose bits the byte is moved.
+    """
     tokens: tl.constexpr = made.shape[0]
     height: tl.constexpr = made.shape[1]
     depth: tl.constexpr = made.shape[2]
-    bits = tl.inline_asm_elementwise(text, "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1)
+    bits = tl.inline_asm_elementwise(text, "=r,r,r", [word, frame], dtype=tl.int32, is_pure=True, pack=1)
     number = bits.to(tl.float32, bitcast=True)
     if bias != 0.0:
         number -= bias
@@ -114,21 +125,21 @@ def _times(made, word, text: tl.constexpr, part, bias: tl.constexpr):
 
 
 @triton.jit
-def _word(made, word, part, half: tl.constexpr, packed: tl.constexpr):
+def _word(made, word, frame, part, half: tl.constexpr, packed: tl.constexpr):
     """Add the integers of each word [rows * runs] times their inputs [tokens * runs, 4]; by 128 larger if packed."""
     first, second, third, fourth = _quarters(part)
     if packed:
         nibbles = (word >> (4 * half)) & LOW
-        made = _times(made, nibbles, NIBBLE_0, first, 0.0)
-        made = _times(made, nibbles, NIBBLE_1, second, 0.0)
-        made = _times(made, nibbles, NIBBLE_2, third, 0.0)
-        made = _times(made, nibbles, NIBBLE_3, fourth, 0.0)
+        made = _times(made, nibbles, NIBBLE_0, frame, first, 0.0)
+        made = _times(made, nibbles, NIBBLE_1, frame, second, 0.0)
+        made = _times(made, nibbles, NIBBLE_2, frame, third, 0.0)
+        made = _times(made, nibbles, NIBBLE_3, frame, fourth, 0.0)
     else:  # left in the sums, so large a bias would cost digits
         flipped = word ^ FLIP
-        made = _times(made, flipped, BYTE_0, first, BYTE_BIAS)
-        made = _times(made, flipped, BYTE_1, second, BYTE_BIAS)
-        made = _times(made, flipped, BYTE_2, third, BYTE_BIAS)
-        made = _times(made, flipped, BYTE_3, fourth, BYTE_BIAS)
+        made = _times(made, flipped, BYTE_0, frame, first, BYTE_BIAS)
+        made = _times(made, flipped, BYTE_1, frame, second, BYTE_BIAS)
+        made = _times(made, flipped, BYTE_2, frame, third, BYTE_BIAS)
+        made = _times(made, flipped, BYTE_3, frame, fourth, BYTE_BIAS)
     return made
 
 
@@ -197,6 +208,11 @@ def _multiply_few(
     x_at = x + (of_token // depth * x_row + input_at)[:, None] + piece
     norm_at = norm + input_at[:, None] + piece
 
+    lanes = tl.arange(0, depth)
+    frame = tl.inline_asm_elementwise(
+        NIBBLE_FRAME if packed else BYTE_FRAME, "=r,r", [lanes], dtype=tl.int32, is_pure=True, pack=1
+    )
+    frame = tl.broadcast_to(frame[None, :], (height, depth)).reshape(height * depth)
     total = tl.zeros((tokens, height, depth), tl.float32)
     other = total
     squares = tl.zeros((tokens * depth,), tl.float32)
@@ -225,11 +241,11 @@ def _multiply_few(
                     part *= tl.load(norm_at + at, mask=some, other=0.0).to(tl.float32)
                 sums += tl.sum(part, 1)
                 near, far = _halves(part)
-                made = _word(made, w0 if side == 0 else w2, near, half, packed)
-                made = _word(made, w1 if side == 0 else w3, far, half, packed)
+                made = _word(made, w0 if side == 0 else w2, frame, near, half, packed)
+                made = _word(made, w1 if side == 0 else w3, frame, far, half, packed)
                 if gates:
-                    made_other = _word(made_other, v0 if side == 0 else v2, near, half, packed)
-                    made_other = _word(made_other, v1 if side == 0 else v3, far, half, packed)
+                    made_other = _word(made_other, v0 if side == 0 else v2, frame, near, half, packed)
+                    made_other = _word(made_other, v1 if side == 0 else v3, frame, far, half, packed)
         summed = sums.reshape(tokens, depth)
         total += _scaled(made, summed, shared, packed, sided, zero)
         if gates:
