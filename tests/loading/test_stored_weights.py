@@ -148,7 +148,9 @@ def test_the_plan_for_a_gpu_counts_what_lies_there(file: Path) -> None:
     assert kept.parts["kv"] == expanded.parts["kv"]
 
 
-def test_a_gpu_keeps_the_format_where_expanded_weights_do_not_fit(file: Path) -> None:
+def test_a_gpu_keeps_the_format_where_expanded_weights_do_not_fit(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def planned(memory: Memory, **changes: Any) -> MemoryPlan:
         machine = torch.device("cuda"), torch.bfloat16, memory
         given = settings(file, device="auto", **changes)
@@ -162,6 +164,9 @@ def test_a_gpu_keeps_the_format_where_expanded_weights_do_not_fit(file: Path) ->
     assert kept.workload.stored is not None
     assert (kept.fits, kept.offloaded) == (True, False)
     assert planned(tight, dtype="bfloat16").verdict != "fits"
+    monkeypatch.setattr(device, "QUICKER_ON_GPU", True)
+    assert planned(enough).workload.stored is not None
+    assert planned(enough, dtype="bfloat16").workload.stored is None
 
 
 def test_small_gpus_expand(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

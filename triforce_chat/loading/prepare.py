@@ -45,7 +45,7 @@ def format_in_use(packed: PackedModel, settings: Settings) -> str:
     device, dtype = device_and_dtype(settings)
     own, reason = packed.stored.format, None
     if keeps_format(settings, device):
-        reason = obstacle()
+        reason = obstacle() if device == "cpu" else None
         if reason is None:
             return f"{own}, as they are"
     wide = f"{own}, expanded to {str(dtype).removeprefix('torch.')}"

@@ -42,10 +42,8 @@ BYTE_3 = tl.constexpr("prmt.b32 $0, $1, $2, 0x7434;")
 FLIP = tl.constexpr(-0x7F7F7F80)  # 0x80808080: adds 128 to each signed byte
 LOW = tl.constexpr(0x0F0F0F0F)
 WORDS = tl.constexpr(4)  # of a run
-HALF, PIECE = (
-    tl.constexpr(16),
-    tl.constexpr(8),
-)  # inputs: of a run's low or high nibbles, or of its bytes; of a load
+HALF = tl.constexpr(16)  # inputs of a run's low or high nibbles, or of its bytes
+PIECE = tl.constexpr(8)  # inputs of a load
 
 
 def multiply_few(
