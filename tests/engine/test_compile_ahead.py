@@ -49,6 +49,15 @@ def test_a_model_of_sizes_alone_launches_what_one_of_transformers_does(
     assert set(ahead) == FORWARD | {"_multiply"}
 
 
+@pytest.mark.parametrize("name", ["file", "mixed file"])
+def test_weights_that_keep_their_format_launch_what_their_file_tells(
+    name: str, found: dict[str, Any]
+) -> None:
+    missed, ahead = found[name]
+    assert missed == []
+    assert set(ahead) == FORWARD | {"_multiply", "_multiply_few", "_expand"}
+
+
 def test_other_ranks_launch_what_the_first_does_not(found: dict[str, Any]) -> None:
     assert set(found["shared"]) == {"_multiply"}  # without a residual to add to
 

@@ -18,19 +18,23 @@ from triforce_chat.chat.events import Tally
 from triforce_chat.cli.app import app
 from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.loading import device
 from triforce_chat.loading import load_engine as module
 from triforce_chat.loading.calibration_file import about
+from triforce_chat.loading.device import may_keep_format
+from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.planning import memory_plan, plan_for
 from triforce_chat.loading.prepare import format_in_use, prepare
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
-from triforce_chat.memory_plan.plan import Memory, MemoryPlan
+from triforce_chat.memory_plan.plan import SPARE, Memory, MemoryPlan
 from triforce_chat.models.describe import describe
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.models.packed import QWEN_CODER_0_5B
+from triforce_chat.models.placement import OnCpu, OnGpu
 from triforce_chat.models.progress import ignore_progress
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.stored_weights import stored_weights
@@ -113,7 +117,7 @@ def test_a_draft_stays_as_it_is_beside_another_target(file: Path, monkeypatch: p
 
 
 def test_the_plan_counts_their_bytes(file: Path) -> None:
-    stored = stored_weights(resolve(str(file)))
+    stored = stored_weights(resolve(str(file)), OnCpu())
     assert stored is not None
     free = 10**9
     machine = torch.device("cpu"), torch.float32, Memory(free, free, is_host=True)
@@ -130,10 +134,45 @@ def test_the_plan_counts_their_bytes(file: Path) -> None:
     assert kept.parts["kv"] == expanded.parts["kv"]
 
 
-def test_the_plan_for_a_gpu_expands(file: Path) -> None:
-    machine = torch.device("cuda"), torch.bfloat16, Memory(10**9, 10**9)
-    plan = plan_for(settings(file, device="auto"), describe(str(file)), None, 100, machine, 1)
-    assert plan.workload.stored is None
+def test_the_plan_for_a_gpu_counts_what_lies_there(file: Path) -> None:
+    def planned(**changes: Any) -> MemoryPlan:
+        machine = torch.device("cuda"), torch.bfloat16, Memory(10**9, 10**9)
+        given = settings(file, device="auto", **changes)
+        return plan_for(given, describe(str(file)), None, 100, machine, given.tp)
+
+    place = OnGpu(torch.device("cuda"), torch.bfloat16)
+    kept, expanded, shared = planned(dtype="stored"), planned(), planned(tp=2, dtype="stored")
+    assert kept.workload.stored == stored_weights(resolve(str(file)), place)
+    assert (expanded.workload.stored, shared.workload.stored) == (None, None)
+    assert kept.parts["weights"] < 0.6 * expanded.parts["weights"]
+    assert kept.parts["kv"] == expanded.parts["kv"]
+
+
+def test_a_gpu_keeps_the_format_where_expanded_weights_do_not_fit(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(memory: Memory, **changes: Any) -> MemoryPlan:
+        machine = torch.device("cuda"), torch.bfloat16, memory
+        given = settings(file, device="auto", **changes)
+        return plan_for(given, describe(str(file)), None, 100, machine, given.tp)
+
+    need = planned(Memory(10**9, 10**9)).device
+    enough, tight = (Memory(int(need / (1 - SPARE)) + spare, 10**9) for spare in (8, -10_000))
+    assert planned(enough).workload.stored is None
+    assert planned(enough, offload=True).workload.stored is None
+    kept = planned(tight)
+    assert kept.workload.stored is not None
+    assert (kept.fits, kept.offloaded) == (True, False)
+    assert planned(tight, dtype="bfloat16").verdict != "fits"
+    monkeypatch.setattr(device, "QUICKER_ON_GPU", True)
+    assert planned(enough).workload.stored is not None
+    assert planned(enough, dtype="bfloat16").workload.stored is None
+
+
+def test_small_gpus_expand(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, keeps in (((8, 9), False), ((9, 0), True)):
+        monkeypatch.setattr(device, "find_gpu", lambda _, own=capability: Gpu(own, 10**9))
+        assert may_keep_format(settings(file), "cuda") == keeps
 
 
 def test_plan_names_the_format(file: Path) -> None:
@@ -171,7 +210,7 @@ def test_a_compiler_that_fails_leaves_a_plan_for_expanded_weights(
     monkeypatch.setattr(compiled, "kept_file", lambda: file.with_name("no library"))
     compiled.library.cache_clear()
     try:
-        assert stored_weights(resolve(str(file))) is not None  # nobody knows yet
+        assert stored_weights(resolve(str(file)), OnCpu()) is not None  # nobody knows yet
         _, loaded = load_engine(EngineSpec(settings(file)), LoadHooks(note=notes.append))
     finally:
         compiled.library.cache_clear()
@@ -238,3 +277,31 @@ def test_what_was_measured_counts_for_the_format(file: Path) -> None:
     kept, expanded = load(file), load(file, keep=False)
     formats = [about(target, draft, 1) for target in (kept, expanded) for draft in (kept, expanded)]
     assert len({json.dumps(each) for each in formats}) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stack", STACKS)
+def test_greedy_answers_on_a_gpu(file: Path, stack: str) -> None:
+    draft = write_quantized_gguf(file.parent / "draft.gguf", seed=3, context=512)
+    made, loaded = engine(
+        settings(file, draft=str(draft), stack=stack, budget=BUDGET, device="cuda", dtype="stored")
+    )
+    assert loaded.stored is not None
+    assert made.draft is not None
+    assert layers_of(made.draft.model)
+    assert made.target.decoder is not None
+    assert made.target.decoder.keeps_format
+    assert made.target.quantized is made.target
+    plain = answer(made, plain=True)
+    assert len(plain) == 40
+    # The kernel depends on the number of rows: where rounding decides, the answers may differ.
+    assert judge(made, Request(PROMPT, 40, past_end=True), answer(made), plain).mismatches == 0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_expanded_copy_is_made(file: Path) -> None:
+    before = torch.cuda.memory_allocated()
+    loaded = load_model(str(file), attention="sdpa", keep_format=True, device="cuda", dtype=torch.bfloat16)
+    assert loaded.stored is not None
+    taken = torch.cuda.memory_allocated() - before
+    assert taken < 1.2 * loaded.stored.bytes + (1 << 20)

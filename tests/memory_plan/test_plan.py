@@ -71,11 +71,13 @@ def kv_bytes(cache: FullCache) -> int:
 
 def held(model: nn.Module) -> int:
     """Bytes of a model's weights, including packed copies and quantized blocks."""
-    blocks = {
-        module.matrix.data.data_ptr(): module.matrix.data
+    tensors = (
+        tensor
         for module in model.modules()
         if isinstance(module, QuantizedLayer)
-    }
+        for _, tensor in module.matrix.tensors()
+    )
+    blocks = {tensor.data_ptr(): tensor for tensor in tensors}
     packed = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
     return bytes_of(*model.parameters(), *blocks.values()) + sum(
         int(torch.ops.mkldnn._nbytes(weight)) for weight in packed
@@ -196,7 +198,7 @@ def test_the_small_model_takes_what_was_planned(dtype: str) -> None:
     engine, loaded = load_engine(EngineSpec(Settings(model="small", device="cpu", context=4096, dtype=dtype)))
     described = describe_source(resolve("small"))
     if loaded.stored:
-        described = as_stored(described)
+        described = as_stored(described, CPU, torch.float32)
     assert (dtype == "float32") == (loaded.stored is None)
     plan = workload_of(described, None, 4096, StackOptions(), CPU, torch.float32)
     assert plan.weights == held(loaded.model)

@@ -21,6 +21,7 @@ from triforce_chat.models import load
 from triforce_chat.models.end_tokens import repair_gguf_tokenizer
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.packed import SMOLLM2_135M
+from triforce_chat.models.placement import OnCpu
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.silence_logs import silence_logs
 from triforce_chat.models.stored_weights import stored_weights
@@ -192,7 +193,7 @@ def test_logs_are_silenced_and_restored(
 
 @pytest.mark.model
 def test_what_is_known_of_the_small_model_s_file_before_it_is_here() -> None:
-    assert stored_weights(resolve("smollm2-135m")) == SMOLLM2_135M.stored
+    assert stored_weights(resolve("smollm2-135m"), OnCpu()) == SMOLLM2_135M.stored
 
 
 @pytest.mark.model

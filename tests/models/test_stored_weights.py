@@ -20,10 +20,11 @@ from triforce_chat.engine.forward.quantized import QuantizedEmbedding, Quantized
 from triforce_chat.engine.group import SINGLE
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.join_draft import share_matrices
-from triforce_chat.models import presets, registry
+from triforce_chat.models import placement, presets, registry
 from triforce_chat.models import stored_weights as module
 from triforce_chat.models.gguf_header import read_header
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.placement import OnCpu
 from triforce_chat.models.presets import find_preset
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.stored_weights import stored_weights
@@ -171,7 +172,7 @@ def test_kinds_without_a_kernel_are_expanded(tmp_path: Path) -> None:
 
 def test_without_a_kernel_weights_are_expanded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(module, "obstacle", lambda: "no C compiler")
+    monkeypatch.setattr(placement, "obstacle", lambda: "no C compiler")
     loaded = load(file, note=notes.append)
     assert (loaded.stored, layers(loaded)) == (None, [])
     assert notes == ["tiny.gguf is expanded, which takes more memory and time: no C compiler"]
@@ -231,7 +232,7 @@ def test_fingerprints(tmp_path: Path, file: Path) -> None:
 
 def test_their_bytes_are_those_of_the_file(file: Path) -> None:
     kept = load(file)
-    found = stored_weights(resolve(str(file)))
+    found = stored_weights(resolve(str(file)), OnCpu())
     assert found == kept.stored
     assert found is not None
     blocks = sum(layer.matrix.data.nbytes for layer in layers(kept))
@@ -256,7 +257,7 @@ def test_an_adapter_s_bytes_count_too(tmp_path: Path, file: Path) -> None:
 def test_a_step_reads_one_row_of_an_embedding_of_its_own(tmp_path: Path, tied: bool) -> None:
     file = write_quantized_gguf(tmp_path / "m.gguf", tied=tied)
     (embedding,) = layers(load(file), QuantizedEmbedding)
-    found = stored_weights(resolve(str(file)))
+    found = stored_weights(resolve(str(file)), OnCpu())
     assert found is not None
     assert found.bytes - found.step_bytes == (0 if tied else embedding.matrix.data.nbytes)
 

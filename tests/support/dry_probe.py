@@ -10,15 +10,19 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from transformers import AutoModelForCausalLM
 
 from support import plain_kernels
 from support.emulated_graphs import captured_pair, emulate
 from support.labs import ARCHITECTURES, SMALL_BUDGET, random_model, spell
+from support.tiny_models import write_quantized_gguf
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import KVBuffer, Shape
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
@@ -30,18 +34,25 @@ from triforce_chat.engine.compile_ahead import (
     forwards,
     launch,
     launch_on,
+    untouched,
 )
+from triforce_chat.engine.cuda_graph import USUAL
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.fused import Decoder
+from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS
+from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.kernels import dry
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.loading.compiling import formats_of
 from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.models import load
+from triforce_chat.models.placement import OnGpu
 
 HOPPER, CONTEXT = 90, 256
-LAUNCHED = ("rms_norm", "silu_mul", "rotate_and_store", "decode_attention", "int8_linear")
+LAUNCHED = ("rms_norm", "silu_mul", "rotate_and_store", "decode_attention", "quantized_linear")
 
 
 def needed(*models: Kernels) -> dict[Any, dry.Launch]:
@@ -69,6 +80,33 @@ def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
         forwards(decoder.quantized(), shape, buffer)
 
     kernels = Kernels(Dimensions.of(config.to_dict()), torch.bfloat16, [128], int8=True)
+    return {*dry.recorded(work)}, {*needed(kernels)}
+
+
+def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
+    """What a model launches whose weights keep the format of their GGUF file, and what is compiled ahead for it."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "placement", OnGpu)
+        file = write_quantized_gguf(Path(folder) / "m.gguf", **kinds)
+        loaded = load.load_model(str(file), attention="sdpa", dtype=torch.bfloat16, keep_format=True)
+    model = loaded.model.to(META)
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLayer):
+            weight = layer.matrix.weight  # type: ignore[attr-defined]
+            moved = weight._replace(data=weight.data.to(META), scale=weight.scale.to(META))
+            layer.matrix.weight = moved  # type: ignore[attr-defined]
+    shape = Shape.of(model.config, torch.bfloat16, META)
+    buffer = KVBuffer(shape, 128)
+
+    def work() -> None:
+        decoder = Decoder(model, shape)
+        forwards(decoder, shape, buffer)
+        for rows in (USUAL, 2 * MOST_ROWS):
+            ids = torch.zeros(rows, dtype=torch.long, device=META)
+            decoder(ids, torch.arange(rows, device=META), untouched)
+
+    sizes = Dimensions.of(model.config.to_dict())
+    kernels = Kernels(sizes, torch.bfloat16, [128], layers=formats_of(loaded.stored))
     return {*dry.recorded(work)}, {*needed(kernels)}
 
 
@@ -126,6 +164,9 @@ def main() -> None:
             found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
         launched, ahead = of_transformers("llama", attention_bias=True, mlp_bias=True)
         found["biased"] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
+        for name, kinds in (("file", {}), ("mixed file", {"attn_v": Kind.Q6_K, "ffn_up": Kind.F16})):
+            launched, ahead = of_a_file(**kinds)
+            found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
         sizes = Dimensions.of(random_model(head_dim=16).config.to_dict())
         shared = Kernels(sizes, torch.bfloat16, [128], int8=True, ranks=2)
         first = dry.recorded(partial(launch_on, shared, DryRank(0, 2)))

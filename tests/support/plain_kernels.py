@@ -48,19 +48,19 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale:
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
 
-def int8_linear(
+def quantized_linear(
     x: Tensor,
-    weight: kernels.Int8Weight,
+    weight: kernels.QuantizedWeight,
     add: Tensor | None = None,
     norm: kernels.Norm | None = None,
     gated: bool = False,
 ) -> Tensor:
     x = x if norm is None else rms_norm(x, *norm)
-    out = x @ weight.data.to(x.dtype).t() * weight.scale
+    out = x @ weight.data.to(x.dtype).t() * weight.scale[:, 0]
     out = silu_mul(out) if gated else out
     return out if add is None else add + out
 
 
 def replace(monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in (rms_norm, silu_mul, rotate_and_store, decode_attention, int8_linear):
+    for function in (rms_norm, silu_mul, rotate_and_store, decode_attention, quantized_linear):
         monkeypatch.setattr(kernels, function.__name__, function)

@@ -1,15 +1,18 @@
 """Triton 3.6's interpreter made good.
 
-NumPy 2.4 turns no array of one element into an index, products of bfloat16 were those of its bits, and casts to
-it cut instead of rounding.
+NumPy 2.4 turns no array of one element into an index, products of bfloat16 were those of its bits, casts to it cut
+instead of rounding, and there was no PTX.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+
+from support import emulated_ptx
 
 
 def patch() -> None:
@@ -17,6 +20,7 @@ def patch() -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
+    held = {tl.bfloat16: np.uint16, tl.int32: np.int32}
     plain_tensor = interpreter._patch_lang_tensor
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     plain_cast, plain_dot = builder.cast_impl, builder.create_dot
@@ -40,5 +44,21 @@ def patch() -> None:
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return plain_dot(self, widened(a), widened(b), *rest)
 
+    def create_inline_asm(
+        _: Any, text: str, constraints: str, values: list[Any], kinds: list[Any], __: bool, pack: int
+    ) -> Any:
+        source = values[0]
+        words = [np.ascontiguousarray(each.data).reshape(-1).view(np.uint32) for each in values]
+        registers = emulated_ptx.run(text, constraints.count("="), words)
+        each = len(registers) // len(kinds)  # registers of a result; those of one call lie side by side
+        made = [np.stack(registers[at : at + each], 1) for at in range(0, len(registers), each)]
+        results = [
+            handle(part.reshape(-1).view(held[kind.scalar]).reshape(source.data.shape), kind.scalar)
+            for part, kind in zip(made, kinds, strict=True)
+        ]
+        assert pack * source.data.itemsize == words[0].itemsize
+        return SimpleNamespace(get_result=results.__getitem__)
+
     interpreter._patch_lang_tensor = tensor_patched
+    builder.create_inline_asm = create_inline_asm
     builder.cast_impl, builder.create_dot = cast, dot

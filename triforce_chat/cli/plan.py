@@ -51,7 +51,7 @@ def plan(
         check_answers(settings.model, target.source.folder)
     made, draft = make_plan(settings, target, there)
     stored = made.workload.stored
-    dtype = "float32" if stored else str(there[1]).removeprefix("torch.")
+    dtype = "float32" if stored and there[0].type == "cpu" else str(there[1]).removeprefix("torch.")
     if warning := target.warning(made.workload.context):
         show_warning(options, screen, warning)
     if options.json:

@@ -8,14 +8,13 @@ weights nor transformers are needed. Child processes compile them into Triton's 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import MeanKey, select
@@ -23,14 +22,22 @@ from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape, Write
 from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
+from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, GroupedMatrix
+from triforce_chat.engine.forward.quantized import QuantizedEmbedding
 from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.kernels import dry, search
+from triforce_chat.engine.kernels.quantized_weight import WeightFormat
 
 META = torch.device("meta")
 MOST_WORKERS = 8  # processes that compile
 FED = 9  # most rows of a forward inside of a captured draft
 LOOKUP_ORDERS = 8  # tokens of a match
 EPSILON = 1e-6  # of norms; any other gives the same kernels
+
+
+Formats = Mapping[
+    str, WeightFormat
+]  # of a block's matrices and of the ends that are quantized, by GGUF's names
 
 
 class ModelSizes(Protocol):
@@ -68,6 +75,7 @@ class Kernels:
     retrieval: Budget | None = None  # a target's budget of its retrieval cache, which is the last buffer
     int8: bool = False  # forwards over the last buffer may have 8-bit weights
     ranks: int = 1  # that share the model
+    layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
 
 
 class DryRank(SingleRank):
@@ -120,8 +128,9 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         dtype=kernels.dtype,
         device=META,
     )
-    decoder = Decoder(meta_model(kernels.sizes, shape, group.size), shape, group)
-    decoder(torch.zeros(USUAL, dtype=torch.long, device=META), torch.arange(USUAL, device=META), untouched)
+    decoder = Decoder(meta_model(kernels.sizes, shape, group.size, kernels.layers), shape, group)
+    for rows in (USUAL, USUAL + MOST_ROWS):  # of a prefill
+        decoder(torch.zeros(rows, dtype=torch.long, device=META), torch.arange(rows, device=META), untouched)
     buffers = [KVBuffer(shape, capacity) for capacity in kernels.buffers]
     for buffer in buffers:
         forwards(decoder, shape, buffer)
@@ -133,50 +142,74 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         search(ids[0], torch.zeros((), dtype=torch.long, device=META), LOOKUP_ORDERS)
 
 
-def meta_model(sizes: ModelSizes, shape: Shape, ranks: int) -> Any:
+def meta_model(sizes: ModelSizes, shape: Shape, ranks: int, layers: Sequence[Formats] = ({},)) -> Any:
     """What ``Decoder`` reads of a model of transformers, or of one rank's share of it, without memory."""
+    ends = layers[0]
+    base = SimpleNamespace(
+        embed_tokens=meta_embedding(sizes, shape, ranks, ends.get("token_embd")),
+        rotary_emb=SimpleNamespace(
+            inv_freq=torch.empty(shape.head_dim // 2, device=META), attention_scaling=1.0
+        ),
+        norm=meta_norm(sizes.hidden, shape),
+        layers=[meta_layer(sizes, shape, ranks, formats) for formats in layers],
+    )
+    config = SimpleNamespace(vocab_size=sizes.vocabulary)
+    size = sizes.vocabulary // ranks, sizes.hidden
+    head = meta_linear(*size, shape, format=ends.get("output", ends.get("token_embd")))
+    return SimpleNamespace(base_model=base, config=config, lm_head=head)
+
+
+def meta_embedding(sizes: ModelSizes, shape: Shape, ranks: int, format: WeightFormat | None) -> Any:
+    """Of tokens."""
+    linear = meta_linear(sizes.vocabulary // ranks, sizes.hidden, shape, format=format)
+    return linear if format is None else QuantizedEmbedding(linear.matrix)
+
+
+def meta_linear(
+    outputs: int, inputs: int, shape: Shape, bias: bool = False, format: WeightFormat | None = None
+) -> Any:
+    """A layer, quantized if there is a format."""
+    added = torch.empty(outputs, dtype=shape.dtype, device=META) if bias else None
+    if format is None:
+        weight = torch.empty(outputs, inputs, dtype=shape.dtype, device=META)
+        return SimpleNamespace(weight=weight, bias=added)
+    return SimpleNamespace(matrix=GroupedMatrix(format.empty(outputs, inputs, META), shape.dtype), bias=added)
+
+
+def meta_norm(width: int, shape: Shape) -> Any:
+    """The parameters of an RMS norm."""
+    weight = torch.empty(width, dtype=shape.dtype, device=META)
+    return SimpleNamespace(weight=weight, variance_epsilon=EPSILON)
+
+
+def meta_layer(sizes: ModelSizes, shape: Shape, ranks: int, formats: Formats) -> Any:
+    """A decoder block."""
     queries, keys = shape.query_heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    hidden, mlp, words = sizes.hidden, sizes.mlp // ranks, sizes.vocabulary // ranks
+    hidden, mlp = sizes.hidden, sizes.mlp // ranks
 
-    def empty(*size: int) -> Tensor:
-        return torch.empty(size, dtype=shape.dtype, device=META)
-
-    def linear(outputs: int, inputs: int, bias: bool = False) -> Any:
-        return SimpleNamespace(weight=empty(outputs, inputs), bias=empty(outputs) if bias else None)
-
-    def norm(width: int) -> Any:
-        return SimpleNamespace(weight=empty(width), variance_epsilon=EPSILON)
+    def linear(role: str, outputs: int, inputs: int, bias: bool) -> Any:
+        return meta_linear(outputs, inputs, shape, bias, formats.get(role))
 
     attention = SimpleNamespace(
         layer_idx=0,
-        q_proj=linear(queries, hidden, sizes.qkv_bias),
-        k_proj=linear(keys, hidden, sizes.qkv_bias),
-        v_proj=linear(keys, hidden, sizes.qkv_bias),
-        o_proj=linear(hidden, queries, sizes.out_bias),
+        q_proj=linear("attn_q", queries, hidden, sizes.qkv_bias),
+        k_proj=linear("attn_k", keys, hidden, sizes.qkv_bias),
+        v_proj=linear("attn_v", keys, hidden, sizes.qkv_bias),
+        o_proj=linear("attn_output", hidden, queries, sizes.out_bias),
     )
     if sizes.head_norms:
-        attention.q_norm, attention.k_norm = norm(shape.head_dim), norm(shape.head_dim)
+        attention.q_norm, attention.k_norm = (meta_norm(shape.head_dim, shape) for _ in range(2))
     neurons = SimpleNamespace(
-        gate_proj=linear(mlp, hidden, sizes.mlp_bias),
-        up_proj=linear(mlp, hidden, sizes.mlp_bias),
-        down_proj=linear(hidden, mlp, sizes.mlp_bias),
+        gate_proj=linear("ffn_gate", mlp, hidden, sizes.mlp_bias),
+        up_proj=linear("ffn_up", mlp, hidden, sizes.mlp_bias),
+        down_proj=linear("ffn_down", hidden, mlp, sizes.mlp_bias),
     )
-    frequencies = torch.empty(shape.head_dim // 2, device=META)
-    base = SimpleNamespace(
-        embed_tokens=linear(words, hidden),
-        rotary_emb=SimpleNamespace(inv_freq=frequencies, attention_scaling=1.0),
-        norm=norm(hidden),
-        layers=[
-            SimpleNamespace(
-                self_attn=attention,
-                mlp=neurons,
-                input_layernorm=norm(hidden),
-                post_attention_layernorm=norm(hidden),
-            )
-        ],
+    return SimpleNamespace(
+        self_attn=attention,
+        mlp=neurons,
+        input_layernorm=meta_norm(hidden, shape),
+        post_attention_layernorm=meta_norm(hidden, shape),
     )
-    config = SimpleNamespace(vocab_size=sizes.vocabulary)
-    return SimpleNamespace(base_model=base, config=config, lm_head=linear(words, hidden))
 
 
 def untouched(layer: int, q: Any, *_: Any) -> Any:  # noqa: ARG001

@@ -105,7 +105,8 @@ def choose(settings: Settings, computer: Computer) -> Choice:
 def described(name: str, settings: Settings, computer: Computer) -> Description:
     """A candidate, with the weights that stay as they are if they would."""
     model = describe(name)
-    return as_stored(model) if keeps_format(settings, computer.machine[0].type) else model
+    device, dtype, _ = computer.machine
+    return as_stored(model, device, dtype) if keeps_format(settings, device.type) else model
 
 
 def objection(model: Description, settings: Settings, computer: Computer) -> str | None:

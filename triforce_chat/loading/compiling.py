@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
-from triforce_chat.engine.compile_ahead import Kernels, compile_all
+from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
 from triforce_chat.loading.compile_job import Job
 from triforce_chat.loading.device import dtype_on
@@ -25,6 +26,9 @@ from triforce_chat.models.describe import Description, describe
 from triforce_chat.models.progress import ignore_note
 from triforce_chat.settings.engine_options import stack_options
 from triforce_chat.settings.settings import AUTO, Settings
+
+if TYPE_CHECKING:
+    from triforce_chat.models.stored_format import StoredWeights
 
 NICE = 5  # of these processes: loading goes first
 
@@ -74,11 +78,25 @@ def kernels_of(
     options = stack_options(settings, target.context, plan.workload.caches.budget)
     budget, retrieval = options.budget, plan.workload.caches.retrieval > 0
     buffers = [plan.workload.context + SLACK, *([budget.capacity] if retrieval else [])]
-    int8 = retrieval and options.middle != "full" and dtype == torch.bfloat16
+    copies = options.middle != "full" and plan.workload.stored is None
+    int8 = retrieval and copies and dtype == torch.bfloat16
     own = plan.workload.target
-    yield Kernels(own, dtype, buffers, budget if retrieval else None, int8, settings.tp)
+    layers = formats_of(plan.workload.stored)
+    yield Kernels(own, dtype, buffers, budget if retrieval else None, int8, settings.tp, layers)
     if draft is not None and plan.workload.caches.streaming:
-        yield Kernels(Dimensions.of(draft.fields), dtype, [SINKS + WINDOW + HOP])
+        layers = formats_of(plan.workload.stored_draft)
+        yield Kernels(Dimensions.of(draft.fields), dtype, [SINKS + WINDOW + HOP], layers=layers)
+
+
+def formats_of(stored: StoredWeights | None) -> Sequence[Formats]:
+    """The formats of a model's blocks."""
+    if stored is None:
+        return ({},)
+    from triforce_chat.models.dequantize import BLOCKS
+    from triforce_chat.models.repack import weight_format
+
+    kinds = [dict(layer) for layer in stored.layers]
+    return [{role: weight_format(kind) for role, kind in each.items() if kind in BLOCKS} for each in kinds]
 
 
 if __name__ == "__main__":

@@ -6,10 +6,14 @@ import re
 
 import torch
 
+from triforce_chat.engine.kernels_available import ROOMY
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.cpu_speed import bfloat16_pays
-from triforce_chat.settings.settings import AUTO, Settings
+from triforce_chat.loading.gpu import find_gpu
+from triforce_chat.settings.settings import AUTO, STORED, Settings
 from triforce_chat.settings.sizes import readable
+
+QUICKER_ON_GPU = False  # whether a step with quantized weights takes less time than one with bfloat16 ones
 
 
 def device_and_dtype(settings: Settings) -> tuple[str, torch.dtype]:
@@ -31,7 +35,7 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
     On a CPU that is fp32 unless the CPU has fast bfloat16 arithmetic, which most lack. Several processes that share a
     model on CPUs use fp32, as each would measure for itself.
     """
-    if settings.dtype != AUTO:
+    if settings.dtype not in (AUTO, STORED):
         chosen: torch.dtype = getattr(torch, settings.dtype)
         return chosen
     narrow = kind != "cpu" or (settings.tp == 1 and bfloat16_pays())
@@ -39,8 +43,22 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
 
 
 def keeps_format(settings: Settings, device: str) -> bool:
-    """Whether quantized weights of GGUF files stay as they are: in one process on a CPU, unless a dtype is named."""
-    return device == "cpu" and settings.dtype == AUTO and settings.tp == 1
+    """Whether quantized weights of GGUF files stay as they are even where expanded ones would fit.
+
+    On a CPU, where they are quicker; on a GPU if that is asked for.
+    """
+    preferred = device.split(":")[0] == "cpu" or settings.dtype == STORED or QUICKER_ON_GPU
+    return preferred and may_keep_format(settings, device)
+
+
+def may_keep_format(settings: Settings, device: str) -> bool:
+    """Whether quantized weights can stay as they are: in one process, unless a dtype is named.
+
+    On a GPU, if it has the memory on its chip that the kernels need; one that is not here is taken to have it.
+    """
+    gpu = find_gpu(device)
+    roomy = gpu is None or gpu.capability in ROOMY
+    return roomy and settings.dtype in (AUTO, STORED) and settings.tp == 1
 
 
 def require_gpu(settings: Settings) -> None:

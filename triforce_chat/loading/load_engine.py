@@ -16,12 +16,20 @@ from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.loading.device import cap_memory, device_and_dtype, keeps_format
 from triforce_chat.loading.join_draft import runners
-from triforce_chat.loading.planning import draft_name, kv_storage, memory_plan, no_memory, shortened_to_fit
+from triforce_chat.loading.planning import (
+    draft_name,
+    keeps_stored,
+    kv_storage,
+    memory_plan,
+    no_memory,
+    shortened_to_fit,
+)
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory
-from triforce_chat.models.load import LoadedModel, check_draft, compile_kernels, load_model
+from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.placement import placement
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Note
 from triforce_chat.models.registry import resolve
@@ -48,9 +56,9 @@ def load_engine(
     attention.register()
     model = describe_source(resolve(settings.model, report=hooks.progress))
     wanted = model.reach(settings.context)  # fails before anything else is downloaded
-    keep = keeps_format(settings, device)
-    if keep and as_stored(model).stored:
-        compile_kernels(hooks.note)  # before the plan, which depends on whether that works
+    place = placement(torch.device(device), dtype)
+    if keeps_format(settings, device) and as_stored(model, place.device, dtype).stored:
+        place.compile(hooks.note)  # before the plan, which depends on whether that works
     drafting = draft_name(settings, model)
     plan = memory_plan(spec, model, drafting, spec.capacity or wanted, group)
     if spec.capacity is None:
@@ -60,6 +68,7 @@ def load_engine(
     plan = plan.with_context(group.all_reduce_min(plan.workload.context))
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME)
     load = partial(load, report=hooks.progress, note=hooks.note)
+    keep = keeps_stored(settings, device, plan)
     whole = spec.shape is not None  # resized before it is split
     target = load(
         settings.model, context=wanted, ranks=1 if whole else group.size, keep_format=keep and not whole

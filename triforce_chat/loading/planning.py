@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +11,7 @@ from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.errors import OutOfMemory
-from triforce_chat.loading.device import device_and_dtype, keeps_format
+from triforce_chat.loading.device import device_and_dtype, keeps_format, may_keep_format
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.inputs import (
     Machine,
@@ -54,7 +54,7 @@ def resized(model: Description, shape: BigShape | None) -> Description:
     """The description of a model in the dimensions of ``shape``, or of the model itself."""
     if shape is None:
         return model
-    return dataclasses.replace(model, fields={**model.fields, **shape.fields}, source=None)
+    return replace(model, fields={**model.fields, **shape.fields}, source=None)
 
 
 def draft_name(settings: Settings, target: Description) -> str | None:
@@ -74,12 +74,30 @@ def plan_for(
 ) -> MemoryPlan:
     """Plan for a machine, which need not be this one, with the largest retrieval cache that pays.
 
+    On a GPU quantized weights of a GGUF file stay as they are only where expanded ones leave no room for the cache.
     Raises UsageError if so many GPUs cannot share the target.
     """
+    device, dtype, _ = machine
+    expanded = _plan(
+        settings, replace(model, stored=None), draft and replace(draft, stored=None), context, machine, gpus
+    )
+    roomy = expanded.fits and (settings.offload or not expanded.offloaded)
+    if not may_keep_format(settings, device.type) or (roomy and not keeps_format(settings, device.type)):
+        return expanded
+    kept = as_stored(model, device, dtype), draft and as_stored(draft, device, dtype)
+    return _plan(settings, *kept, context, machine, gpus)
+
+
+def _plan(
+    settings: Settings,
+    model: Description,
+    draft: Description | None,
+    context: int,
+    machine: Machine,
+    gpus: int,
+) -> MemoryPlan:
     device, dtype, memory = machine
-    if keeps_format(settings, device.type):
-        model, draft = as_stored(model), draft and as_stored(draft)
-    if model.stored:
+    if model.stored and device.type == "cpu":
         dtype = torch.float32  # of everything else
 
     def with_budget(largest: int) -> MemoryPlan:
@@ -91,6 +109,12 @@ def plan_for(
     # With a seed the answer must not depend on how much memory happens to be free.
     larger = map(with_budget, STREAMED_BUDGETS if usual.offloaded and settings.seed is None else ())
     return next((plan for plan in larger if plan.fits and plan.resident == usual.resident), usual)
+
+
+def keeps_stored(settings: Settings, device: str, plan: MemoryPlan) -> bool:
+    """Whether what is loaded for a plan keeps the format of its GGUF file."""
+    by_plan = plan.workload.stored is not None or plan.workload.stored_draft is not None
+    return keeps_format(settings, device) or by_plan
 
 
 def offload_of(settings: Settings) -> Offload:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from triforce_chat.engine.cpu_kernels.compiled import obstacle
 from triforce_chat.loading.device import device_and_dtype, keeps_format
 from triforce_chat.models.describe import as_stored, describe
 from triforce_chat.models.load import expanded, kept_weights
 from triforce_chat.models.packed import PackedModel
+from triforce_chat.models.placement import placement
 from triforce_chat.models.progress import Note, Report
 from triforce_chat.models.registry import resolve
 from triforce_chat.settings.settings import Settings
@@ -21,7 +24,8 @@ def prepare(settings: Settings, report: Report, note: Note) -> None:
     if source.gguf_file is None:
         return
     device, dtype = device_and_dtype(settings)
-    if not (keeps_format(settings, device) and kept_weights(source, note)):
+    place = placement(torch.device(device), dtype)
+    if not (keeps_format(settings, device) and kept_weights(source, place, note)):
         expanded(source, device, dtype, report, note)
 
 
@@ -30,8 +34,10 @@ def stays_quantized(settings: Settings) -> bool:
 
     Raises ModelError and UsageError.
     """
-    device, _ = device_and_dtype(settings)
-    return keeps_format(settings, device) and as_stored(describe(settings.model)).stored is not None
+    device, dtype = device_and_dtype(settings)
+    if not keeps_format(settings, device):
+        return False
+    return as_stored(describe(settings.model), torch.device(device), dtype).stored is not None
 
 
 def format_in_use(packed: PackedModel, settings: Settings) -> str:
@@ -39,7 +45,7 @@ def format_in_use(packed: PackedModel, settings: Settings) -> str:
     device, dtype = device_and_dtype(settings)
     own, reason = packed.stored.format, None
     if keeps_format(settings, device):
-        reason = obstacle()
+        reason = obstacle() if device == "cpu" else None
         if reason is None:
             return f"{own}, as they are"
     wide = f"{own}, expanded to {str(dtype).removeprefix('torch.')}"

@@ -17,6 +17,8 @@ from triforce_chat.models.registry import ModelSource, looks_like_hub_id, resolv
 from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
 
 if TYPE_CHECKING:
+    import torch
+
     from triforce_chat.models.stored_format import StoredWeights
 
 
@@ -110,20 +112,24 @@ def _of_hub(name: str) -> Description:
     return describe_source(ModelSource(name, configuration_folder(name), None, None))
 
 
-def as_stored(model: Description) -> Description:
-    """The description with the weights that stay as they are, if its GGUF file has such; compiles nothing.
+def as_stored(model: Description, device: torch.device, dtype: torch.dtype) -> Description:
+    """The description with the weights that stay as they are on a device, if its GGUF file has such; compiles nothing.
 
     Raises ModelError for a damaged file.
     """
-    from triforce_chat.engine.cpu_kernels.compiled import obstacle
-    from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
-
     packed = model.preset.packed if model.preset else None
     stored = None
-    if model.source is not None:
+    if model.source is not None and model.source.gguf_file is not None:
+        from triforce_chat.models.placement import placement
+        from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
+
         with suppress(NotMultiplied):  # loading it will tell
-            stored = stored_weights(model.source)
-    elif packed is not None and obstacle() is None:
+            stored = stored_weights(model.source, placement(device, dtype))
+    elif packed is not None and device.type == "cpu":
+        from triforce_chat.engine.cpu_kernels.compiled import obstacle
+
+        if obstacle() is not None:
+            return model
         stored = packed.stored
         if model.preset and model.preset.adapter:
             stored = stored.with_adapter(fp32_bytes(read_adapter(Path(model.preset.adapter))))

@@ -21,7 +21,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.errors import ModelError
 from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
@@ -41,6 +40,7 @@ from triforce_chat.models.gguf_cache import converted
 from triforce_chat.models.gguf_header import check_gguf
 from triforce_chat.models.gguf_reader import forget_metadata, quick_gguf
 from triforce_chat.models.model_cache import CacheUnusable
+from triforce_chat.models.placement import Placement, placement
 from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
 from triforce_chat.models.registry import ModelSource, resolve
 from triforce_chat.models.rope import is_yarn, stretch_yarn
@@ -93,8 +93,8 @@ def load_model(
 
     ``tokenizer``: of the target that it is to draft for, used if the model has none of its own. A ``context`` beyond
     the one that a YaRN model was made for stretches its positions. If ``ranks`` processes of one torch.distributed
-    group call this together, each gets a part of the weights. With ``keep_format``, on a CPU and without ranks, the
-    quantized weights of a GGUF file stay as they are, and the rest is in fp32; otherwise, or if they cannot be
+    group call this together, each gets a part of the weights. With ``keep_format``, without ranks, the
+    quantized weights of a GGUF file stay as they are, and the rest is in fp32 on a CPU; otherwise, or if they cannot be
     multiplied, what the file is converted into is kept in the cache. ``note`` receives the reason if one of these is
     impossible. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or run, and
     OutOfMemory if it does not fit.
@@ -102,13 +102,14 @@ def load_model(
     source = resolve(name, report=report)
     if tokenizer is None:
         check_answers(name, source.folder)
-    stored = kept_weights(source, note) if keep_format else None
+    place = placement(torch.device(device), dtype)
+    stored = kept_weights(source, place, note) if keep_format else None
     files = source if stored else expanded(source, device, dtype, report, note, ranks)
     config = load_config(files, context)
     with convert_errors(name, device), silence_logs(), _quick(files):
         tokenizer = _tokenizer(files, config, tokenizer)
         if stored:
-            model = map_weights(files, config, attention, dtype)
+            model = map_weights(files, config, attention, place)
         else:
             model = _weights(files, config, device, dtype, attention, ranks)
         if source.adapter is not None:
@@ -117,28 +118,21 @@ def load_model(
     return _loaded(source, model, tokenizer, stored)
 
 
-def kept_weights(source: ModelSource, note: Note = ignore_note) -> StoredWeights | None:
+def kept_weights(source: ModelSource, place: Placement, note: Note = ignore_note) -> StoredWeights | None:
     """The weights that stay as they are, once the kernels that multiply them are compiled.
 
     None if there are none, or if they cannot be multiplied, with a note. Raises ModelError for a damaged file.
     """
     try:
-        stored = stored_weights(source)
+        stored = stored_weights(source, place)
         if stored is None:
             return None
-        if reason := compile_kernels(note):
+        if reason := place.compile(note):
             raise NotMultiplied(reason)
     except NotMultiplied as problem:
         note(f"{source.gguf_file} is expanded, which takes more memory and time: {problem}")
         return None
     return stored
-
-
-def compile_kernels(note: Note) -> str | None:
-    """Have the CPU kernels compiled, unless they are, which takes seconds; the reason if it cannot be done."""
-    if compiled.will_compile():
-        note("compiling the CPU kernels, once: about 10 seconds")
-    return compiled.library().reason
 
 
 def expanded(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType as Kind
+
+    Kinds = tuple[tuple[str, Kind], ...]  # by GGUF's names without number and ending, such as attn_q
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +18,9 @@ class StoredWeights:
     format: str  # as llama.cpp calls it, such as Q4_K_M
     bytes: int  # in memory
     step_bytes: int  # that a decoding step reads: all but an embedding of its own, of which it reads one row
+    # Of a block's matrices, the embedding and the output, once each; they follow from the file.
+    layers: tuple[Kinds, ...] = field(default=(), compare=False)
 
     def with_adapter(self, size: int) -> StoredWeights:
         """The same with an adapter's matrices of so many bytes beside them."""
-        return StoredWeights(self.format, self.bytes + size, self.step_bytes + size)
+        return replace(self, bytes=self.bytes + size, step_bytes=self.step_bytes + size)

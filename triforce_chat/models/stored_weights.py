@@ -1,6 +1,7 @@
-"""The weights of a GGUF file in the format that they are stored in, which a CPU can multiply as they are.
+"""The weights of a GGUF file in the format that they are stored in.
 
-The file is mapped into memory: nothing is converted and nothing is written.
+A CPU multiplies the file's blocks as they are: the file is mapped into memory, nothing is converted and nothing is
+written. On a GPU the same numbers are laid out in another way, tensor by tensor; no expanded copy is ever made.
 """
 
 from __future__ import annotations
@@ -8,20 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf.quants import quant_shape_to_byte_shape
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-from triforce_chat.engine.cpu_kernels.compiled import obstacle
-from triforce_chat.engine.cpu_kernels.quantized_matrix import SUPPORTED, QuantizedMatrix
-from triforce_chat.engine.forward.quantized import QuantizedEmbedding, QuantizedLinear
+from triforce_chat.engine.forward.quantized import Matrix, QuantizedEmbedding, QuantizedLinear
 from triforce_chat.errors import ModelError
 from triforce_chat.models.adapter import fp32_bytes
 from triforce_chat.models.completeness import check_loaded
@@ -29,8 +27,12 @@ from triforce_chat.models.dequantize import dequantize
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_header import GgufHeader, TensorEntry, read_header
 from triforce_chat.models.gguf_reader import QuickReader, StoredTensor
+from triforce_chat.models.placement import Placement
 from triforce_chat.models.registry import ModelSource
 from triforce_chat.models.stored_format import StoredWeights
+
+if TYPE_CHECKING:
+    from triforce_chat.models.stored_format import Kinds
 
 PLAIN = frozenset({Kind.F32, Kind.F16, Kind.BF16})  # one number each, no blocks
 ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
@@ -42,7 +44,7 @@ class NotMultiplied(ModelError):
     """Quantized weights that cannot be multiplied as they are; the text says why."""
 
 
-def stored_weights(source: ModelSource) -> StoredWeights | None:
+def stored_weights(source: ModelSource, place: Placement) -> StoredWeights | None:
     """The weights of a file that are to stay as they are; None if it has no quantized ones.
 
     Compiles nothing. Raises NotMultiplied where this machine or this program cannot multiply them, as far as that is
@@ -50,28 +52,39 @@ def stored_weights(source: ModelSource) -> StoredWeights | None:
     """
     if source.gguf_file is None:
         return None
-    with convert_errors(source.name, "cpu"):
+    with convert_errors(source.name, str(place.device)):
         header = read_header(source.folder / source.gguf_file)
         kinds = Counter(Kind(tensor.kind) for tensor in header.tensors if is_matrix(tensor.shape))
         if PLAIN.issuperset(kinds):
             return None
-        _check_kinds(header.tensors)
-        if reason := obstacle():
+        _check_kinds(header.tensors, place)
+        if reason := place.reason(source):
             raise NotMultiplied(reason)
-        sizes = {tensor.name: _bytes(tensor) for tensor in header.tensors}
+        sizes = {tensor.name: _bytes(tensor, place) for tensor in header.tensors}
         whole = sum(sizes.values())
         row_by_row = sizes.get(EMBEDDING, 0) if OUTPUT in sizes else 0
-        stored = StoredWeights(_format(header, kinds), whole, whole - row_by_row)
+        stored = StoredWeights(_format(header, kinds), whole, whole - row_by_row, _layers(header.tensors))
     return stored.with_adapter(fp32_bytes(source.adapter)) if source.adapter else stored
+
+
+def _layers(tensors: Sequence[TensorEntry]) -> tuple[Kinds, ...]:
+    """The kinds of the matrices of all blocks that differ in them."""
+    blocks: dict[str, dict[str, Kind]] = {}
+    for tensor in tensors:
+        if is_matrix(tensor.shape):
+            path, _, role = tensor.name.removesuffix(".weight").rpartition(".")
+            blocks.setdefault(path, {})[role] = Kind(tensor.kind)
+    ends = blocks.pop("", {})
+    return tuple(sorted({tuple(sorted({**ends, **each}.items())) for each in blocks.values()}))
 
 
 def is_matrix(shape: Sequence[int]) -> bool:
     return len(shape) == 2
 
 
-def _check_kinds(tensors: Sequence[TensorEntry]) -> None:
+def _check_kinds(tensors: Sequence[TensorEntry], place: Placement) -> None:
     """Raises NotMultiplied for the first kind of block that has no kernel."""
-    others = [tensor for tensor in tensors if Kind(tensor.kind) not in SUPPORTED | PLAIN]
+    others = [tensor for tensor in tensors if Kind(tensor.kind) not in {*place.kinds, *PLAIN}]
     if others:
         first = Kind(others[0].kind)
         alike = [tensor.name for tensor in others if tensor.kind == first]
@@ -89,17 +102,15 @@ def _format(header: GgufHeader, kinds: Counter[Kind]) -> str:
     return name.removeprefix(MOSTLY)
 
 
-def _bytes(tensor: TensorEntry) -> int:
+def _bytes(tensor: TensorEntry, place: Placement) -> int:
     kind = Kind(tensor.kind)
-    if is_matrix(tensor.shape) and kind in SUPPORTED:
-        return math.prod(quant_shape_to_byte_shape(tensor.shape, kind))
-    return math.prod(tensor.shape) * torch.float32.itemsize
+    if is_matrix(tensor.shape) and kind in place.kinds:
+        return place.matrix_bytes(tensor.shape, kind)
+    return math.prod(tensor.shape) * place.dtype.itemsize
 
 
-def map_weights(source: ModelSource, config: Any, attention: str, wide_dtype: torch.dtype) -> Any:
-    """The model with its weights mapped from the GGUF file; what is not quantized is in fp32.
-
-    ``wide_dtype``: of products of many rows with the quantized ones.
+def map_weights(source: ModelSource, config: Any, attention: str, place: Placement) -> Any:
+    """The model with its weights from the GGUF file.
 
     Raises ModelError for a file that is damaged or whose tensors do not fit its configuration.
     """
@@ -107,11 +118,11 @@ def map_weights(source: ModelSource, config: Any, attention: str, wide_dtype: to
     reader = QuickReader(source.folder / source.gguf_file)  # before anything is allocated
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+            config, dtype=place.dtype, attn_implementation=attention, trust_remote_code=False
         )
     base = model.base_model
-    base.rotary_emb = type(base.rotary_emb)(config)  # computed, not stored
-    for name, weight in _weights(model, reader, wide_dtype):
+    base.rotary_emb = type(base.rotary_emb)(config).to(place.device)  # computed, not stored
+    for name, weight in _weights(model, reader, place):
         _place(model, name, weight)
     if config.tie_word_embeddings:
         _tie(model)
@@ -119,9 +130,7 @@ def map_weights(source: ModelSource, config: Any, attention: str, wide_dtype: to
     return model.requires_grad_(False).eval()
 
 
-def _weights(
-    model: Any, reader: QuickReader, wide_dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+def _weights(model: Any, reader: QuickReader, place: Placement) -> Iterator[tuple[str, Tensor | Matrix]]:
     """The file's tensors by their names in the model, with the rows in transformers' order.
 
     llama.cpp orders the rows of queries and keys in another way for some families. Blocks lie within rows, so that
@@ -138,15 +147,11 @@ def _weights(
         kind, data = tensor.tensor_type, tensor.data
         if tensor.name not in names:
             continue
-        if is_matrix(data.shape) and kind in SUPPORTED:
-            weights, size = gguf.GGML_QUANT_SIZES[kind]
-            blocks = ordered(data, tensor)
-            yield (
-                names[tensor.name],
-                QuantizedMatrix(blocks, kind, data.shape[1] // size * weights, wide_dtype),
-            )
+        if is_matrix(data.shape) and kind in place.kinds:
+            yield names[tensor.name], place.matrix(ordered(data, tensor), kind)
         else:
-            yield names[tensor.name], ordered(dequantize(data, kind), tensor)
+            numbers = ordered(dequantize(data, kind), tensor)
+            yield names[tensor.name], numbers.to(place.device, place.dtype)
 
 
 def _names(model: Any, architecture: str) -> dict[str, str]:
@@ -157,11 +162,11 @@ def _names(model: Any, architecture: str) -> dict[str, str]:
     return {f"{named.get_name(path)}.{role}": name for name, path, _, role in parts}
 
 
-def _place(model: nn.Module, name: str, weight: Tensor | QuantizedMatrix) -> None:
+def _place(model: nn.Module, name: str, weight: Tensor | Matrix) -> None:
     """Put a weight where ``model`` has one of that name. Raises ModelError if their shapes differ."""
     path, _, role = name.rpartition(".")
     module: Any = model.get_submodule(path)
-    found = (len(weight.data), weight.columns) if isinstance(weight, QuantizedMatrix) else tuple(weight.shape)
+    found = tuple(weight.shape)
     expected = tuple(getattr(module, role).shape)
     if found != expected:
         raise ModelError(f"{name} has the shape {found} in the file, and {expected} by its configuration")

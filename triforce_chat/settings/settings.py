@@ -15,7 +15,8 @@ AUTO = "auto"  # the model that suits this machine
 STACKS = tuple(stack_specs.STACKS)
 POLICIES = ("mean", "minmax")
 MIDDLES = ("auto", "full", "int8")
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
+DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
 MAX_GAMMA = 32  # tokens
 MAX_CHUNK = 1024  # tokens
 MAX_PASSAGES = 64
@@ -82,7 +83,10 @@ class Parameters:
         flag_minimum=1,
     )
     dtype: str = setting(
-        "auto", "auto, float32, float16 or bfloat16; all but auto expand GGUF weights.", choices=DTYPES
+        "auto",
+        "auto, float32, float16, bfloat16 or stored. Of quantized GGUF weights: auto keeps the format on a CPU, and "
+        "on a GPU where expanded ones would not fit; stored keeps it; the others expand them.",
+        choices=DTYPES,
     )
     temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
     top_p: float | None = setting(

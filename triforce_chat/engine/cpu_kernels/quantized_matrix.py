@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -65,6 +66,18 @@ class QuantizedMatrix:
             )
         if self.data.device.type != "cpu" or (self.data.numel() and self.data.stride(1) != 1):
             raise ValueError("the bytes of a row must lie one after the other in the CPU's memory")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.data), self.columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Its bytes, with a name that tells how they are multiplied."""
+        yield f"{self.kind.name}, {self.wide_dtype}", self.data
 
     def rows(self, ids: Tensor) -> Tensor:
         """The rows ``ids`` [n], dequantized: fp32 [n, I]. Raises IndexError if there is no such row."""

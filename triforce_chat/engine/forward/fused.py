@@ -11,8 +11,9 @@ what all ranks have in common, the residual stream and biases, is contributed by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import Shape
 from triforce_chat.engine.forward.attention import RotaryEmbedding
+from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, product
 from triforce_chat.engine.forward.shards import Embedding, gather_logits, local_shard, set_weight
 from triforce_chat.engine.group import SINGLE, RankGroup
+from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, joined
 
 # (layer, q [n, Hq, D], k and v [n, Hkv, D] before RoPE, the rotary embedding) -> [n, Hq, D]
 Attend = Callable[[int, Tensor, Tensor, Tensor, RotaryEmbedding], Tensor]
@@ -56,48 +59,127 @@ class Dense:
         return summed
 
 
-class Int8Linear:
-    """``Dense`` with weights rounded to 8 bits, for proposals: a step reads half the bytes."""
+class GroupLinear:
+    """``Dense`` with quantized weights: a step of few tokens reads half the bytes, or a quarter of them."""
 
-    def __init__(self, dense: Linear) -> None:
-        assert isinstance(dense, Dense)
-        self.weight, self.bias, self.size = kernels.quantize(dense.weight), dense.bias, dense.size
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
+        self.weight, self.bias, self.size = weight, bias, weight.outputs * weight.inputs
 
     def __call__(self, x: Tensor) -> Tensor:
-        return kernels.int8_linear(x, self.weight, self._bias(len(x)))
+        if self._many(x):
+            out = product(x, self.weight)
+            return out if self.bias is None else out + self.bias
+        return kernels.quantized_linear(x, self.weight, self._bias(len(x)))
 
     def normed(self, x: Tensor, norm: kernels.Norm) -> Tensor:
-        return kernels.int8_linear(x, self.weight, self._bias(len(x)), norm)
+        if self._many(x):
+            return self(kernels.rms_norm(x, *norm))
+        return kernels.quantized_linear(x, self.weight, self._bias(len(x)), norm)
 
     def gated(self, x: Tensor, norm: kernels.Norm) -> Tensor:
-        if self.bias is not None:
+        if self.bias is not None or self._many(x):
             return kernels.silu_mul(self.normed(x, norm))
-        return kernels.int8_linear(x, self.weight, norm=norm, gated=True)
+        return kernels.quantized_linear(x, self.weight, norm=norm, gated=True)
 
     def add_to(self, residual: Tensor | None, x: Tensor) -> Tensor:
-        out = kernels.int8_linear(x, self.weight, residual)
+        if self._many(x):
+            return self(x) if residual is None else residual.add_(self(x))
+        out = kernels.quantized_linear(x, self.weight, residual)
         return out if self.bias is None else out + self.bias
+
+    def _many(self, x: Tensor) -> bool:
+        """Whether there are more tokens than in any step; copies for proposals see none but steps."""
+        return len(x) > MOST_ROWS and not self.weight.whole
 
     def _bias(self, n: int) -> Tensor | None:
         return None if self.bias is None else self.bias.expand(n, -1)
 
 
-Linear = Dense | Int8Linear
+class Parallel:
+    """Layers that read the same input, but have weights of several formats, and so cannot be merged."""
+
+    def __init__(self, parts: Sequence[Dense | GroupLinear]) -> None:
+        self.parts, self.size = parts, sum(each.size for each in parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([each(x) for each in self.parts], 1)
+
+    def normed(self, x: Tensor, norm: kernels.Norm) -> Tensor:
+        return torch.cat([each.normed(x, norm) for each in self.parts], 1)
+
+    def gated(self, x: Tensor, norm: kernels.Norm) -> Tensor:
+        return kernels.silu_mul(self.normed(x, norm))
+
+    def add_to(self, residual: Tensor | None, x: Tensor) -> Tensor:
+        return self(x) if residual is None else residual.add_(self(x))
 
 
-def merged(*linears: Any) -> Dense:
-    """One layer in place of several that read the same input; their weights become views of its rows."""
+Linear = Dense | GroupLinear | Parallel
+
+
+def int8_copy(linear: Linear) -> GroupLinear:
+    """The layer with weights rounded to 8 bits, for proposals."""
+    assert isinstance(linear, Dense)
+    return GroupLinear(kernels.quantize(linear.weight), linear.bias)
+
+
+def merged(*linears: Any) -> Linear:
+    """One layer in place of several that read the same input; their weights become views of its rows.
+
+    Those of other formats than their neighbours' remain layers of their own.
+    """
+    runs = [list(run) for _, run in groupby(linears, format_of)]
+    parts = [merged_quantized(run) if is_quantized(run[0]) else merged_dense(run) for run in runs]
+    return parts[0] if len(parts) == 1 else Parallel(parts)
+
+
+def is_quantized(linear: Any) -> bool:
+    """Whether a module of transformers, or in its place, has a quantized matrix."""
+    return hasattr(linear, "matrix")
+
+
+def format_of(linear: Any) -> Any:
+    """What two layers must have in common to be merged."""
+    return linear.matrix.weight.format if is_quantized(linear) else None
+
+
+def merged_quantized(linears: Sequence[Any]) -> GroupLinear:
+    weight = (
+        linears[0].matrix.weight if len(linears) == 1 else joined([each.matrix.weight for each in linears])
+    )
+    first = 0
+    for linear in linears:
+        last = first + linear.matrix.shape[0]
+        linear.matrix.weight, first = weight.rows(first, last), last
+    return GroupLinear(weight, joined_biases(linears))
+
+
+def merged_dense(linears: Sequence[Any]) -> Dense:
     weights = [local_shard(linear.weight) for linear in linears]
     weight = torch.cat(weights)
     for linear, own in zip(linears, weight.split([len(each) for each in weights]), strict=True):
         set_weight(linear, own)
+    return Dense(weight, joined_biases(linears))
+
+
+def joined_biases(linears: Sequence[Any]) -> Tensor | None:
     biases = [local_shard(linear.bias) for linear in linears]
-    return Dense(weight, None if biases[0] is None else torch.cat(biases))
+    return None if biases[0] is None else torch.cat(biases)
 
 
-def row_parallel(linear: Any, group: RankGroup) -> Dense:
+def whole(linear: Any) -> Dense | GroupLinear:
+    """A layer of its own; of a dense one, what this rank holds of it."""
+    if is_quantized(linear):
+        return GroupLinear(linear.matrix.weight, linear.bias)
+    return Dense(local_shard(linear.weight), local_shard(linear.bias))
+
+
+def row_parallel(linear: Any, group: RankGroup) -> Dense | GroupLinear:
     """A layer whose inputs are split between the ranks, so that each computes a partial sum."""
-    return Dense(local_shard(linear.weight), local_shard(linear.bias) if group.rank == 0 else None)
+    made = whole(linear)
+    if group.rank:
+        made.bias = None
+    return made
 
 
 class Block:
@@ -122,7 +204,7 @@ class Block:
         """A copy of the block with 8-bit weights."""
         made = copy(self)
         made.qkv_proj, made.o_proj, made.gate_up_proj, made.down_proj = map(
-            Int8Linear, (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
+            int8_copy, (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
         )
         return made
 
@@ -153,23 +235,34 @@ class Decoder:
 
     def __init__(self, model: Any, shape: Shape, group: RankGroup = SINGLE) -> None:
         base, self.vocabulary, self.group = model.base_model, model.config.vocab_size, group
-        self.embed = Embedding(local_shard(base.embed_tokens.weight), self.vocabulary, group)
+        self.embed: Callable[[Tensor], Tensor] = base.embed_tokens
+        if not is_quantized(base.embed_tokens):
+            self.embed = Embedding(local_shard(base.embed_tokens.weight), self.vocabulary, group)
         self.rotary, self.norm = base.rotary_emb, norm_of(base.norm)
         self.blocks = [Block(layer, shape, group) for layer in base.layers]
-        self.head: Linear = Dense(local_shard(model.lm_head.weight), local_shard(model.lm_head.bias))
+        self.head: Linear = whole(model.lm_head)
+
+    @property
+    def keeps_format(self) -> bool:
+        """Whether weights are quantized as their file has them."""
+        return not all(isinstance(each, Dense) for each in self._matrices)
 
     def quantized(self) -> Decoder:
-        """A copy of the decoder with 8-bit weights; the embedding is shared."""
+        """A copy of the decoder with 8-bit weights; the embedding is shared. Weights must not be quantized before."""
         made = copy(self)
         made.blocks = [block.quantized() for block in self.blocks]
-        made.head = Int8Linear(self.head)
+        made.head = int8_copy(self.head)
         return made
 
     @property
     def matrix_numbers(self) -> int:
         """Elements of the weight matrices that every step reads."""
+        return sum(each.size for each in self._matrices)
+
+    @property
+    def _matrices(self) -> list[Linear]:
         inner = [(block.qkv_proj, block.o_proj, block.gate_up_proj, block.down_proj) for block in self.blocks]
-        return sum(each.size for each in (self.head, *(each for four in inner for each in four)))
+        return [self.head, *(each for four in inner for each in four)]
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend, added: Tensor | None = None) -> Tensor:
         """ids and positions [n] -> last hidden states [n, C], normed; ``added`` [n, C] goes to the embeddings."""

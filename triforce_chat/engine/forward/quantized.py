@@ -1,34 +1,61 @@
-"""Layers whose weights stay in the quantized blocks of a GGUF file, for CPUs.
+"""Layers whose weights stay quantized as a GGUF file has them.
 
-Decoding a token reads every weight once, and a CPU waits for its memory: 4-bit weights are read in a quarter of the
-time of bfloat16 ones. Nothing is rounded further: a product is that of the numbers that the blocks stand for.
+Decoding a token reads every weight once, and a processor waits for its memory: 4-bit weights are read in a quarter of
+the time of bfloat16 ones. A product is that of the numbers that the file's blocks stand for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Protocol
+
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from triforce_chat.engine.cpu_kernels.quantized_matrix import QuantizedMatrix
+
+class Matrix(Protocol):
+    """A quantized matrix [O, I]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """O and I."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What it consists of, each with a name that tells its format."""
+        ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows ``ids`` [n]: [n, I]."""
+        ...
+
+    def product(self, x: Tensor) -> Tensor:
+        """x [..., I] times the transposed matrix: [..., O]."""
+        ...
 
 
 class QuantizedLayer(nn.Module):
     """A layer with a matrix [O, I], which is no parameter: it can be neither moved nor trained."""
 
-    def __init__(self, matrix: QuantizedMatrix) -> None:
+    def __init__(self, matrix: Matrix) -> None:
         super().__init__()
         self.matrix = matrix
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the matrix."""
-        return len(self.matrix.data), self.matrix.columns
+        return self.matrix.shape
 
 
 class QuantizedLinear(QuantizedLayer):
     """An ``nn.Linear``; ``bias`` is [O]."""
 
-    def __init__(self, matrix: QuantizedMatrix, bias: nn.Parameter | None) -> None:
+    def __init__(self, matrix: Matrix, bias: nn.Parameter | None) -> None:
         super().__init__(matrix)
         self.bias = bias
         self.register_parameter("down", None)
@@ -50,7 +77,7 @@ class QuantizedLinear(QuantizedLayer):
 
 
 class QuantizedEmbedding(QuantizedLayer):
-    """An ``nn.Embedding`` in fp32."""
+    """An ``nn.Embedding`` in the dtype of the matrix's rows."""
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [...] -> [..., I]."""

@@ -188,9 +188,9 @@ class Runner:
     def quantized(self) -> Runner:
         """This model with 8-bit copies of its matrices for forwards of few tokens: faster, slightly inexact.
 
-        For proposals only. Without fused blocks this is the runner itself.
+        For proposals only. Without fused blocks, or with weights that are quantized already, this is the runner itself.
         """
-        if self.decoder is None:
+        if self.decoder is None or self.decoder.keeps_format:
             return self
         from triforce_chat.engine.forward.graphs import ForwardGraphs
 
@@ -208,6 +208,8 @@ class Runner:
     @property
     def room_for_int8(self) -> bool:
         """Whether the GPU has room for 8-bit copies beside everything else that will be allocated."""
+        if self.decoder is not None and self.decoder.keeps_format:
+            return False  # as they are, few bits are read already
         if "quantized" in vars(self):
             return True
         # In fp16 the fused norm of 8-bit products could overflow.

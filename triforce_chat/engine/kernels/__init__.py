@@ -8,20 +8,24 @@ requires triton, which torch's CUDA builds for Linux bring along.
 from __future__ import annotations
 
 from triforce_chat.engine.kernels.decoding import decode_attention, splits
+from triforce_chat.engine.kernels.expanding import expand, expanded_rows
 from triforce_chat.engine.kernels.gathering import gather_chunks
-from triforce_chat.engine.kernels.linear import Int8Weight, Norm, int8_linear, quantize
-from triforce_chat.engine.kernels.rows import rms_norm, rotate_and_store, silu_mul
+from triforce_chat.engine.kernels.linear import quantized_linear
+from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, quantize
+from triforce_chat.engine.kernels.rows import Norm, rms_norm, rotate_and_store, silu_mul
 from triforce_chat.engine.kernels.scoring import chunk_scores
 from triforce_chat.engine.kernels.searching import search
 
 __all__ = [
-    "Int8Weight",
     "Norm",
+    "QuantizedWeight",
     "chunk_scores",
     "decode_attention",
+    "expand",
+    "expanded_rows",
     "gather_chunks",
-    "int8_linear",
     "quantize",
+    "quantized_linear",
     "rms_norm",
     "rotate_and_store",
     "search",

@@ -1,138 +1,149 @@
-"""Linear layers with 8-bit weights for a few tokens, where reading the weights takes all the time."""
+"""Linear layers with quantized weights for a few tokens, where reading the weights takes all the time."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels.decoding import PROCESSORS
+from triforce_chat.engine.kernels.blocking import (
+    Blocking,
+    FewBlocking,
+    blocking,
+    few_blocking,
+    grouped_blocking,
+    padded,
+)
+from triforce_chat.engine.kernels.few import multiply_few
+from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
+from triforce_chat.engine.kernels.rows import Norm
 
-LARGEST = 127  # magnitude of a symmetric 8-bit integer
-MEMORY = 232_448  # bytes of shared memory of one multiprocessor
-RESERVED = 1_024  # bytes of it that the system reserves per program
-MOST_SUMS = {2: 2048, 4: 512}  # accumulators of a tile that fit the registers, by bytes per element
-TILES, MOST_TILES = 2, 3  # in flight per program, wanted and at most
-LINE = 128  # bytes of a cache line
-PIECES = (LINE, 64, 32, 16)  # candidates for the inputs of a tile that one warp reads
-
-
-class Int8Weight(NamedTuple):
-    """A weight [O, I] as 8-bit integers with one scale per output: ``data`` [O, I], ``scale`` fp32 [O]."""
-
-    data: Tensor
-    scale: Tensor
-
-
-def quantize(weight: Tensor) -> Int8Weight:
-    """Round a weight [O, I] to 8 bits, each row scaled by its largest magnitude."""
-    scale = weight.abs().amax(1).float() / LARGEST
-    divisor = torch.where(scale > 0, scale, 1.0)
-    return Int8Weight((weight / divisor[:, None]).round().to(torch.int8), scale)
-
-
-class Blocking(NamedTuple):
-    """Compile-time parameters: outputs of a tile, inputs that each warp reads of it, pipeline stages, warps."""
-
-    outputs: int
-    inputs: int
-    stages: int
-    warps: int = 4
+# Integers become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones.
+BIAS = tl.constexpr(128)
+NIBBLES = tl.constexpr("""{
+.reg .b32 low, high;
+and.b32 low, $4, 0x0F0F0F0F;
+shr.u32 high, $4, 4;
+and.b32 high, high, 0x0F0F0F0F;
+prmt.b32 $0, low, 0x43434343, 0x4140;
+prmt.b32 $1, low, 0x43434343, 0x4342;
+prmt.b32 $2, high, 0x43434343, 0x4140;
+prmt.b32 $3, high, 0x43434343, 0x4342;
+}""")
 
 
-def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
-    """The tiling with enough tiles in flight for two programs per multiprocessor.
-
-    Tiles are tall if there are enough outputs, or many tokens, because then x is read less often. In fp32 they are
-    shallow: its products are computed in registers, without tensor cores.
-    """
-    wanted = n > 16 or outputs >= 32 * 2 * PROCESSORS
-    sums = 32 * padded(n) * (2 if gated else 1)
-    height = 32 if wanted and sums <= MOST_SUMS[dtype.itemsize] else 16
-    room = MEMORY // 2 - RESERVED
-    pieces = PIECES[-1:] if dtype == torch.float32 else PIECES
-
-    def tiles(inputs: int) -> int:
-        return room // tile_bytes(n, Blocking(height, inputs, 0), dtype, gated)
-
-    inputs = next((each for each in pieces if tiles(each) >= TILES), pieces[-1])
-    return Blocking(height, inputs, min(MOST_TILES, tiles(inputs)) + 1)
-
-
-def tile_bytes(n: int, shape: Blocking, dtype: torch.dtype, gated: bool = False) -> int:
-    """Bytes of shared memory that one pipeline stage takes: weights, x and the norm's weight."""
-    heights = 2 * shape.outputs if gated else shape.outputs
-    each: int = heights + dtype.itemsize * (padded(n) + 1)
-    return shape.warps * shape.inputs * each
-
-
-def padded(n: int) -> int:
-    """Columns of the tile that holds n tokens."""
-    columns: int = max(8, triton.next_power_of_2(n))
-    return columns
-
-
-class Norm(NamedTuple):
-    """Parameters of an RMS norm of the input: ``weight`` [I], and ``eps`` against division by zero."""
-
-    weight: Tensor
-    eps: float
-
-
-def int8_linear(
+def quantized_linear(
     x: Tensor,
-    weight: Int8Weight,
+    weight: QuantizedWeight,
     add: Tensor | None = None,
     norm: Norm | None = None,
     gated: bool = False,
-    shape: Blocking | None = None,
+    shape: Blocking | FewBlocking | None = None,
 ) -> Tensor:
     """Norm x [n, I] (optional), multiply by the transposed weight and add ``add`` [n, O] (optional): [n, O].
 
     ``add`` is a residual or an expanded bias. ``gated``: the weight's rows are gates [M, I] followed by as many others,
     and the result is silu(gates) * others [n, M], for which there is no ``add``. The last dimension of each tensor must
-    be contiguous. ``shape`` overrides the tiling.
+    be contiguous. ``shape`` overrides the tiling, and by its type the kernel.
+
+    Integers are multiplied with x, whose products are summed in fp32 and scaled then: no weight is rounded. The order
+    of a sum depends on the number of rows n, and so a result may differ by the rounding to its dtype.
     """
-    n, inputs = x.shape
-    outputs = weight.data.shape[0] // (2 if gated else 1)
-    shape = shape or blocking(n, outputs, x.dtype, gated)
+    n = len(x)
+    outputs = weight.outputs // (2 if gated else 1)
     out = x.new_empty(n, outputs)
+    if shape is None and not weight.whole:
+        shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(
+            n, weight, outputs, x.dtype, gated
+        )
+    if isinstance(shape, FewBlocking):
+        multiply_few(x, weight, out, add, norm, gated, shape)
+    else:
+        _by_tensor_cores(x, weight, out, add, norm, gated, shape or blocking(n, outputs, x.dtype, gated))
+    return out
+
+
+def _by_tensor_cores(
+    x: Tensor,
+    weight: QuantizedWeight,
+    out: Tensor,
+    add: Tensor | None,
+    norm: Norm | None,
+    gated: bool,
+    shape: Blocking,
+) -> None:
+    """x times the norm's weight is rounded to x's dtype here."""
+    n, inputs = x.shape
+    outputs, data, scale = out.shape[1], weight.data, weight.scale
     _multiply[(triton.cdiv(outputs, shape.outputs),)](
         x,
-        weight.data,
-        weight.scale,
+        data,
+        scale,
         x if norm is None else norm.weight,
         out if add is None else add,
         out,
         n,
         outputs,
         inputs,
+        data.shape[1],
         0.0 if norm is None else norm.eps,
         x.stride(0),
-        weight.data.stride(0),
+        data.stride(0),
+        scale.stride(0),
         0 if add is None else add.stride(0),
+        group=0 if weight.whole else weight.group,
+        zero=weight.codes.zero,
         adds=add is not None,
         norms=norm is not None,
         gates=gated,
         tokens=padded(n),
         height=shape.outputs,
-        pieces=shape.warps,
+        pieces=shape.parts,
         depth=shape.inputs,
+        stages=shape.stages,
         num_stages=shape.stages,
         num_warps=shape.warps,
     )
-    return out
 
 
 @triton.jit
-def _add_product(total, weights, mask, part):
-    """Add the product of a block of 8-bit weights with a block of inputs."""
-    # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
-    w = tl.load(weights, mask=mask, other=0).to(tl.bfloat16).to(part.dtype)
-    return tl.dot(w, part, total, input_precision="ieee")
+def _unpacked(words, kind: tl.constexpr):
+    """The integers of each byte in ``kind``; two are larger by 128, a single one is given twice."""
+    if words.dtype == tl.uint8:
+        low, high = tl.inline_asm_elementwise(
+            NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
+        low = words.to(tl.bfloat16)
+        high = low
+    return low.to(kind), high.to(kind)
+
+
+@triton.jit
+def _weighed(part, norm, at, mask):
+    """A block of inputs times the norm's weight, and the sums of their squares."""
+    squares = tl.sum(part.to(tl.float32) * part.to(tl.float32), 1)
+    weigh = tl.load(norm + at, mask=mask, other=0.0)
+    return (part.to(tl.float32) * weigh.to(tl.float32)).to(part.dtype), squares
+
+
+@triton.jit
+def _scaled(total, made, sums, shared, sided: tl.constexpr, offset: tl.constexpr, zero: tl.constexpr):
+    """Add the products of groups of integers, which are too large by ``offset``, with their inputs.
+
+    ``sums`` of the inputs; ``shared``: 32 bits of each group.
+    """
+    if sided:
+        factor = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        least = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        total += made * factor[:, :, None]
+        total += sums * (least - offset * factor)[:, :, None]
+    elif offset:
+        total += (made - sums * (offset + zero)) * shared[:, :, None]
+    else:
+        total += made * shared[:, :, None]
+    return total
 
 
 @triton.jit
@@ -146,10 +157,14 @@ def _multiply(
     n,
     outputs,
     inputs,
+    words,
     eps,
     x_row,
     data_row,
+    scale_row,
     add_row,
+    group: tl.constexpr,
+    zero: tl.constexpr,
     adds: tl.constexpr,
     norms: tl.constexpr,
     gates: tl.constexpr,
@@ -157,36 +172,78 @@ def _multiply(
     height: tl.constexpr,
     pieces: tl.constexpr,
     depth: tl.constexpr,
+    stages: tl.constexpr,
 ):
+    # Integers in a byte; whether groups have a minimum; how much larger than themselves integers are multiplied.
+    paired: tl.constexpr = data.dtype.element_ty == tl.uint8
+    parts: tl.constexpr = 2 if paired else 1
+    sided: tl.constexpr = scale.dtype.element_ty == tl.int32
+    offset: tl.constexpr = BIAS if paired else 0
     output = tl.program_id(0) * height + tl.arange(0, height)
     token = tl.arange(0, tokens)
     row = tl.minimum(output, outputs - 1)
     valid = (output[:, None] < outputs) & (token[None, :] < n)
     # Load early what is needed at the end.
-    factor = tl.load(scale + row)
-    other_factor = tl.load(scale + outputs + row) if gates else factor
+    if not group:
+        factor = tl.load(scale + row * scale_row)
+        other_factor = tl.load(scale + (outputs + row) * scale_row) if gates else factor
     if adds:
         base = tl.load(add + token[None, :] * add_row + output[:, None], mask=valid, other=0.0).to(tl.float32)
 
     # Each warp reads its own part of the inputs, so no element is loaded twice.
-    lane = tl.arange(0, pieces)[:, None, None] * depth
-    across, down = lane + tl.arange(0, depth)[None, None, :], lane + tl.arange(0, depth)[None, :, None]
-    w_at = data + row.to(tl.int64)[None, :, None] * data_row + across
-    x_at = x + token[None, None, :] * x_row + down
+    piece = tl.arange(0, pieces) * depth
+    lane = piece[:, None, None]
+    across, down = tl.arange(0, depth)[None, None, :], tl.arange(0, depth)[None, :, None]
+    w_at = data + row.to(tl.int64)[None, :, None] * data_row + lane + across
+    x_at = x + token[None, None, :] * x_row + lane * parts + down
     total = tl.zeros((pieces, height, tokens), tl.float32)
     other = tl.zeros((pieces, height, tokens), tl.float32)
     squares = tl.zeros((pieces, tokens), tl.float32)
-    for start in range(0, inputs, pieces * depth):
-        part = tl.load(x_at + start, mask=(token[None, None, :] < n) & (down < inputs - start), other=0.0)
-        if norms:
-            squares += tl.sum(part.to(tl.float32) * part.to(tl.float32), 1)
-            weigh = tl.load(norm + start + down, mask=down < inputs - start, other=0.0)
-            part = (part.to(tl.float32) * weigh.to(tl.float32)).to(part.dtype)
-        inside = across < inputs - start
-        total = _add_product(total, w_at + start, inside, part)
+    ones = tl.full((pieces, height, depth), 1.0, x.dtype.element_ty)
+    for start in tl.range(0, words, pieces * depth, num_stages=stages):
+        inside = lane + across < words - start
+        w = tl.load(w_at, mask=inside, other=0)
         if gates:
-            other = _add_product(other, w_at + outputs.to(tl.int64) * data_row + start, inside, part)
-    made, made_other = tl.sum(total, 0) * factor[:, None], tl.sum(other, 0) * other_factor[:, None]
+            v = tl.load(w_at + outputs.to(tl.int64) * data_row, mask=inside, other=0)
+        w_at += pieces * depth
+        if group:
+            made = tl.zeros((pieces, height, tokens), tl.float32)
+            made_other = made
+            sums = made
+        for half in tl.static_range(parts):
+            at = start * parts + half * depth
+            some = lane * parts + down < inputs - at
+            part = tl.load(x_at + at, mask=(token[None, None, :] < n) & some, other=0.0)
+            if norms:
+                part, squared = _weighed(part, norm, lane * parts + down + at, some)
+                squares += squared
+            codes = _unpacked(w, part.dtype)[half]
+            if gates:
+                other_codes = _unpacked(v, part.dtype)[half]
+            if group:
+                made = tl.dot(codes, part, made, input_precision="ieee")
+                if sided or paired:
+                    # By a product, because that comes in the layout in which it is needed.
+                    sums = tl.dot(ones, part, sums, input_precision="ieee")
+                if gates:
+                    made_other = tl.dot(other_codes, part, made_other, input_precision="ieee")
+            else:
+                total = tl.dot(codes, part, total, input_precision="ieee")
+                if gates:
+                    other = tl.dot(other_codes, part, other, input_precision="ieee")
+        if group:
+            shared_at = (
+                scale + ((start + piece) * parts // group)[:, None] + row.to(tl.int64)[None, :] * scale_row
+            )
+            here = piece[:, None] < words - start
+            shared = tl.load(shared_at, mask=here, other=0)
+            total = _scaled(total, made, sums, shared, sided, offset, zero)
+            if gates:
+                shared = tl.load(shared_at + outputs.to(tl.int64) * scale_row, mask=here, other=0)
+                other = _scaled(other, made_other, sums, shared, sided, offset, zero)
+    made, made_other = tl.sum(total, 0), tl.sum(other, 0)
+    if not group:
+        made, made_other = made * factor[:, None], made_other * other_factor[:, None]
     if norms:
         steady = 1.0 / tl.sqrt_rn(tl.sum(squares, 0) / inputs + eps)
         made, made_other = made * steady[None, :], made_other * steady[None, :]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 ACTIVATIONS = 1024  # elements of a gated activation computed by one program
+
+
+class Norm(NamedTuple):
+    """Parameters of an RMS norm of the input: ``weight`` [I], and ``eps`` against division by zero."""
+
+    weight: Tensor
+    eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -63,9 +64,9 @@ def weights_of(runner: Runner, ranks: int) -> int:
     looked_up = 0 if own.tied else own.embedding // ranks
     int8 = runner.int8_numbers  # a byte each
     blocks = [layer.matrix for layer in runner.model.modules() if isinstance(layer, QuantizedLinear)]
-    quantized = sum(len(matrix.data) * matrix.columns for matrix in blocks)
+    quantized = sum(math.prod(matrix.shape) for matrix in blocks)
     others = own.parameters(ranks) - looked_up - int8 - quantized
-    return others * runner.shape.dtype.itemsize + int8 + sum(matrix.data.nbytes for matrix in blocks)
+    return others * runner.shape.dtype.itemsize + int8 + sum(matrix.nbytes for matrix in blocks)
 
 
 def bandwidth(device: torch.device) -> float:

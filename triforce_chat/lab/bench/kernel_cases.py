@@ -18,8 +18,9 @@ from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward.attention import causal_attention
+from triforce_chat.engine.kernels.blocking import Blocking
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
-from triforce_chat.engine.kernels.linear import Blocking
+from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, WeightFormat
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16
@@ -48,7 +49,19 @@ VOCABULARY = 49_152
 BUDGET = Budget(tokens=4096)
 GATHERED = 4  # layers that are gathered at once: all of a big model's would fill the device
 TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3), Budget(tokens=32, sinks=8, tail=8))
-SECTIONS = ("attention", "sweep-attention", "linear", "sweep-linear", "token", "score", "gather")
+FEW = (1, 2, 4, 8, 16)  # rows of decoding and of verifying
+QUANTIZED_VOCABULARY = 128_256
+SECTIONS = (
+    "attention",
+    "sweep-attention",
+    "linear",
+    "sweep-linear",
+    "quantized",
+    "sweep-quantized",
+    "token",
+    "score",
+    "gather",
+)
 TILINGS = ((64, 3, 4), (64, 4, 4), (128, 2, 4), (128, 3, 4), (32, 4, 4), (128, 2, 8), (64, 3, 8))
 # The most promising first. Of a gated layer each tile is two of half the height.
 BLOCKINGS = tuple(
@@ -77,6 +90,38 @@ BLOCKINGS = tuple(
         (32, 128, 5, 8),
     )
 )
+
+
+# Of grouped weights: rows of a tile, bytes of a piece, stages, warps, pieces.
+GROUPED_BLOCKINGS = tuple(
+    Blocking(height, RUN, stages, warps, pieces)
+    for warps, pieces in ((4, 16), (4, 8), (4, 32), (8, 16), (8, 32), (2, 8))
+    for height in (16, 32, 64)
+    for stages in (3, 4, 6)
+)
+
+
+FORMATS = {
+    "4 bit, minimum": WeightFormat(Codes.BITS_4, 32, True),  # Q4_K, Q4_1
+    "4 bit": WeightFormat(Codes.BITS_4, 32, False),  # Q4_0
+    "4 bit, groups of 128": WeightFormat(Codes.BITS_4, 128, True),
+    "8 bit, groups of 16": WeightFormat(Codes.BITS_8, 16, False),  # Q6_K
+    "8 bit": WeightFormat(Codes.BITS_8, 32, False),  # Q8_0
+}
+LARGEST = {Codes.BITS_4: 255, Codes.BITS_8: 127}  # byte
+MIDDLE = {Codes.BITS_4: 8, Codes.BITS_8: 64}  # integer
+
+
+def random_weight(format: WeightFormat, outputs: int, inputs: int) -> kernels.QuantizedWeight:
+    """Random integers with scales of a size at which products are about as large as their inputs."""
+    made, most = format.empty(outputs, inputs, DEVICE), LARGEST[format.codes]
+    words = torch.randint(0, most + 1, made.data.shape, device=DEVICE, dtype=torch.int32)
+    made.data.copy_(words & most)
+    scale = torch.rand(made.scale.shape, device=DEVICE) / (MIDDLE[format.codes] * inputs**0.5)
+    if format.sided:
+        scale = torch.stack((scale, -8 * scale), 2).half().view(torch.int32)[..., 0]
+    made.scale.copy_(scale)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +257,7 @@ def gather_cases(model: Model, length: int, budget: Budget) -> Iterator[Case]:
 
 class Layer(NamedTuple):
     x: Tensor
-    weight: kernels.Int8Weight
+    weight: kernels.QuantizedWeight
     dense: Tensor
     norm: kernels.Norm | None
     residual: Tensor | None
@@ -239,7 +284,7 @@ class Form(NamedTuple):
             scale = torch.full((self.outputs,), 0.01 / self.inputs**0.5, device=DEVICE)
             return Layer(
                 noise(n, self.inputs),
-                kernels.Int8Weight(data, scale),
+                kernels.QuantizedWeight(data, scale[:, None], self.inputs, self.inputs),
                 (data * scale[:, None]).to(DTYPE) if dense else noise(0),
                 kernels.Norm(noise(self.inputs), 1e-5) if self.norm else None,
                 noise(n, self.outputs) if self.residual else None,
@@ -247,8 +292,28 @@ class Form(NamedTuple):
 
         return rounds(self.outputs * self.inputs, made)
 
+    def quantized(self, n: int, format: WeightFormat) -> list[Layer]:
+        """As many as no cache holds, without dense ones."""
+
+        def made() -> Layer:
+            return Layer(
+                noise(n, self.inputs),
+                random_weight(format, self.outputs, self.inputs),
+                noise(0),
+                kernels.Norm(noise(self.inputs), 1e-5) if self.norm else None,
+                noise(n, self.outputs) if self.residual else None,
+            )
+
+        return rounds(self.outputs * self.inputs // 2, made)
+
+    def expanded(self, each: Layer) -> Tensor:
+        """By the numbers that the weights stand for."""
+        dense = torch.empty(self.outputs, self.inputs, device=DEVICE, dtype=DTYPE)
+        kernels.expand(each.weight, dense)
+        return self.dense(each._replace(dense=dense))
+
     def fused(self, each: Layer, tiles: Blocking | None = None) -> Tensor:
-        return kernels.int8_linear(each.x, each.weight, each.residual, each.norm, self.gated, tiles)
+        return kernels.quantized_linear(each.x, each.weight, each.residual, each.norm, self.gated, tiles)
 
     def dense(self, each: Layer) -> Tensor:
         x = each.x if each.norm is None else rms_norm(each.x, (self.inputs,), *each.norm)
@@ -259,14 +324,14 @@ class Form(NamedTuple):
         return out if each.residual is None else out + each.residual
 
 
-def forms(model: Model) -> tuple[Form, ...]:
+def forms(model: Model, vocabulary: int = VOCABULARY) -> tuple[Form, ...]:
     heads = (model.heads + 2 * model.kv_heads) * model.dim
     return (
         Form("norm+qkv", heads, model.hidden, norm=True),
         Form("o+residual", model.hidden, model.heads * model.dim, residual=True),
         Form("norm+gate+up", 2 * model.inner, model.hidden, norm=True, gated=True),
         Form("down+residual", model.hidden, model.inner, residual=True),
-        Form("head", VOCABULARY, model.hidden),
+        Form("head", vocabulary, model.hidden),
     )
 
 
@@ -274,8 +339,8 @@ def linear_cases(model: Model, n: int) -> Iterator[Case]:
     """The layers of a model by kernel and by torch, whose weights are twice as large."""
     for form in forms(model)[:4]:
         size, copies, shape = form.outputs * form.inputs, form.layers(n, dense=True), form.shape(model, n)
-        yield Case("int8_linear", shape, size, copies, form.fused, form.dense)
-        yield Case("int8_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
+        yield Case("quantized_linear", shape, size, copies, form.fused, form.dense)
+        yield Case("quantized_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
 
 
 def linear_sweep(model: Model, tokens: Sequence[int]) -> Iterator[Case]:
@@ -286,9 +351,34 @@ def linear_sweep(model: Model, tokens: Sequence[int]) -> Iterator[Case]:
             chosen = tiles._replace(outputs=tiles.outputs // 2) if form.gated else tiles
             if chosen.outputs < 16 or (form.outputs > 16_384 and tiles.outputs == 16):
                 continue
-            name = f"int8_linear {'x'.join(map(str, chosen))}"
+            name = f"quantized_linear {'x'.join(map(str, chosen))}"
             size = form.outputs * form.inputs
             yield Case(name, form.shape(model, n), size, copies, partial(form.fused, tiles=chosen))
+
+
+def quantized_cases(model: Model, n: int, vocabulary: int) -> Iterator[Case]:
+    """The layers of a model in the formats of files, beside 8 bits with a scale for each row and 16 bits."""
+    for form in forms(model, vocabulary):
+        shape, size = form.shape(model, n), form.outputs * form.inputs
+        copies = form.layers(n, dense=True)
+        yield Case("quantized_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
+        yield Case("quantized_linear: 8 bit rows", shape, size, copies, form.fused, form.dense)
+        for label, format in FORMATS.items():
+            if form.inputs % format.group == 0:
+                copies = form.quantized(n, format)
+                name, size_of = f"quantized_linear: {label}", copies[0].weight.nbytes
+                yield Case(name, shape, size_of, copies, form.fused, form.expanded)
+
+
+def quantized_sweep(model: Model, n: int) -> Iterator[Case]:
+    """Tiles for 4-bit weights of every layer."""
+    known = [
+        (form, form.quantized(n, FORMATS["4 bit, minimum"])) for form in forms(model, QUANTIZED_VOCABULARY)
+    ]
+    for tiles in GROUPED_BLOCKINGS:
+        for form, copies in known:
+            name, size = f"quantized_linear {'x'.join(map(str, tiles))}", copies[0].weight.nbytes
+            yield Case(name, form.shape(model, n), size, copies, partial(form.fused, tiles=tiles))
 
 
 class Token(NamedTuple):
@@ -348,6 +438,8 @@ def token_cases(model: Model, n: int) -> Iterator[Case]:
 def cases(tiny: bool, sections: Sequence[str]) -> Iterator[Callable[[], Iterator[Case]]]:
     """Makers of the sections' cases; each makes its buffers only when it is called."""
     makers = [*_plain_cases(*TINY)] if tiny else [*_plain_cases(MODELS, LENGTHS, TOKENS, BUDGET), *_sweeps()]
+    few, of, words = ((1,), TINY[0][0], 64) if tiny else (FEW, MODELS[1], QUANTIZED_VOCABULARY)
+    makers += [("quantized", partial(quantized_cases, of, n, words)) for n in few]
     order = {section: at for at, section in enumerate(sections)}
     for _, maker in sorted((each for each in makers if each[0] in order), key=lambda each: order[each[0]]):
         yield maker
@@ -371,5 +463,7 @@ def _sweeps() -> Iterator[tuple[str, Callable[[], Iterator[Case]]]]:
     for n, length in product((1, 17), (short, long)):
         yield "sweep-attention", partial(attention_cases, MODELS[0], length, n, True)
     yield "sweep-linear", partial(linear_sweep, MODELS[0], (8, 4))
+    for n in (1, 8):
+        yield "sweep-quantized", partial(quantized_sweep, MODELS[1], n)
     for model, n in ((MODELS[1], 1), (MODELS[1], 17), (MODELS[2], 8)):
         yield "sweep-attention", partial(attention_cases, model, long, n, True)

@@ -62,7 +62,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLayer):
-            yield f"{name} in {module.matrix.kind.name}, {module.matrix.wide_dtype}", module.matrix.data
+            yield from ((f"{name} in {part}", tensor) for part, tensor in module.matrix.tensors())
 
 
 def _sums(tensor: Tensor) -> Iterator[np.ndarray]:
