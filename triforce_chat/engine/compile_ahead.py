@@ -32,6 +32,11 @@ META = torch.device("meta")
 MOST_WORKERS = 8  # processes that compile
 FED = 9  # most rows of a forward inside of a captured draft
 LOOKUP_ORDERS = 8  # tokens of a match
+LOOKED_UP = (
+    8,
+    16,
+    32,
+)  # tokens looked up by the middle level, by the top, and by that over streamed keys and values
 EPSILON = 1e-6  # of norms; any other gives the same kernels
 
 
@@ -139,7 +144,8 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
     if kernels.retrieval:
         builds(kernels.retrieval, shape, buffers[0], buffers[-1])
         ids = torch.zeros(1, buffers[0].capacity, dtype=torch.long, device=META)
-        search(ids[0], torch.zeros((), dtype=torch.long, device=META), LOOKUP_ORDERS)
+        for n in LOOKED_UP:
+            search(ids[0], torch.zeros((), dtype=torch.long, device=META), LOOKUP_ORDERS, n)
 
 
 def meta_model(sizes: ModelSizes, shape: Shape, ranks: int, layers: Sequence[Formats] = ({},)) -> Any:

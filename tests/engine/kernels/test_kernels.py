@@ -264,8 +264,11 @@ def test_search(size: int, words: int) -> None:
     history = torch.randint(0, words, (size,), generator=torch.Generator().manual_seed(size)).to(DEVICE)
     for end in {1, size // 2 + 1, size}:
         at = torch.tensor(end, device=DEVICE)
-        found = kernels.search(history, at, ORDERS)
-        assert tuple(map(int, found)) == longest_match(history[:end])
+        n = 1 + end % 20
+        tokens, length = kernels.search(history, at, ORDERS, n)
+        place, matched = longest_match(history[:end])
+        assert int(length) == matched
+        assert tokens.tolist() == [int(history[place + i % max(1, end - place)]) for i in range(n)]
 
 
 def bits(dtype: torch.dtype) -> torch.dtype:

@@ -41,14 +41,15 @@ class FewCase(NamedTuple):
 
 # Tilings of grouped weights for a few tokens; the first that applies counts. What is missing is left to tensor cores.
 FEW = (
-    FewCase(1, False, 16_384, 0, FewBlocking(8, 4)),
-    FewCase(1, False, 6000, 0, FewBlocking(4, 2)),
-    FewCase(1, False, 0, 0, FewBlocking(8, 4)),
-    FewCase(1, True, 0, 0, FewBlocking(4, 2)),
-    FewCase(2, False, 0, 0, FewBlocking(4, 4)),
+    FewCase(1, False, 16_384, 0, FewBlocking(8, 1)),
+    FewCase(1, False, 6000, 0, FewBlocking(8, 2)),
+    FewCase(1, False, 0, 0, FewBlocking(4, 2)),
+    FewCase(1, True, 0, 0, FewBlocking(4, 1)),
+    FewCase(2, False, 0, 0, FewBlocking(8, 2)),
     FewCase(2, True, 0, 0, FewBlocking(4, 2)),
-    FewCase(4, False, 0, 0, FewBlocking(4, 4)),
-    FewCase(4, True, 0, 0, FewBlocking(2, 4)),
+    FewCase(4, False, 0, 0, FewBlocking(4, 2)),
+    FewCase(4, True, 0, 0, FewBlocking(4, 2)),
+    FewCase(8, False, 0, 0, FewBlocking(4, 2)),
 )
 
 
@@ -107,13 +108,13 @@ def grouped_blocking(
     n: int, weight: QuantizedWeight, outputs: int, dtype: torch.dtype, gated: bool
 ) -> Blocking:
     """The tiling of a weight whose groups are scaled one by one: a piece is a run, so that only their number varies."""
-    parts, few = weight.codes.parts, padded(n) <= MOST_GROUPED
-    pieces = 16 if few and not gated else 8
-    height = 32 if few and outputs >= 32 * 2 * PROCESSORS else 16
+    parts, deep = weight.codes.parts, padded(n) <= MOST_GROUPED and not gated
+    pieces = 16 if deep else 8
+    height = 32 if deep and outputs >= 32 * 2 * PROCESSORS else 16
     wide = height * (2 if gated else 1)
     each = wide * (RUN + SHARED) + RUN * parts * dtype.itemsize * (padded(n) + 1)
     stages = min(MOST_TILES, max(1, (MEMORY // 2 - RESERVED) // (pieces * each))) + 1
-    return Blocking(height, RUN, stages, 8 if few else 4, pieces)
+    return Blocking(height, RUN, stages, 8 if deep else 4, pieces)
 
 
 def padded(n: int) -> int:

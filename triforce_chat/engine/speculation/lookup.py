@@ -45,11 +45,8 @@ class NgramLookup:
 
         A match fewer than n tokens back is continued periodically.
         """
-        found = [latest_match(ids, end) for ids, end in zip(seq.ids, seq.length, strict=True)]
-        place, length = (stacked([pair[i] for pair in found]) for i in range(2))
-        period = (seq.length - place).clamp_min(1)
-        steps = seq.steps(0, n) % period[:, None]
-        return Match(seq.ids.gather(1, place[:, None] + steps), length)
+        found = [latest_match(ids, end, n) for ids, end in zip(seq.ids, seq.length, strict=True)]
+        return Match(*(stacked([pair[i] for pair in found]) for i in range(2)))
 
     def survival(self, length: int, n: int) -> list[float]:
         """Chances that the first 1 .. n tokens after a match of that length are all right: [n], decreasing."""
@@ -62,28 +59,33 @@ class NgramLookup:
             self.rates[order] += LEARN * ((i < right) - self.rates[order])
 
 
-def stacked(numbers: list[Tensor]) -> Tensor:
-    """B tensors [] as one tensor [B]; a single one is not copied."""
-    return numbers[0][None] if len(numbers) == 1 else torch.stack(numbers)
+def stacked(rows: list[Tensor]) -> Tensor:
+    """B tensors as one tensor [B, ...]; a single one is not copied."""
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
 
-def latest_match(ids: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+def latest_match(ids: Tensor, end: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Find an earlier occurrence of the tokens before ``end`` [] in ids [m].
 
-    Returns (index after the match, length of the match), both []; (0, 0) if there is none. The longest match of up to
-    ORDERS tokens wins, the latest of equals. With Triton's kernels this does not synchronize with the GPU.
+    Returns (the n tokens after the match [n], length of the match []); without a match its length is 0. The longest
+    match of up to ORDERS tokens wins, the latest of equals. With Triton's kernels this does not synchronize with the
+    GPU.
     """
     if kernels_run(ids.device):
         from triforce_chat.engine.kernels import search
 
         with torch.cuda.device(ids.device):  # Triton launches on the current GPU
-            return search(ids, end, ORDERS)
+            return search(ids, end, ORDERS, n)
     place, length = longest_match(ids[: int(end)])
-    return end.new_tensor(place), end.new_tensor(length)
+    steps = torch.arange(n, device=ids.device) % max(1, int(end) - place)
+    return ids[place + steps], end.new_tensor(length)
 
 
 def longest_match(history: Tensor) -> tuple[int, int]:
-    """``latest_match`` at the end of a history [m], in torch operations; synchronizes with the device."""
+    """(index after the match, its length) at the end of a history [m], (0, 0) if there is none.
+
+    In torch operations, which synchronize with the device.
+    """
     ends = torch.nonzero(history[:-1] == history[-1])[:, 0] if len(history) else history
     length, best = 0, ends
     while len(ends) and length < ORDERS:

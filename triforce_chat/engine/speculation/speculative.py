@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import proxy
 
@@ -355,6 +355,8 @@ class Speculative:
         if not self.model.captures:
             return
         yield from self.cache.preparations()
+        if self.planner.lookup is not None:  # the first call of a kernel loads it
+            yield partial(self._find, TokenBuffer.of([0], length, self.model.device))
         for arm, n in self.planner.expected_rounds(length):
             # What a drafter intends depends on its rank's clock, and all ranks must capture in the same order.
             drafter = arm if self.group.size == 1 else None
