@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -66,19 +65,18 @@ class OutputFile:
             raise NotWritten(f"{self.path}: {error.strerror}") from None
         self._count(record)
 
-    def forget_failed(self, ids: Collection[str]) -> None:
-        """Delete the lines with an error among these ids, in a copy that then takes the file's place.
+    def forget_failed(self) -> None:
+        """Delete the lines with an error, in a copy that then takes the file's place.
 
         Raises NotWritten; the file is then as it was.
         """
-        ids = self.failed.intersection(ids)
-        if not ids:
+        if not self.failed:
             return
         copy = self.path.with_name(f"{self.path.name}.part")
         try:
             new = _locked(copy, os.O_TRUNC)
             with open(self.path, "rb") as lines:
-                _write(new, b"".join(line for line in lines if json.loads(line)[self._key] not in ids))
+                _write(new, b"".join(line for line in lines if json.loads(line)["error"] is None))
             os.fchmod(new, os.fstat(self._file).st_mode & 0o777)
             copy.replace(self.path)
         except OSError as error:
@@ -86,7 +84,7 @@ class OutputFile:
             raise NotWritten(f"{copy}: {error.strerror}") from None
         os.close(self._file)  # only now: whoever waits for the old file finds a new one in its place
         self._file = new
-        self.failed -= ids
+        self.failed = set()
 
     def _read(self) -> None:
         end = 0
@@ -103,7 +101,7 @@ class OutputFile:
         try:
             record = json.loads(line)
             ours = line.startswith(self._head) and isinstance(record[self._key], str) and "error" in record
-        except (ValueError, KeyError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             ours = False
         if not ours:
             raise self._foreign(number)

@@ -67,12 +67,14 @@ def batch(
     with plan.output() as output:
         try:
             if retry_failed:
-                output.forget_failed({line.id for line in plan.lines})
+                output.forget_failed()
             left = unanswered(plan.lines, output.answered | output.failed)
             if left:
                 interrupted, figures = answer(plan, left, output, options)
         except NotWritten as error:
             raise stopped(error, plan.lines, output) from None
+        except KeyboardInterrupt:
+            interrupted = True
         if options.json:
             print_record(summary(plan.lines, output, *figures))
         require_all(plan.lines, output, interrupted)
