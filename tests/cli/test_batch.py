@@ -23,6 +23,7 @@ from triforce_chat.batch.books import HEAD, KEY
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.cli import batch as module
+from triforce_chat.cli import reading
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.errors import RankLost
 
@@ -114,7 +115,7 @@ def test_a_book_is_read_once(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_books_are_opened_when_it_is_their_turn(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     answered: list[int] = []
-    read = module.read_one
+    read = reading.read_one
 
     def watched(path: str, *rest: Any, **more: Any) -> Any:
         answered.append(len(rows()))
@@ -219,10 +220,12 @@ def test_a_full_disk_stops_at_once_and_the_next_run_goes_on(batch: Batch) -> Non
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (Path("whole.jsonl").stat().st_size // 2, before[1]))
     try:
-        done = batch(*BOOK)
+        done = batch(*BOOK, "--json")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     have = len(rows())
+    summary = json.loads(done.out)
+    assert (summary["answered"], summary["new"], summary["missing"]) == (have, have, 12 - have)
     assert 0 < have < 12
     assert done.code == 9
     line = done.err.splitlines()[-1]

@@ -63,21 +63,31 @@ def batch(
     if options.jsonl:
         raise UsageError("--jsonl goes with ask and summarize")
     plan = (BookPlan if paths.requests is None else RequestPlan)(paths, documents or [], options)
-    interrupted, figures = False, (0, 0, 0.0, 0.0)
+    work, interrupted, refused = Work(), False, None
     with plan.output() as output:
         try:
             if retry_failed:
                 output.forget_failed()
             left = unanswered(plan.lines, output.answered | output.failed)
             if left:
-                interrupted, figures = answer(plan, left, output, options)
+                interrupted = answer(plan, left, output, options, work)
         except NotWritten as error:
-            raise stopped(error, plan.lines, output) from None
+            refused = stopped(error, plan.lines, output)
         except KeyboardInterrupt:
             interrupted = True
         if options.json:
-            print_record(summary(plan.lines, output, *figures))
+            print_record(summary(plan.lines, output, work))
+        if refused:
+            raise refused
         require_all(plan.lines, output, interrupted)
+
+
+@dataclass(slots=True)
+class Work:
+    """What this run has done; without a view nothing."""
+
+    view: BatchView | None = None
+    load_s: float = 0.0  # seconds it took to load the model
 
 
 class BookPlan:
@@ -165,9 +175,9 @@ class RequestPlan:
 
 
 def answer(
-    plan: BookPlan | RequestPlan, lines: Sequence[Line], output: OutputFile, options: Options
-) -> tuple[bool, tuple[int, int, float, float]]:
-    """Load the model and answer: (stopped by Ctrl-C, (lines, tokens, seconds, seconds of loading))."""
+    plan: BookPlan | RequestPlan, lines: Sequence[Line], output: OutputFile, options: Options, work: Work
+) -> bool:
+    """Load the model and answer, which ``work`` records; returns whether Ctrl-C stopped it."""
     from triforce_chat.batch.run import answer_lines
     from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.ui.batch_progress import batch_view
@@ -176,20 +186,18 @@ def answer(
     compile_ahead(EngineSpec(options.settings), screen)
     texts, automatic = plan.documents(screen), options.model == AUTO
     options = with_shown_model(options, screen)
-    session, load_s = open_session(texts, options, screen)
-    answerer = plan.answerer(session, run_info_of(options, automatic, session, load_s), screen)
+    session, work.load_s = open_session(texts, options, screen)
+    answerer = plan.answerer(session, run_info_of(options, automatic, session, work.load_s), screen)
     quiet = options.quiet or options.json
     names = [line.name for line in lines]
-    view: BatchView = batch_view(names, plan.has_books, screen.err, quiet, options.plain)
-    interrupted = answer_lines(lines, answerer, output, view)
-    return interrupted, (view.done, view.tokens, view.seconds, load_s)
+    work.view = batch_view(names, plan.has_books, screen.err, quiet, options.plain)
+    return answer_lines(lines, answerer, output, work.view)
 
 
-def summary(
-    lines: Sequence[Line], output: OutputFile, new: int, tokens: int, seconds: float, load_s: float
-) -> dict[str, Any]:
+def summary(lines: Sequence[Line], output: OutputFile, work: Work) -> dict[str, Any]:
     """The state of a batch and the work of this run, for ``--json``."""
-    ids = [line.id for line in lines]
+    ids, view = [line.id for line in lines], work.view
+    tokens, seconds = (view.tokens, view.seconds) if view else (0, 0.0)
     answered, failed = (sum(each in known for each in ids) for known in (output.answered, output.failed))
     return {
         "out": str(output.path),
@@ -197,10 +205,10 @@ def summary(
         "answered": answered,
         "failed": failed,
         "missing": len(ids) - answered - failed,
-        "new": new,
+        "new": view.done if view else 0,
         "completion_tokens": tokens,
         "timing": {
-            "load_s": load_s,
+            "load_s": work.load_s,
             "seconds": seconds,
             "tokens_per_s": tokens / seconds if seconds else 0.0,
         },

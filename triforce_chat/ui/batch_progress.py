@@ -135,7 +135,7 @@ class BatchBar(BatchView):
         columns = (BarColumn(bar_width=16), TextColumn("{task.description}", markup=False))
         self._bar = Progress(*columns, console=console, refresh_per_second=REDRAWS, transient=True)
         self._task = self._bar.add_task("", total=len(names))
-        self._doing = self._warning = ""
+        self._doing = self._warning = self.description = ""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -160,7 +160,8 @@ class BatchBar(BatchView):
 
     def show(self) -> None:
         words = [self._warning] if self._warning else [*self.status(), self._doing]
-        self._bar.update(self._task, completed=self.done, description=formatting.SEPARATOR.join(words))
+        self.description = formatting.SEPARATOR.join(words)
+        self._bar.update(self._task, completed=self.done, description=self.description)
 
 
 def batch_view(
