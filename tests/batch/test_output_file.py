@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -93,6 +94,26 @@ def test_one_process_writes(path: Path) -> None:
     with opened(path), pytest.raises(UsageError, match="another process writes to"):
         opened(path)
     opened(path).__exit__(None, None, None)
+
+
+def test_a_file_that_was_replaced_before_it_was_locked_is_opened_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(path) as output:
+        output.append(record("a"))
+        output.append(record("b", ERROR))
+    lock = fcntl.flock
+
+    def late(file: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        with opened(path) as other:
+            other.forget_failed()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with opened(path) as output:
+        output.append(record("c"))
+    assert ids(path) == ["a", "c"]
 
 
 @pytest.mark.parametrize(
