@@ -9,12 +9,14 @@ class TriforceError(Exception):
     """A condition that the user can understand and act on; printed as one line, never as a traceback."""
 
     exit_code = 1
+    code = "error"  # for programs: what a batch writes beside the line of text
 
 
 class UsageError(TriforceError):
     """The command line or a setting makes no sense."""
 
     exit_code = 2
+    code = "usage"
 
 
 class StateError(TriforceError):
@@ -25,24 +27,28 @@ class DocumentError(TriforceError):
     """A document cannot be read or holds no text."""
 
     exit_code = 3
+    code = "unreadable_document"
 
 
 class DoesNotFit(TriforceError):
     """The text is longer than the context; carries the numbers and the choices in its message."""
 
     exit_code = 4
+    code = "context_length_exceeded"
 
 
 class ModelError(TriforceError):
     """A model cannot be found, fetched or run by this program."""
 
     exit_code = 5
+    code = "model_unavailable"
 
 
 class OutOfMemory(TriforceError):
     """The machine has less memory than the work needs."""
 
     exit_code = 6
+    code = "out_of_memory"
 
 
 class ExactnessError(TriforceError):
@@ -59,6 +65,12 @@ class RankLost(TriforceError):
     def __init__(self, text: str, exit_code: int = exit_code) -> None:
         super().__init__(text)
         self.exit_code = exit_code  # that of the error which ended the rank
+
+
+class Incomplete(TriforceError):
+    """Some answers of a batch are missing; names which."""
+
+    exit_code = 9
 
 
 class Interrupted(TriforceError):

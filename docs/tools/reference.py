@@ -17,6 +17,7 @@ NOTE = "<!-- Written by docs/build from the code; change it there. -->\n\n"
 SCHEMAS: dict[Kind, str] = {
     "answer": "The object that `ask --json` and `summarize --json` print",
     "events": "A line of `--jsonl`",
+    "batch": "A line that `batch` writes about a book",
     "plan": "The object that `plan --json` prints",
     "bench": "The object that `bench --json` prints",
 }
@@ -86,7 +87,7 @@ def exit_codes() -> str:
 def schemas() -> str:
     """Fields of all JSON output."""
     intro = (
-        "# JSON output\n\n`triforce-chat schema [events|answer|plan|bench]` prints these schemas (JSON Schema "
+        "# JSON output\n\n`triforce-chat schema [events|answer|batch|plan|bench]` prints these schemas (JSON Schema "
         "2020-12). All are versioned by their field `schema`: within a version fields and events are added, never "
         "removed or changed.\n\n"
     )

@@ -103,6 +103,7 @@ def test_help_documents_the_exit_codes() -> None:
     told = " ".join(run("--help").out.split())
     codes = "0 success, 1 unexpected error, 2 usage, 3 unreadable document, 4 does not fit the context, "
     codes += "5 model unavailable, 6 out of memory, 7 exactness failure, 8 a GPU process of --tp ended, "
+    codes += "9 answers of a batch missing, "
     assert codes + "130 interrupted" in told
     for command in ("summarize", "ask", "chat", "verify", "bench"):
         assert command in told

@@ -12,6 +12,7 @@ import typer
 from triforce_chat import __version__
 from triforce_chat.cli import (
     ask,
+    batch,
     bench,
     cache,
     chat,
@@ -31,7 +32,8 @@ from triforce_chat.cli.options import command
 from triforce_chat.settings.umask import keep_private
 
 EXIT_CODES = """Exit codes: 0 success, 1 unexpected error, 2 usage, 3 unreadable document, 4 does not fit the \
-context, 5 model unavailable, 6 out of memory, 7 exactness failure, 8 a GPU process of --tp ended, 130 interrupted."""
+context, 5 model unavailable, 6 out of memory, 7 exactness failure, 8 a GPU process of --tp ended, 9 \
+answers of a batch missing, 130 interrupted."""
 SPIN_COUNT = "5000"
 
 app = typer.Typer(
@@ -41,7 +43,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for run in (ask.summarize, ask.ask, chat.chat, serve.serve, verify.verify, bench.bench, plan.plan, tune.tune):
+COMMANDS = (
+    *(ask.summarize, ask.ask, chat.chat, batch.batch, serve.serve),
+    *(verify.verify, bench.bench, plan.plan, tune.tune),
+)
+for run in COMMANDS:
     command(app)(run)
 app.command()(config.paths)
 app.command()(doctor.doctor)

@@ -61,7 +61,6 @@ def is_document(text: str) -> bool:
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
     """Answer one question in the form that the options ask for."""
-    from triforce_chat.chat.records import RunInfo
     from triforce_chat.loading.spec import EngineSpec
 
     screen = screen_of(options)
@@ -69,9 +68,7 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)
-    loaded = session.loaded
-    weights = loaded.stored.format if loaded.stored else ""
-    run_info = RunInfo(options.model, loaded.draft, options.stack, load_s, automatic, weights)
+    run_info = run_info_of(options, automatic, session, load_s)
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)
     if reason == "interrupted":
@@ -114,6 +111,15 @@ def compare_once(
     if result is not None and result.mismatches:
         raise ExactnessError(f"{result.mismatches} tokens differ from plain decoding beyond rounding")
     return "stop" if result else "interrupted"
+
+
+def run_info_of(options: Options, automatic: bool, session: ChatSession, load_s: float) -> RunInfo:
+    """What the records say of the model; ``automatic``: the program has chosen it."""
+    from triforce_chat.chat.records import RunInfo
+
+    loaded = session.loaded
+    weights = loaded.stored.format if loaded.stored else ""
+    return RunInfo(options.model, loaded.draft, options.stack, load_s, automatic, weights)
 
 
 def planned(run_info: RunInfo, session: ChatSession) -> RunInfo:

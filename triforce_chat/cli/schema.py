@@ -10,8 +10,10 @@ import typer
 
 def schema(
     kind: Annotated[
-        Literal["events", "answer", "plan", "bench"],
-        typer.Argument(help="Lines of --jsonl, the object of --json, or that of plan or bench."),
+        Literal["events", "answer", "batch", "plan", "bench"],
+        typer.Argument(
+            help="Lines of --jsonl, the object of --json, a line of batch, or that of plan or bench."
+        ),
     ] = "events",
 ) -> None:
     """Print the JSON Schema of what --jsonl or --json prints."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
+
+from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, TriforceError, UsageError
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -29,9 +33,31 @@ def invalid_field(param: str, message: str, code: str | None = None) -> ApiError
     return ApiError(400, f"{param}: {message}", code, param)
 
 
+def request_too_large(limit: int) -> ApiError:
+    return ApiError(413, f"a request may have {limit:,} bytes", "request_too_large")
+
+
 def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down", "shutting_down")
 
 
 def internal_error() -> ApiError:
-    return ApiError(500, "internal error; details are in the server's terminal", "internal_error")
+    return ApiError(500, "internal error; details are on the program's standard error", "internal_error")
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """The error as a client may see it. The traceback of a bug goes to standard error only."""
+    from triforce_chat.models.failures import is_out_of_memory
+
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, DoesNotFit):
+        return ApiError(400, str(error), error.code, "messages")
+    if isinstance(error, UsageError | ModelError):
+        return ApiError(400, str(error))
+    if isinstance(error, OutOfMemory) or is_out_of_memory(error):
+        return ApiError(500, "out of memory", OutOfMemory.code)
+    if isinstance(error, TriforceError):
+        return ApiError(500, str(error))
+    traceback.print_exception(error, file=sys.stderr)
+    return internal_error()

@@ -18,12 +18,9 @@ from starlette.types import Receive, Scope, Send
 from triforce_chat.serve import api_error
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.serve.auth import AuthMiddleware
-from triforce_chat.serve.chat_request import parse_request, unknown_model
+from triforce_chat.serve.chat_request import MAX_BODY_BYTES, names_of, parse_request, unknown_model
 from triforce_chat.serve.responses import CompletionResponse, JsonResponse, error_response
 from triforce_chat.serve.worker import Worker
-
-MAX_BODY_BYTES = 16 * 2**20  # a million tokens of text, and the overhead of JSON
-DEFAULT = "default"  # an alias of every served model
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.name, DEFAULT
+        return names_of(self.name)
 
     def record(self) -> dict[str, Any]:
         return {
@@ -59,7 +56,7 @@ def build_app(worker: Worker, served: ServedModel, token: str | None) -> Starlet
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in served.names:
-            raise unknown_model(name)
+            raise unknown_model(name, served.names)
         return JsonResponse(served.record())
 
     async def health(_request: Request) -> Response:
@@ -112,7 +109,7 @@ async def read_body(request: Request) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"a request may have {MAX_BODY_BYTES:,} bytes", "request_too_large")
+            raise api_error.request_too_large(MAX_BODY_BYTES)
     return bytes(body)
 
 

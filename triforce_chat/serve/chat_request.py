@@ -6,13 +6,15 @@ A field that would change the answer and is not supported is an error that names
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from triforce_chat.serve.api_error import ApiError, invalid_field
 from triforce_chat.settings.settings import request_parameters
 
+DEFAULT = "default"  # an alias of every served model
+MAX_BODY_BYTES = 16 * 2**20  # a million tokens of text, and the overhead of JSON
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000  # characters
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values that change nothing
@@ -62,8 +64,17 @@ class ChatCompletionRequest:
     user: str = ""
 
 
-def parse_request(body: bytes, names: Collection[str]) -> ChatCompletionRequest:
-    """Parse a request's body; ``names`` are those that the model answers to. Raises ApiError."""
+def parse_request(body: bytes, names: Sequence[str]) -> ChatCompletionRequest:
+    """Parse a request's body; ``names`` are those that the model answers to, its own first. Raises ApiError."""
+    try:
+        read = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is not JSON") from None
+    return parse_fields(read, names)
+
+
+def parse_fields(body: object, names: Sequence[str]) -> ChatCompletionRequest:
+    """The same for a body that was read as JSON."""
     fields = _fields(body)
     _check_names(fields)
     _check_model(fields, names)
@@ -82,15 +93,11 @@ def parse_request(body: bytes, names: Collection[str]) -> ChatCompletionRequest:
     )
 
 
-def _fields(body: bytes) -> dict[str, Any]:
+def _fields(body: object) -> dict[str, Any]:
     """The fields of the body, without those that are null."""
-    try:
-        read = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is not JSON") from None
-    if not isinstance(read, dict):
+    if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
-    return {name: value for name, value in read.items() if value is not None}
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _check_names(fields: Mapping[str, Any]) -> None:
@@ -102,16 +109,21 @@ def _check_names(fields: Mapping[str, Any]) -> None:
             raise invalid_field(name[:80], "unknown field", "unknown_parameter")
 
 
-def _check_model(fields: Mapping[str, Any], names: Collection[str]) -> None:
+def _check_model(fields: Mapping[str, Any], names: Sequence[str]) -> None:
     model = typed(fields, "model", str)
     if model is None:
         raise invalid_field("model", "missing; it may be 'default'")
     if model not in names:
-        raise unknown_model(model)
+        raise unknown_model(model, names)
 
 
-def unknown_model(name: str) -> ApiError:
-    message = f"no model '{name[:200]}'; GET /v1/models lists the one served, or use 'default'"
+def names_of(model: str) -> tuple[str, str]:
+    """The names that the model answers to, its own first."""
+    return model, DEFAULT
+
+
+def unknown_model(name: str, names: Sequence[str]) -> ApiError:
+    message = f"no model '{name[:200]}'; the one here is '{names[0]}', or use '{DEFAULT}'"
     return ApiError(404, message, "model_not_found", "model")
 
 

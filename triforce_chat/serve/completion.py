@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from typing import Any
+from typing import Any, Protocol
 
-from triforce_chat.chat.events import ChatEvent
+from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.chat.records import speculation_object, timing_object
 from triforce_chat.engine.events import Prefilled, Text
-from triforce_chat.serve.worker import Job
+from triforce_chat.serve.chat_request import ChatCompletionRequest
 
 DONE = b"data: [DONE]\n\n"
 
@@ -26,10 +26,23 @@ def sse_event(value: Any) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
+class Answering(Protocol):
+    """A request and the answer to it so far."""
+
+    @property
+    def request(self) -> ChatCompletionRequest: ...
+    @property
+    def tally(self) -> Tally: ...
+    @property
+    def queued_s(self) -> float:
+        """Seconds that the request waited before it was answered."""
+        ...
+
+
 class CompletionEncoder:
     """Encodes one answer; ``model`` is the served model's name."""
 
-    def __init__(self, job: Job, model: str) -> None:
+    def __init__(self, job: Answering, model: str) -> None:
         self.job = job
         self.head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 

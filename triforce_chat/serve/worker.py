@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import threading
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable, Generator, Hashable
 from contextlib import closing, suppress
 
 from triforce_chat.chat.events import ChatEvent, Tally
-from triforce_chat.errors import DoesNotFit, ModelError, OutOfMemory, TriforceError, UsageError
 from triforce_chat.serve import api_error
-from triforce_chat.serve.api_error import ApiError
+from triforce_chat.serve.api_error import ApiError, to_api_error
 from triforce_chat.serve.chat_request import ChatCompletionRequest
 from triforce_chat.serve.fair_queue import FairQueue, QueueFull
 
@@ -104,7 +101,7 @@ class Worker:
             try:
                 self._serve(job)
             except Exception as error:
-                job.post(_to_api_error(error))
+                job.post(to_api_error(error))
             finally:
                 self.current, self.last_s = None, time.perf_counter() - job.started
                 with suppress(OSError, ValueError):  # the log's terminal or file is gone
@@ -120,21 +117,3 @@ class Worker:
                     break
         if job.cancelled and self.queue.closed and job.tally.finished is None:
             raise api_error.shutting_down()
-
-
-def _to_api_error(error: Exception) -> ApiError:
-    """The error as a client may see it. The traceback of a bug goes to the server's terminal only."""
-    from triforce_chat.models.failures import is_out_of_memory
-
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, DoesNotFit):
-        return ApiError(400, str(error), "context_length_exceeded", "messages")
-    if isinstance(error, UsageError | ModelError):
-        return ApiError(400, str(error))
-    if isinstance(error, OutOfMemory) or is_out_of_memory(error):
-        return ApiError(500, "out of memory", "out_of_memory")
-    if isinstance(error, TriforceError):
-        return ApiError(500, str(error))
-    traceback.print_exception(error, file=sys.stderr)
-    return api_error.internal_error()

@@ -19,5 +19,11 @@ def write_named(path: Path, text: str) -> None:
     """Write a file that the user named, with the permissions of the user's own umask. Raises OSError."""
     is_new = not path.exists()
     path.write_text(text, encoding="utf-8")
-    if is_new and _users_umask:
+    if is_new:
+        open_to_others(path)
+
+
+def open_to_others(path: Path) -> None:
+    """Give a new file that the user named the permissions of the user's own umask. Raises OSError."""
+    if _users_umask:
         path.chmod(0o666 & ~_users_umask[0])

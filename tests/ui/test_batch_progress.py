@@ -1,0 +1,109 @@
+"""The progress of a batch: words for a log, a bar for a terminal, nothing for those who want nothing."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from triforce_chat.engine.events import Prefilled, Text
+from triforce_chat.ui.batch_progress import LINE_EVERY, STOPPING, BatchBar, BatchLines, BatchView, batch_view
+
+NAMES = ["a.txt", "a.txt", "b\x1b[31m.txt", "b\x1b[31m.txt"]
+
+
+class Clock:
+    """Shows the seconds that a test has set."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_of(screen: io.StringIO) -> list[str]:
+    return screen.getvalue().splitlines()
+
+
+def test_a_log_gets_a_line_now_and_then() -> None:
+    clock, screen = Clock(), io.StringIO()
+    view = BatchLines(NAMES, True, Console(file=screen), clock)
+    with view:
+        view.begin("a.txt")
+        assert lines_of(screen) == ["0 of 4 questions · 0 of 2 books · 0.0 tokens/s"]
+        clock.now += 5
+        view.add(Text((1, 2, 3), "abc"))
+        view.answered(3, failed=False)
+        view.begin("a.txt")
+        assert len(lines_of(screen)) == 1
+        clock.now += LINE_EVERY
+        view.answered(3, failed=False)
+        assert lines_of(screen)[1] == "2 of 4 questions · 0 of 2 books · 0.4 tokens/s · 15 s left"
+        view.begin(NAMES[2])
+        clock.now += LINE_EVERY
+        view.add(Prefilled(30, 40, 0, 1.0))
+        assert lines_of(screen)[2] == "reading b.txt: 75 %"
+        view.answered(0, failed=True)
+        view.begin(NAMES[3])
+        view.answered(0, failed=True)
+    assert lines_of(screen)[3:] == ["4 of 4 questions · 2 of 2 books · 0.2 tokens/s · 2 failed"]
+
+
+def test_requests_have_no_books() -> None:
+    view = BatchView(["a"], False, Clock())
+    view.begin("a")
+    assert view.status() == ["0 of 1 request", "0.0 tokens/s"]
+
+
+def test_tokens_of_the_running_answer_count_once() -> None:
+    clock = Clock()
+    view = BatchView(["a"], False, clock)
+    clock.now += 1
+    view.begin("a")
+    view.add(Text((1, 2), "ab"))
+    assert view.status()[1] == "2.0 tokens/s"
+    view.answered(2, failed=False)
+    assert view.status()[1] == "2.0 tokens/s"
+
+
+def test_ctrl_c_is_answered_at_once() -> None:
+    screen = io.StringIO()
+    BatchLines(NAMES, True, Console(file=screen), Clock()).stopping()
+    assert lines_of(screen) == [STOPPING]
+
+
+def test_a_bar_tells_what_is_read() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=160)
+    with BatchBar(NAMES, True, console) as view:
+        view.begin(NAMES[2])
+        view.add(Prefilled(30, 40, 0, 1.0))
+        assert "b.txt, 75 % read" in str(view.description)
+        view.stopping()
+        view.show()
+        assert view.description == STOPPING
+        view.answered(1, failed=True)
+    last = lines_of(screen)[-1]
+    assert "1 of 4 questions" in last
+    assert "1 failed" in last
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("file", "quiet", "plain", "kind"),
+    [
+        (Terminal(), False, False, BatchBar),
+        (Terminal(), False, True, BatchLines),
+        (Terminal(), True, False, BatchView),
+        (io.StringIO(), False, False, BatchLines),
+        (io.StringIO(), True, True, BatchView),
+    ],
+)
+def test_the_form_fits_the_place(file: io.StringIO, quiet: bool, plain: bool, kind: type[BatchView]) -> None:
+    console = Console(file=file, force_terminal=True, _environ={"TERM": "xterm"})
+    assert type(batch_view(NAMES, True, console, quiet, plain)) is kind

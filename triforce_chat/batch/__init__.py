@@ -1,0 +1,1 @@
+"""Answering many questions, or many requests, one line of output each."""

@@ -1,0 +1,69 @@
+"""Answering the lines of a batch one after the other, until the last one or Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from triforce_chat.batch.lines import Answerer, Line
+from triforce_chat.batch.output_file import OutputFile
+from triforce_chat.errors import Incomplete, Interrupted, TriforceError
+from triforce_chat.ui.batch_progress import BatchView
+from triforce_chat.ui.formatting import count, shorten
+from triforce_chat.ui.terminal import Interrupt
+
+MOST_NAMED = 3  # lines that a message names
+NAME_LENGTH = 80  # characters
+
+
+class LastAnswer(Interrupt):
+    """While entered, Ctrl-C lets the running answer be the last one; again it raises ``Leave``, however late."""
+
+    WINDOW = math.inf
+
+
+def answer_lines(lines: Sequence[Line], answerer: Answerer, output: OutputFile, view: BatchView) -> bool:
+    """Answer the lines and write each answer to the disk; returns whether Ctrl-C stopped that.
+
+    Raises NotWritten and RankLost.
+    """
+    with LastAnswer(view.stopping) as interrupt, view:
+        for line in lines:
+            view.begin(line.name)
+            answered = answerer.answer(line, view.add)
+            output.append(answered.record)
+            view.answered(answered.tokens, answered.failed)
+            if interrupt.requested:
+                return True
+    return False
+
+
+def missing(lines: Sequence[Line], output: OutputFile) -> str:
+    """How many lines have no answer, and the names of some of them; empty if all have one."""
+    left = [line for line in lines if line.id not in output.answered]
+    if not left:
+        return ""
+    names = list(dict.fromkeys(shorten(line.name, NAME_LENGTH) for line in left))
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    are = "is" if len(left) == 1 else "are"
+    return f"{len(left):,} of {count(len(lines), 'answer')} {are} missing ({', '.join(names[:MOST_NAMED])}{more})"
+
+
+def require_all(lines: Sequence[Line], output: OutputFile, interrupted: bool) -> None:
+    """Raise Incomplete if lines have no answer, or Interrupted if Ctrl-C is the reason."""
+    told = missing(lines, output)
+    if not told:
+        return
+    if interrupted:
+        raise Interrupted(f"interrupted: {told}; the same command goes on")
+    raise Incomplete(f"{told}: {output.path} says why; --retry-failed answers them again")
+
+
+def stopped(error: TriforceError, lines: Sequence[Line], output: OutputFile) -> Incomplete:
+    """The end of a batch that cannot go on now."""
+    return Incomplete(f"{error}; {missing(lines, output)}; the same command goes on")
+
+
+def unanswered(lines: Sequence[Line], known: Collection[str]) -> list[Line]:
+    """The lines that the output does not have."""
+    return [line for line in lines if line.id not in known]
