@@ -276,9 +276,7 @@ class Runner:
         """This model for one of several sequences, whose forwards run together."""
         made = copy(self)
         made.gathering = gathering
-        narrow = vars(self).get("quantized")  # shared, if there is one: it has weights of its own
-        if narrow is not None:
-            vars(made)["quantized"] = made if narrow is self else narrow.gathered_by(gathering)
+        vars(made).pop("quantized", None)  # of a CPU's runner that is the runner itself
         return made
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
