@@ -9,35 +9,22 @@
  */
 #ifndef PATH_NAME
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-enum { PLAIN, AVX2, AVX512 };
+#include <math.h>
+#include <stdlib.h>
+
 enum { F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
 #define STEP 32       /* weights that are dequantized at a time */
 #define MOST_ROWS 8   /* rows of activations that share a dequantized step */
 #define OUTPUTS 64    /* that a group of rows is multiplied with while it is in the nearest cache */
-#define LINE 16       /* outputs that lie in one line of the processor's cache */
-#define INLINE static inline __attribute__((always_inline, unused))
-#define JOIN_(a, b) a##_##b
-#define JOIN(a, b) JOIN_(a, b)
-#if defined(__clang__)
-#define UNROLL_FULLY _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL_FULLY _Pragma("GCC unroll 16")
-#endif
+#define MATRICES 3    /* at most, that share an input */
 
-/* Of libgomp, whose threads torch uses too; LLVM's and Intel's runtimes have both as well. */
-extern void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags);
-extern int omp_get_thread_num(void);
-extern int omp_get_num_threads(void);
-
-/* A matrix of `outputs` rows of `stride` bytes. */
+/* A matrix of `outputs` rows of `stride` bytes; its products are written to rows of `width` numbers. */
 typedef struct {
     const uint8_t *data;
-    int64_t stride, outputs, columns;
+    int64_t stride, outputs, columns, width;
 } Matrix;
 
 /* `count` rows of weights from `first` on, times `rows` rows of activations. */
@@ -49,30 +36,10 @@ typedef struct {
     Dequantize dequantize;
 } Kernels;
 
-INLINE float number(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-INLINE uint16_t word16(const uint8_t *at) {
-    uint16_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
-
 INLINE uint32_t word32(const uint8_t *at) {
     uint32_t value;
     memcpy(&value, at, sizeof value);
     return value;
-}
-
-INLINE float half_of(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
-    if (exponent == 31) return number(sign | 0x7f800000u | fraction << 13);
-    if (exponent) return number(sign | (exponent + 112) << 23 | fraction << 13);
-    float small = (float)fraction * 0x1p-24f;
-    return sign ? -small : small;
 }
 
 INLINE int weights_of(int kind) {
@@ -108,22 +75,8 @@ INLINE void six_bits(const uint8_t *packed, uint8_t numbers[16]) {
     memcpy(numbers, out, sizeof out);
 }
 
-/* ---- Plain C: a vector is an array that the compiler may or may not keep in registers. ---- */
+/* ---- Plain C ---- */
 
-typedef struct { float lane[16]; } PlainVector;
-
-INLINE PlainVector zero_plain(void) { return (PlainVector){{0}}; }
-INLINE PlainVector load_plain(const float *at) { PlainVector v; memcpy(&v, at, sizeof v); return v; }
-INLINE void store_plain(float *at, PlainVector v) { memcpy(at, &v, sizeof v); }
-INLINE PlainVector add_product_plain(PlainVector a, PlainVector b, PlainVector sum) {
-    for (int i = 0; i < 16; i++) sum.lane[i] += a.lane[i] * b.lane[i];
-    return sum;
-}
-INLINE float sum_plain(PlainVector v) {
-    for (int n = 8; n; n /= 2)
-        for (int i = 0; i < n; i++) v.lane[i] += v.lane[i + n];
-    return v.lane[0];
-}
 INLINE float half_plain(const uint8_t *at) { return half_of(word16(at)); }
 
 INLINE void prepare_plain(int kind, const uint8_t *block, float scales[16]) {
@@ -180,21 +133,8 @@ INLINE void unpack_plain(int kind, const uint8_t *block, int step, const float *
 #include "quantized.c"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 /* ---- AVX2 ---- */
 
-#define TARGET2 __attribute__((target("avx2,fma,f16c")))
-
-INLINE TARGET2 __m256 zero_avx2(void) { return _mm256_setzero_ps(); }
-INLINE TARGET2 __m256 load_avx2(const float *at) { return _mm256_loadu_ps(at); }
-INLINE TARGET2 void store_avx2(float *at, __m256 v) { _mm256_storeu_ps(at, v); }
-INLINE TARGET2 __m256 add_product_avx2(__m256 a, __m256 b, __m256 sum) { return _mm256_fmadd_ps(a, b, sum); }
-INLINE TARGET2 float sum_avx2(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
-}
 INLINE TARGET2 float half_avx2(const uint8_t *at) { return _cvtsh_ss(word16(at)); }
 
 INLINE TARGET2 void prepare_avx2(int kind, const uint8_t *block, float scales[16]) {
@@ -299,15 +239,6 @@ INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const 
 
 /* ---- AVX-512 ---- */
 
-#define TARGET5 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
-
-INLINE TARGET5 __m512 zero_avx512(void) { return _mm512_setzero_ps(); }
-INLINE TARGET5 __m512 load_avx512(const float *at) { return _mm512_loadu_ps(at); }
-INLINE TARGET5 void store_avx512(float *at, __m512 v) { _mm512_storeu_ps(at, v); }
-INLINE TARGET5 __m512 add_product_avx512(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
-INLINE TARGET5 float sum_avx512(__m512 v) {
-    return sum_avx2(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
-}
 INLINE TARGET5 void prepare_avx512(int kind, const uint8_t *block, float scales[16]) {
     prepare_avx2(kind, block, scales);
 }
@@ -404,57 +335,126 @@ static Kernels kernels_of(int path, int kind) {
     return kernels_plain(kind);
 }
 
+/* Matrices that are multiplied with the same rows [rows, columns], and what is done before and after. */
 typedef struct {
-    Kernels kernels;
-    Matrix w;
-    const float *x;
-    const int64_t *ids;
-    float *y;
+    int32_t path, count, gated, threads;
+    int64_t columns;
+    const float *norm; /* weights of an RMS norm of the rows before, or NULL */
+    float eps;
+    int32_t kind[MATRICES];
+    const uint8_t *data[MATRICES];
+    int64_t stride[MATRICES], outputs[MATRICES];
+    const float *bias[MATRICES]; /* each may be NULL */
+} Projection;
+
+typedef struct {
+    const Projection *projection;
+    Kernels kernels[MATRICES];
+    Matrix matrices[MATRICES];
+    const float *x, *added;
+    float *normed, *y[MATRICES];
     int64_t rows;
 } Job;
 
-/* This thread's part of `count` things that are handed out by whole lines of the cache. */
-static void share_of(int64_t count, int64_t *from, int64_t *to) {
-    int64_t lines = (count + LINE - 1) / LINE, thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    *from = lines * thread / threads * LINE;
-    *to = lines * (thread + 1) / threads * LINE;
-    if (*to > count) *to = count;
+static void norm_row(const float *x, int64_t columns, const float *weight, float eps, float *out) {
+    float squares[LINE] = {0}, sum = 0;
+    for (int64_t i = 0; i < columns; i++) squares[i % LINE] += x[i] * x[i];
+    for (int i = 0; i < LINE; i++) sum += squares[i];
+    float factor = 1 / sqrtf(sum / (float)columns + eps);
+    for (int64_t i = 0; i < columns; i++) out[i] = x[i] * factor * weight[i];
 }
 
-static void multiply_share(void *data) {
-    const Job *job = data;
-    int64_t from, to, groups = (job->rows + MOST_ROWS - 1) / MOST_ROWS;
-    share_of(job->w.outputs, &from, &to);
+static void multiply_share(const Kernels *kernels, const Matrix *w, const float *x, int64_t rows, float *y, int64_t from,
+                           int64_t to) {
+    int64_t groups = (rows + MOST_ROWS - 1) / MOST_ROWS;
     for (int64_t at = from; at < to; at += OUTPUTS)
         for (int64_t group = 0; group < groups; group++) {
-            int64_t first = job->rows * group / groups, next = job->rows * (group + 1) / groups;
+            int64_t first = rows * group / groups, next = rows * (group + 1) / groups;
             int count = (int)(to - at < OUTPUTS ? to - at : OUTPUTS);
-            job->kernels.product(&job->w, at, count, job->x + first * job->w.columns, (int)(next - first),
-                                 job->y + first * job->w.outputs);
+            kernels->product(w, at, count, x + first * w->columns, (int)(next - first), y + first * w->width);
         }
 }
 
-static void dequantize_share(void *data) {
-    const Job *job = data;
+/* y [rows, width] += what is added to each column, and to each number. */
+static void add_share(float *y, int64_t rows, int64_t width, const float *bias, const float *added, int64_t from,
+                      int64_t to) {
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t o = from; o < to; o++)
+            y[row * width + o] += (bias ? bias[o] : 0) + (added ? added[row * width + o] : 0);
+}
+
+/* gates [rows, width] become silu of them times the others. */
+static void gate_share(float *gates, const float *others, int64_t rows, int64_t width, int64_t from, int64_t to) {
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t at = row * width + from; at < row * width + to; at++)
+            gates[at] *= others[at] / (1 + expf(-gates[at]));
+}
+
+static void norm_share(const Job *job) {
+    const Projection *p = job->projection;
     int64_t from, to;
     share_of(job->rows, &from, &to);
-    for (int64_t at = from; at < to; at++) {
-        const uint8_t *row = job->w.data + (job->ids ? job->ids[at] : at) * job->w.stride;
-        job->kernels.dequantize(row, job->w.columns, job->y + at * job->w.columns);
+    for (int64_t row = from; row < to; row++)
+        norm_row(job->x + row * p->columns, p->columns, p->norm, p->eps, job->normed + row * p->columns);
+    GOMP_barrier();
+}
+
+static void project_share(void *data) {
+    const Job *job = data;
+    const Projection *p = job->projection;
+    if (p->norm) norm_share(job);
+    for (int m = 0; m < p->count; m++) {
+        const Matrix *w = &job->matrices[m];
+        int64_t from, to;
+        lines_of(w->outputs, &from, &to);
+        multiply_share(&job->kernels[m], w, p->norm ? job->normed : job->x, job->rows, job->y[m], from, to);
+        if (p->bias[m] || job->added) add_share(job->y[m], job->rows, w->width, p->bias[m], job->added, from, to);
+        /* A thread has the same share of both matrices. */
+        if (p->gated && m) gate_share(job->y[0], job->y[1], job->rows, w->width, from, to);
     }
 }
 
-/* y [rows, outputs] = x [rows, columns] times the transposed matrix. */
-void multiply(int path, int kind, const uint8_t *data, int64_t stride, int64_t outputs, int64_t columns, const float *x,
-              int64_t rows, float *y, int threads) {
-    Job job = {kernels_of(path, kind), {data, stride, outputs, columns}, x, NULL, y, rows};
-    GOMP_parallel(multiply_share, &job, (unsigned)threads, 0);
+/* y [rows, width]: the products of the rows x with all matrices one beside the other; or if `gated`, where there are two
+ * matrices of one size, silu of the first one's times the second one's. `added` [rows, width] is added, unless it is
+ * NULL, which it has to be for several matrices. */
+void project(const Projection *p, const float *x, int64_t rows, const float *added, float *y) {
+    Job job = {p, {{0}}, {{0}}, x, added, NULL, {0}, rows};
+    int64_t width = 0, at = 0;
+    float *second = NULL;
+    for (int m = 0; m < (p->gated ? 1 : p->count); m++) width += p->outputs[m];
+    if (p->norm) job.normed = malloc((size_t)(rows * p->columns) * sizeof(float));
+    if (p->gated) second = malloc((size_t)(rows * width) * sizeof(float));
+    for (int m = 0; m < p->count; m++) {
+        job.kernels[m] = kernels_of(p->path, p->kind[m]);
+        job.matrices[m] = (Matrix){p->data[m], p->stride[m], p->outputs[m], p->columns, width};
+        job.y[m] = p->gated && m ? second : y + at;
+        at += p->outputs[m];
+    }
+    GOMP_parallel(project_share, &job, (unsigned)p->threads, 0);
+    free(second);
+    free(job.normed);
+}
+
+typedef struct {
+    Dequantize dequantize;
+    const uint8_t *data;
+    int64_t stride, columns, count;
+    const int64_t *ids;
+    float *out;
+} Reading;
+
+static void dequantize_share(void *data) {
+    const Reading *r = data;
+    int64_t from, to;
+    lines_of(r->count, &from, &to);
+    for (int64_t at = from; at < to; at++)
+        r->dequantize(r->data + (r->ids ? r->ids[at] : at) * r->stride, r->columns, r->out + at * r->columns);
 }
 
 /* out [count, columns] = the rows `ids`, or the first ones where ids is NULL. */
 void dequantize(int path, int kind, const uint8_t *data, int64_t stride, int64_t columns, const int64_t *ids,
                 int64_t count, float *out, int threads) {
-    Job job = {kernels_of(path, kind), {data, stride, 0, columns}, NULL, ids, out, count};
+    Reading job = {kernels_of(path, kind).dequantize, data, stride, columns, count, ids, out};
     GOMP_parallel(dequantize_share, &job, (unsigned)threads, 0);
 }
 
@@ -508,7 +508,7 @@ INLINE TARGET void OF(tile)(int kind, const Matrix *matrix, int64_t first, int o
             if (kind == F16 || kind == BF16)
                 for (int64_t i = at; i < columns; i++)
                     sum += single(kind, matrix->data + (first + o) * stride, i) * x[r * columns + i];
-            y[r * matrix->outputs + first + o] = sum;
+            y[r * matrix->width + first + o] = sum;
         }
 }
 

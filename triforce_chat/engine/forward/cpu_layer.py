@@ -1,0 +1,99 @@
+"""Decoder layers with quantized weights on a CPU: a few calls of compiled code where transformers' own make many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from triforce_chat.engine.cache.storage import KVCache
+from triforce_chat.engine.cpu_kernels.attention import DIMS, attend, rotate
+from triforce_chat.engine.cpu_kernels.few_rows import Norm
+from triforce_chat.engine.cpu_kernels.projection import Projection
+from triforce_chat.engine.cpu_kernels.quantized_matrix import QuantizedMatrix
+from triforce_chat.engine.forward.attention import read_attention
+from triforce_chat.engine.forward.quantized import QuantizedLinear
+
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+FEW = 96  # tokens; more are attended to by torch's products of matrices
+
+
+class CpuLayer(nn.Module):
+    """A decoder layer of a Llama, Mistral, Qwen2 or Qwen3, with the same submodules as transformers' own."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.self_attn, self.mlp = attention, mlp
+        self.input_layernorm, self.post_attention_layernorm = (
+            layer.input_layernorm,
+            layer.post_attention_layernorm,
+        )
+        self.number: int = attention.layer_idx
+        self.dim: int = attention.head_dim
+        self.scale: float = attention.scaling
+        self.heads = attention.q_proj.shape[0] // self.dim, attention.k_proj.shape[0] // self.dim
+        self.head_norms = (
+            norm_of(getattr(attention, "q_norm", None)),
+            norm_of(getattr(attention, "k_norm", None)),
+        )
+        self.qkv = projection(attention.q_proj, attention.k_proj, attention.v_proj, norm=self.input_layernorm)
+        self.out = projection(attention.o_proj)
+        self.gate_up = projection(mlp.gate_proj, mlp.up_proj, norm=self.post_attention_layernorm, gated=True)
+        self.down = projection(mlp.down_proj)
+
+    def forward(
+        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], kv: KVCache, **_: Any
+    ) -> Tensor:
+        """The residual stream [1, n, C] after the layer; cos and sin: [1, n, D]."""
+        x = hidden_states[0]
+        x = self.out(self._mixed(self.qkv(x), *position_embeddings, kv), x)
+        return self.down(self.gate_up(x), x)[None]
+
+    def _mixed(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KVCache) -> Tensor:
+        """Attention of n tokens by their queries, keys and values [n, (Hq + 2 * Hkv) * D]: [n, Hq * D]."""
+        rotate(qkv, self.heads, self.dim, self.head_norms, cos[0], sin[0])
+        q, k = self.heads
+        query, key, value = qkv.view(1, len(qkv), -1, self.dim).transpose(1, 2).split((q, k, k), 1)
+        view = kv.update(self.number, query, key, value)
+        if len(qkv) <= FEW:
+            return attend(query, *view, self.scale)
+        return read_attention(query, view, self.scale).transpose(1, 2).reshape(len(qkv), -1)
+
+
+def projection(*linears: Any, norm: Any = None, gated: bool = False) -> Projection:
+    return Projection(
+        [each.matrix for each in linears], [each.bias for each in linears], norm_of(norm), gated
+    )
+
+
+def norm_of(norm: Any) -> Norm | None:
+    """The parameters of a norm module of transformers."""
+    return norm and Norm(norm.weight, norm.variance_epsilon)
+
+
+def fuse_layers(model: Any) -> None:
+    """Replace the decoder layers that a ``CpuLayer`` computes."""
+    layers = model.base_model.layers
+    for number, layer in enumerate(layers):
+        if fusible(layer, model.config):
+            layers[number] = CpuLayer(layer)
+
+
+def fusible(layer: Any, config: Any) -> bool:
+    """Whether the layer is of a known family and all of its matrices are quantized, without an adapter."""
+    if type(layer).__name__.removesuffix("DecoderLayer") not in FAMILIES or config.hidden_act != "silu":
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    return attention.head_dim in DIMS and all(
+        map(plain, (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    )
+
+
+def plain(linear: nn.Module) -> bool:
+    return (
+        isinstance(linear, QuantizedLinear)
+        and isinstance(linear.matrix, QuantizedMatrix)
+        and linear.down is None
+    )
