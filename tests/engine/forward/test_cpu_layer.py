@@ -74,12 +74,14 @@ def test_weights_keep_their_names(file: Path) -> None:
     assert list(dict(model.named_parameters())) == before
 
 
-def test_an_adapter_is_left_to_transformers_layers(tmp_path: Path) -> None:
+def test_an_adapter_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = write_quantized_gguf(tmp_path / "tiny.gguf", context=256)
-    adapter = save_adapter(tmp_path / "adapter", base, hidden=256)
-    model = load_model(str(adapter), attention="sdpa", keep_format=True).model
-    layers = Runner(model).model.base_model.layers
-    assert not any(isinstance(layer, CpuLayer) for layer in layers)
+    adapter = save_adapter(tmp_path / "adapter", base, hidden=256, lora_alpha=0.2)
+    fused, bare = fed(loaded(adapter), 8, 122), fed(loaded(base), 8, 122)
+    monkeypatch.setattr(runner, "fuse_layers", lambda _: None)
+    expected = fed(loaded(adapter), 8, 122)
+    assert (fused - expected).abs().max() < 2e-4 * expected.abs().max()
+    assert not torch.allclose(fused, bare, rtol=0.1)
 
 
 def test_dense_weights_are_left_to_transformers_layers(tmp_path: Path) -> None:

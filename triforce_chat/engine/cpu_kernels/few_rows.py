@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,40 +56,55 @@ class _Layout(ctypes.Structure):
         ("stride", ctypes.c_int64 * MOST),
         ("outputs", ctypes.c_int64 * MOST),
         ("bias", ctypes.c_void_p * MOST),
+        ("rank", ctypes.c_int64 * MOST),
+        ("down", ctypes.c_void_p * MOST),
+        ("up", ctypes.c_void_p * MOST),
     )
 
 
-class FewRows:
-    """What is multiplied: up to three matrices, each with a bias or without.
+M = TypeVar("M", bound=Blocks)
 
-    With ``norm`` the rows are normed before. ``gated``: the result is silu of the first matrix's product times the
+
+class Linear(NamedTuple, Generic[M]):
+    """A matrix with what is added to its product: a bias, and the product of two narrow matrices."""
+
+    matrix: M
+    bias: Tensor | None = None  # fp32 [O]
+    down: Tensor | None = None  # fp32 [rank, I]
+    up: Tensor | None = None  # fp32 [O, rank]
+
+
+class FewRows:
+    """What is multiplied: up to three linear layers with one input.
+
+    With ``norm`` the rows are normed before. ``gated``: the result is silu of the first layer's product times the
     second one's.
     """
 
-    def __init__(
-        self,
-        matrices: Sequence[Blocks],
-        biases: Sequence[Tensor | None] | None = None,
-        norm: Norm | None = None,
-        gated: bool = False,
-    ) -> None:
-        biases = biases or [None] * len(matrices)
-        self._kept = matrices, biases, norm  # their memory is read by address
-        self.columns = matrices[0].columns
-        self.width = sum(len(each.data) for each in (matrices[:1] if gated else matrices))
+    def __init__(self, linears: Sequence[Linear[Any]], norm: Norm | None = None, gated: bool = False) -> None:
+        self.columns = linears[0].matrix.columns
+        self.width = sum(len(each.matrix.data) for each in (linears[:1] if gated else linears))
         self._library = compiled.loaded()
         self._layout = _Layout(
-            path=compiled.instructions(), count=len(matrices), gated=gated, columns=self.columns
+            path=compiled.instructions(), count=len(linears), gated=gated, columns=self.columns
         )
+        self._kept: list[Any] = [linears, norm]  # their memory is read by address
         if norm is not None:
             self._layout.norm, self._layout.eps = norm.weight.data_ptr(), norm.eps
-        for n, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
-            self._layout.kind[n] = matrix.kind
-            self._layout.data[n] = matrix.data.data_ptr()
-            self._layout.stride[n] = matrix.data.stride(0)
-            self._layout.outputs[n] = len(matrix.data)
-            self._layout.bias[n] = None if bias is None else bias.data_ptr()
+        for n, linear in enumerate(linears):
+            self._set(n, linear)
         self._address = ctypes.addressof(self._layout)
+
+    def _set(self, n: int, linear: Linear[Any]) -> None:
+        layout, matrix = self._layout, linear.matrix
+        layout.kind[n] = matrix.kind
+        layout.data[n], layout.stride[n] = matrix.data.data_ptr(), matrix.data.stride(0)
+        layout.outputs[n] = len(matrix.data)
+        layout.bias[n] = None if linear.bias is None else linear.bias.data_ptr()
+        if linear.down is not None and linear.up is not None:
+            down, up = linear.down.contiguous(), linear.up.t().contiguous()
+            layout.rank[n], layout.down[n], layout.up[n] = len(down), down.data_ptr(), up.data_ptr()
+            self._kept += [down, up]
 
     def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """fp32 x [n, I], contiguous -> [n, all O], plus ``added``, fp32 and contiguous like the result.

@@ -14,7 +14,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
 #define STEP 32       /* weights that are dequantized at a time */
 #define MOST_ROWS 8   /* rows of activations that share a dequantized step */
@@ -30,6 +30,9 @@ typedef struct {
 /* `count` rows of weights from `first` on, times `rows` rows of activations. */
 typedef void (*Product)(const Matrix *w, int64_t first, int count, const float *x, int rows, float *y);
 typedef void (*Dequantize)(const uint8_t *row, int64_t columns, float *out);
+
+/* y [count] += factor * x. */
+typedef void (*AddScaled)(float *y, float factor, const float *x, int64_t count);
 
 typedef struct {
     Product product;
@@ -48,6 +51,7 @@ INLINE int weights_of(int kind) {
 
 INLINE int bytes_of(int kind) {
     switch (kind) {
+    case F32: return 4 * STEP;
     case F16: case BF16: return 2 * STEP;
     case Q4_0: return 18;
     case Q4_1: return 20;
@@ -62,6 +66,7 @@ INLINE int bytes_of(int kind) {
 
 /* A weight of a type without blocks; their rows may end within a step. */
 INLINE float single(int kind, const uint8_t *row, int64_t at) {
+    if (kind == F32) return number(word32(row + 4 * at));
     return kind == F16 ? half_of(word16(row + 2 * at)) : number((uint32_t)word16(row + 2 * at) << 16);
 }
 
@@ -204,6 +209,10 @@ INLINE TARGET2 __m256i codes_avx2(int kind, const uint8_t *block, int step) {
 }
 
 INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const float *scales, __m256 w[4]) {
+    if (kind == F32) {
+        UNROLL_FULLY for (int i = 0; i < 4; i++) w[i] = load_avx2((const float *)block + 8 * i);
+        return;
+    }
     if (kind == F16 || kind == BF16) {
         UNROLL_FULLY for (int i = 0; i < 4; i++) {
             __m128i half = _mm_loadu_si128((const __m128i *)(block + 16 * i));
@@ -285,7 +294,9 @@ INLINE TARGET5 void look_up_avx512(int kind, const uint8_t *block, int step, con
 }
 
 INLINE TARGET5 void unpack_avx512(int kind, const uint8_t *block, int step, const float *scales, __m512 w[2]) {
-    if (kind == F16 || kind == BF16) {
+    if (kind == F32) {
+        UNROLL_FULLY for (int i = 0; i < 2; i++) w[i] = load_avx512((const float *)block + 16 * i);
+    } else if (kind == F16 || kind == BF16) {
         UNROLL_FULLY for (int i = 0; i < 2; i++) {
             __m256i half = bytes_avx2(block + 32 * i);
             if (kind == F16) w[i] = _mm512_cvtph_ps(half);
@@ -345,7 +356,19 @@ typedef struct {
     const uint8_t *data[MATRICES];
     int64_t stride[MATRICES], outputs[MATRICES];
     const float *bias[MATRICES]; /* each may be NULL */
+    /* A product of narrow matrices that is added to the matrix: `up` [rank, outputs] transposed times `down`. */
+    int64_t rank[MATRICES];
+    const float *down[MATRICES], *up[MATRICES];
 } Projection;
+
+static AddScaled add_scaled_of(int path) {
+#if defined(__x86_64__)
+    if (path == AVX512) return add_scaled_avx512;
+    if (path == AVX2) return add_scaled_avx2;
+#endif
+    (void)path;
+    return add_scaled_plain;
+}
 
 typedef struct {
     const Projection *projection;
@@ -353,6 +376,7 @@ typedef struct {
     Matrix matrices[MATRICES];
     const float *x, *added;
     float *normed, *y[MATRICES];
+    float *narrow[MATRICES]; /* [rows, rank]: the products with `down` */
     int64_t rows;
 } Job;
 
@@ -375,12 +399,18 @@ static void multiply_share(const Kernels *kernels, const Matrix *w, const float 
         }
 }
 
-/* y [rows, width] += what is added to each column, and to each number. */
-static void add_share(float *y, int64_t rows, int64_t width, const float *bias, const float *added, int64_t from,
-                      int64_t to) {
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t o = from; o < to; o++)
-            y[row * width + o] += (bias ? bias[o] : 0) + (added ? added[row * width + o] : 0);
+/* The products of one thread's outputs get what is added to them. */
+static void add_share(const Job *job, int m, int64_t from, int64_t to) {
+    const Projection *p = job->projection;
+    const AddScaled add_scaled = add_scaled_of(p->path);
+    int64_t width = job->matrices[m].width, rank = p->rank[m];
+    for (int64_t row = 0; row < job->rows; row++) {
+        float *y = job->y[m] + row * width + from;
+        if (p->bias[m]) add_scaled(y, 1, p->bias[m] + from, to - from);
+        for (int64_t r = 0; r < rank; r++)
+            add_scaled(y, job->narrow[m][row * rank + r], p->up[m] + r * p->outputs[m] + from, to - from);
+        if (job->added) add_scaled(y, 1, job->added + row * width + from, to - from);
+    }
 }
 
 /* gates [rows, width] become silu of them times the others. */
@@ -399,16 +429,30 @@ static void norm_share(const Job *job) {
     GOMP_barrier();
 }
 
+static void narrow_share(const Job *job, const float *x) {
+    const Projection *p = job->projection;
+    const Kernels kernels = kernels_of(p->path, F32);
+    for (int m = 0; m < p->count; m++) {
+        const Matrix down = {(const uint8_t *)p->down[m], p->columns * 4, p->rank[m], p->columns, p->rank[m]};
+        int64_t from, to;
+        share_of(p->rank[m], &from, &to);
+        multiply_share(&kernels, &down, x, job->rows, job->narrow[m], from, to);
+    }
+    GOMP_barrier();
+}
+
 static void project_share(void *data) {
     const Job *job = data;
     const Projection *p = job->projection;
+    const float *x = p->norm ? job->normed : job->x;
     if (p->norm) norm_share(job);
+    if (job->narrow[0]) narrow_share(job, x);
     for (int m = 0; m < p->count; m++) {
         const Matrix *w = &job->matrices[m];
         int64_t from, to;
         lines_of(w->outputs, &from, &to);
-        multiply_share(&job->kernels[m], w, p->norm ? job->normed : job->x, job->rows, job->y[m], from, to);
-        if (p->bias[m] || job->added) add_share(job->y[m], job->rows, w->width, p->bias[m], job->added, from, to);
+        multiply_share(&job->kernels[m], w, x, job->rows, job->y[m], from, to);
+        add_share(job, m, from, to);
         /* A thread has the same share of both matrices. */
         if (p->gated && m) gate_share(job->y[0], job->y[1], job->rows, w->width, from, to);
     }
@@ -418,21 +462,21 @@ static void project_share(void *data) {
  * matrices of one size, silu of the first one's times the second one's. `added` [rows, width] is added, unless it is
  * NULL, which it has to be for several matrices. */
 void project(const Projection *p, const float *x, int64_t rows, const float *added, float *y) {
-    Job job = {p, {{0}}, {{0}}, x, added, NULL, {0}, rows};
-    int64_t width = 0, at = 0;
-    float *second = NULL;
-    for (int m = 0; m < (p->gated ? 1 : p->count); m++) width += p->outputs[m];
-    if (p->norm) job.normed = malloc((size_t)(rows * p->columns) * sizeof(float));
-    if (p->gated) second = malloc((size_t)(rows * width) * sizeof(float));
+    Job job = {p, {{0}}, {{0}}, x, added, NULL, {0}, {0}, rows};
+    int64_t width = 0, ranks = 0, normed = p->norm ? rows * p->columns : 0;
+    for (int m = 0; m < p->count; m++) width += p->gated && m ? 0 : p->outputs[m], ranks += p->rank[m];
+    int64_t second = p->gated ? rows * width : 0;
+    float *room = malloc((size_t)(normed + second + rows * ranks) * sizeof *room), *narrow = room + normed + second;
+    job.normed = room;
     for (int m = 0; m < p->count; m++) {
         job.kernels[m] = kernels_of(p->path, p->kind[m]);
         job.matrices[m] = (Matrix){p->data[m], p->stride[m], p->outputs[m], p->columns, width};
-        job.y[m] = p->gated && m ? second : y + at;
-        at += p->outputs[m];
+        job.y[m] = !m ? y : p->gated ? room + normed : job.y[m - 1] + p->outputs[m - 1];
+        if (ranks) job.narrow[m] = narrow;
+        narrow += rows * p->rank[m];
     }
     GOMP_parallel(project_share, &job, (unsigned)p->threads, 0);
-    free(second);
-    free(job.normed);
+    free(room);
 }
 
 typedef struct {
@@ -505,7 +549,7 @@ INLINE TARGET void OF(tile)(int kind, const Matrix *matrix, int64_t first, int o
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < outputs; o++) {
             float sum = OF(sum)(found[o][r]);
-            if (kind == F16 || kind == BF16)
+            if (kind == F32 || kind == F16 || kind == BF16)
                 for (int64_t i = at; i < columns; i++)
                     sum += single(kind, matrix->data + (first + o) * stride, i) * x[r * columns + i];
             y[r * matrix->width + first + o] = sum;
@@ -537,6 +581,14 @@ INLINE TARGET void OF(row)(int kind, const uint8_t *row, int64_t columns, float 
     for (int64_t i = blocks * weights_of(kind); i < columns; i++) out[i] = single(kind, row, i);
 }
 
+static TARGET void OF(add_scaled)(float *y, float factor, const float *x, int64_t count) {
+    const VECTOR factors = OF(broadcast)(factor);
+    int64_t at = 0;
+    for (; at + LANES <= count; at += LANES)
+        OF(store)(y + at, OF(add_product)(factors, OF(load)(x + at), OF(load)(y + at)));
+    for (; at < count; at++) y[at] = fmaf(factor, x[at], y[at]);
+}
+
 #define TILES(padded) OF(tiles)(kind, w, first, count, x, rows, padded, y);
 #define UP_TO(padded) if (rows <= padded) TILES(padded) else
 #define KIND(kind_)                                                                                                    \
@@ -548,7 +600,7 @@ INLINE TARGET void OF(row)(int kind, const uint8_t *row, int64_t columns, float 
     static TARGET void OF(dequantize_##kind_)(const uint8_t *row, int64_t columns, float *out) {                       \
         OF(row)(kind_, row, columns, out);                                                                             \
     }
-KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
+KIND(F32) KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
 #undef KIND
 #undef UP_TO
 #undef TILES
@@ -556,7 +608,7 @@ KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND
 static Kernels OF(kernels)(int kind) {
     switch (kind) {
 #define KIND(kind) case kind: return (Kernels){OF(product_##kind), OF(dequantize_##kind)};
-    KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K)
+    KIND(F32) KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K)
     default: return (Kernels){OF(product_Q6_K), OF(dequantize_Q6_K)};
 #undef KIND
     }

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from triforce_chat.engine.cpu_kernels import compiled
-from triforce_chat.engine.cpu_kernels.few_rows import FewRows
+from triforce_chat.engine.cpu_kernels.few_rows import FewRows, Linear
 
 SUPPORTED: frozenset[Kind] = frozenset(
     {
@@ -86,7 +86,7 @@ class QuantizedMatrix:
         of the product is the same bit by bit whatever other rows x has.
         """
         flat = x.detach().reshape(-1, self.columns).float().contiguous()  # [n, I]
-        y = FewRows([self])(flat) if len(flat) < MANY_ROWS else self._many_rows(flat)
+        y = FewRows([Linear(self)])(flat) if len(flat) < MANY_ROWS else self._many_rows(flat)
         return y.view(*x.shape[:-1], len(self.data)).to(x.dtype)
 
     def _many_rows(self, x: Tensor) -> Tensor:

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cpu_kernels.attention import DIMS, attend, rotate
-from triforce_chat.engine.cpu_kernels.few_rows import Norm
+from triforce_chat.engine.cpu_kernels.few_rows import Linear, Norm
 from triforce_chat.engine.cpu_kernels.projection import Projection
 from triforce_chat.engine.cpu_kernels.quantized_matrix import QuantizedMatrix
 from triforce_chat.engine.forward.attention import read_attention
-from triforce_chat.engine.forward.quantized import QuantizedLinear
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 FEW = 96  # tokens; more are attended to by torch's products of matrices
@@ -61,10 +60,10 @@ class CpuLayer(nn.Module):
         return read_attention(query, view, self.scale).transpose(1, 2).reshape(len(qkv), -1)
 
 
-def projection(*linears: Any, norm: Any = None, gated: bool = False) -> Projection:
-    return Projection(
-        [each.matrix for each in linears], [each.bias for each in linears], norm_of(norm), gated
-    )
+def projection(*layers: Any, norm: Any = None, gated: bool = False) -> Projection:
+    """One in place of several layers of quantized weights with the same input."""
+    parts = [Linear(each.matrix, each.bias, each.down, each.up) for each in layers]
+    return Projection(parts, norm_of(norm), gated)
 
 
 def norm_of(norm: Any) -> Norm | None:
@@ -81,19 +80,12 @@ def fuse_layers(model: Any) -> None:
 
 
 def fusible(layer: Any, config: Any) -> bool:
-    """Whether the layer is of a known family and all of its matrices are quantized, without an adapter."""
+    """Whether the layer is of a known family and all of its matrices are quantized."""
     if type(layer).__name__.removesuffix("DecoderLayer") not in FAMILIES or config.hidden_act != "silu":
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    linears = (*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     return attention.head_dim in DIMS and all(
-        map(plain, (*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    )
-
-
-def plain(linear: nn.Module) -> bool:
-    return (
-        isinstance(linear, QuantizedLinear)
-        and isinstance(linear.matrix, QuantizedMatrix)
-        and linear.down is None
+        isinstance(getattr(each, "matrix", None), QuantizedMatrix) for each in linears
     )
