@@ -29,7 +29,7 @@ SUPPORTED: frozenset[Kind] = frozenset(
 )
 # From so many rows on, torch's own product with a dequantized tile is faster than the kernel.
 MANY_ROWS = 96
-TILE_BYTES = 16 << 20  # of dequantized weights, a size at which torch's product loses little to the division
+TILE_BYTES = 4 << 20  # of dequantized weights, a size at which torch's product loses little to the division
 
 
 @dataclass(frozen=True, slots=True, eq=False)
