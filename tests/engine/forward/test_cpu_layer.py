@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.forward import cpu_layer, runner
-from triforce_chat.engine.forward.cpu_layer import CpuLayer
+from triforce_chat.engine.forward.cpu_layer import FEW, CpuLayer
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.models.load import load_model
 
@@ -54,15 +54,15 @@ def test_logits_are_those_of_transformers_layers(file: Path, monkeypatch: pytest
 def test_few_tokens_have_the_same_logits_in_any_company(file: Path) -> None:
     model = loaded(file)
     one_by_one = fed(model, *([1] * 30))
-    assert torch.equal(fed(model, 30), one_by_one)
-    assert torch.equal(fed(model, 8, 3, 19), one_by_one)
+    assert torch.equal(fed(model, FEW, 14), one_by_one)
+    assert torch.equal(fed(model, 8, 3, FEW, 3), one_by_one)
 
 
 def test_many_tokens_are_attended_to_by_torch(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = loaded(file)
-    expected = fed(model, cpu_layer.FEW)
-    monkeypatch.setattr(cpu_layer, "FEW", 3)
-    found = fed(model, 96)
+    expected = fed(model, FEW)
+    monkeypatch.setattr(cpu_layer, "FEW", FEW - 1)
+    found = fed(model, FEW)
     assert not torch.equal(found, expected)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 

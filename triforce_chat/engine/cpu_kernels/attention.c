@@ -1,4 +1,4 @@
-/* Attention of few tokens over fp32 or fp16 keys and values, softmax included, and rotary position embeddings.
+/* Attention of few tokens over fp32 keys and values, softmax included, and rotary position embeddings.
  *
  * The query heads that share a head of keys are rows of one matrix, so keys and values are read once. Keys are taken in
  * spans of a fixed length, whose results are joined in order: a row's result depends neither on the number of threads
@@ -25,9 +25,8 @@ typedef struct {
     int64_t head_stride, token_stride;  /* of queries */
     int64_t tokens, dim;
     float scale;
-    const uint8_t *keys, *values;       /* of the span's first token */
-    int64_t stride;                     /* bytes from token to token */
-    int halves;                         /* whether they are in fp16, and not in fp32 */
+    const float *keys, *values;         /* of the span's first token */
+    int64_t stride;                     /* from token to token */
     int64_t count;                      /* tokens in the span */
     int64_t seen;                       /* of which the first of the new tokens sees, the next one more, and so on */
 } Span;
@@ -71,7 +70,7 @@ typedef struct {
     Span span; /* of the first head's first key */
     int path;
     int64_t heads, group, length;
-    int64_t query_stride, kv_stride; /* from head of keys to head of keys: numbers, and bytes */
+    int64_t query_stride, kv_stride; /* from head of keys to head of keys */
     float *partial;
     float *out;
 } Attention;
@@ -125,14 +124,14 @@ static void attend_share(void *data) {
 
 /* Causal attention of the last `tokens` of `length` tokens: out [tokens, heads * group, dim].
  *
- * Queries have the given strides in numbers, keys and values the same ones in bytes. `dim` is a multiple of 16, up to
+ * Keys and values have the same strides. `dim` is a multiple of 16, up to
  * 256. */
-void attend(int path, const float *queries, int64_t query_head, int64_t query_token, const uint8_t *keys,
-            const uint8_t *values, int64_t kv_head, int64_t kv_token, int halves, int64_t heads, int64_t group,
-            int64_t tokens, int64_t length, int64_t dim, float scale, float *out, int threads) {
+void attend(int path, const float *queries, int64_t query_head, int64_t query_token, const float *keys,
+            const float *values, int64_t kv_head, int64_t kv_token, int64_t heads, int64_t group, int64_t tokens,
+            int64_t length, int64_t dim, float scale, float *out, int threads) {
     int64_t spans = (length + SPAN - 1) / SPAN, rows = group * tokens;
     float *partial = malloc((size_t)(heads * spans * rows * (dim + 2)) * sizeof *partial);
-    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, kv_token, halves, 0, 0};
+    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, kv_token, 0, 0};
     Attention job = {span, path, heads, group, length, group * query_head, kv_head, partial, out};
     GOMP_parallel(attend_share, &job, (unsigned)threads, 0);
     free(partial);
@@ -204,24 +203,15 @@ INLINE TARGET VECTOR OF(exponential)(VECTOR x) {
     return OF(multiply)(sum, OF(low_bits_to_power)(biased));
 }
 
-/* KEYS keys from `first` on, the last of the span again and again behind it; those in fp16 as they are in `room`. */
-INLINE TARGET void OF(keys)(const Span *s, int64_t first, float *room, const float *keys[KEYS]) {
-    UNROLL for (int k = 0; k < KEYS; k++) {
-        const uint8_t *at = s->keys + (first + k < s->count ? first + k : s->count - 1) * s->stride;
-        keys[k] = s->halves ? room + k * s->dim : (const float *)at;
-        if (s->halves)
-            for (int64_t d = 0; d < s->dim; d += LANES) OF(store)(room + k * s->dim + d, OF(load_halves)(at + 2 * d));
-    }
-}
-
 /* scores [count, LANES] of the queries [dim, LANES]; up to KEYS - 1 more keys than there are get scores too. */
 INLINE TARGET void OF(score)(const Span *s, const float *queries, float *scores) {
-    float room[KEYS * MOST_DIM];
     for (int64_t first = 0; first < s->count; first += KEYS) {
         const float *keys[KEYS];
         VECTOR sums[KEYS];
-        OF(keys)(s, first, room, keys);
-        UNROLL for (int k = 0; k < KEYS; k++) sums[k] = OF(zero)();
+        UNROLL for (int k = 0; k < KEYS; k++) {
+            keys[k] = s->keys + (first + k < s->count ? first + k : s->count - 1) * s->stride;
+            sums[k] = OF(zero)();
+        }
         for (int64_t d = 0; d < s->dim; d++) {
             VECTOR query = OF(load)(queries + d * LANES);
             UNROLL for (int k = 0; k < KEYS; k++)
@@ -255,15 +245,13 @@ INLINE TARGET void OF(weigh)(const Span *s, int64_t row, float *scores, float pe
 /* Add weights times values to `pieces` vectors of some rows of mixed [ROWS, dim]; the weights lie LANES apart. */
 INLINE TARGET void OF(mix)(const Span *s, const float *weights, int64_t first, int64_t last, int64_t column, int pieces,
                            float *const mixed[ROWS]) {
-    const int size = s->halves ? 2 : 4;
     VECTOR sums[ROWS][PIECES];
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int p = 0; p < pieces; p++) sums[r][p] = OF(load)(mixed[r] + column + p * LANES);
     for (int64_t key = first; key < last; key++) {
-        const uint8_t *at = s->values + key * s->stride + column * size;
+        const float *at = s->values + key * s->stride + column;
         VECTOR value[PIECES];
-        UNROLL for (int p = 0; p < pieces; p++)
-            value[p] = s->halves ? OF(load_halves)(at + p * LANES * 2) : OF(load)((const float *)at + p * LANES);
+        UNROLL for (int p = 0; p < pieces; p++) value[p] = OF(load)(at + p * LANES);
         UNROLL for (int r = 0; r < ROWS; r++) {
             VECTOR weight = OF(broadcast)(weights[key * LANES + r]);
             UNROLL for (int p = 0; p < pieces; p++) sums[r][p] = OF(add_product)(weight, value[p], sums[r][p]);

@@ -14,12 +14,11 @@ DIMS = range(16, 257, 16)  # of heads
 def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: float) -> Tensor:
     """Causal attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
 
-    keys and values: [1, Hkv, S, D] with the same strides, fp32 or fp16. A row of the result is the same bit by bit
+    keys and values: [1, Hkv, S, D] with the same strides. All are in fp32. A row of the result is the same bit by bit
     whatever other queries are there.
     """
     _, heads, n, dim = query.shape
     out = torch.empty(n, heads * dim)
-    size = keys.element_size()
     compiled.loaded().attend(
         compiled.instructions(),
         query.data_ptr(),
@@ -27,9 +26,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: floa
         query.stride(2),
         keys.data_ptr(),
         values.data_ptr(),
-        keys.stride(1) * size,
-        keys.stride(2) * size,
-        keys.dtype == torch.float16,
+        keys.stride(1),
+        keys.stride(2),
         keys.shape[1],
         heads // keys.shape[1],
         n,

@@ -17,7 +17,6 @@
 enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
 #define STEP 32       /* weights that are dequantized at a time */
-#define MOST_ROWS 8   /* rows of activations that share a dequantized step */
 #define OUTPUTS 64    /* that a group of rows is multiplied with while it is in the nearest cache */
 #define MATRICES 3    /* at most, that share an input */
 
@@ -37,6 +36,7 @@ typedef void (*AddScaled)(float *y, float factor, const float *x, int64_t count)
 typedef struct {
     Product product;
     Dequantize dequantize;
+    int most_rows; /* that a product takes */
 } Kernels;
 
 INLINE uint32_t word32(const uint8_t *at) {
@@ -132,6 +132,7 @@ INLINE void unpack_plain(int kind, const uint8_t *block, int step, const float *
 #define TARGET
 #define VECTOR PlainVector
 #define LANES 16
+#define MOST_ROWS 8
 #define OUTPUTS_AT_ONCE(rows) 1
 #define UNROLL
 #define EACH_COUNT TILES(rows)
@@ -241,6 +242,7 @@ INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const 
 #define TARGET TARGET2
 #define VECTOR __m256
 #define LANES 8
+#define MOST_ROWS 8
 #define OUTPUTS_AT_ONCE(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 #define UNROLL UNROLL_FULLY
 #define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(4) TILES(MOST_ROWS)
@@ -316,9 +318,10 @@ INLINE TARGET5 void unpack_avx512(int kind, const uint8_t *block, int step, cons
 #define TARGET TARGET5
 #define VECTOR __m512
 #define LANES 16
-#define OUTPUTS_AT_ONCE(rows) ((rows) <= 4 ? 4 : 2)
+#define MOST_ROWS 4 /* twice as many would drive each other out of the nearest cache */
+#define OUTPUTS_AT_ONCE(rows) 4
 #define UNROLL UNROLL_FULLY
-#define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(3) UP_TO(4) UP_TO(6) TILES(MOST_ROWS)
+#define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(3) TILES(MOST_ROWS)
 #include "quantized.c"
 
 #endif
@@ -390,7 +393,7 @@ static void norm_row(const float *x, int64_t columns, const float *weight, float
 
 static void multiply_share(const Kernels *kernels, const Matrix *w, const float *x, int64_t rows, float *y, int64_t from,
                            int64_t to) {
-    int64_t groups = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    int64_t groups = (rows + kernels->most_rows - 1) / kernels->most_rows;
     for (int64_t at = from; at < to; at += OUTPUTS)
         for (int64_t group = 0; group < groups; group++) {
             int64_t first = rows * group / groups, next = rows * (group + 1) / groups;
@@ -607,9 +610,9 @@ KIND(F32) KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(
 
 static Kernels OF(kernels)(int kind) {
     switch (kind) {
-#define KIND(kind) case kind: return (Kernels){OF(product_##kind), OF(dequantize_##kind)};
+#define KIND(kind) case kind: return (Kernels){OF(product_##kind), OF(dequantize_##kind), MOST_ROWS};
     KIND(F32) KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K)
-    default: return (Kernels){OF(product_Q6_K), OF(dequantize_Q6_K)};
+    default: return (Kernels){OF(product_Q6_K), OF(dequantize_Q6_K), MOST_ROWS};
 #undef KIND
     }
 }
@@ -619,6 +622,7 @@ static Kernels OF(kernels)(int kind) {
 #undef TARGET
 #undef VECTOR
 #undef LANES
+#undef MOST_ROWS
 #undef OUTPUTS_AT_ONCE
 #undef UNROLL
 #undef EACH_COUNT

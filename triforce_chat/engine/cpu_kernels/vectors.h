@@ -93,11 +93,6 @@ INLINE PlainVector low_bits_to_power_plain(PlainVector v) {
     EACH_LANE v.lane[i] = number(bits_of(v.lane[i]) << 23);
     return v;
 }
-INLINE PlainVector load_halves_plain(const uint8_t *at) {
-    PlainVector v;
-    EACH_LANE v.lane[i] = half_of(word16(at + 2 * i));
-    return v;
-}
 #undef EACH_LANE
 
 #if defined(__x86_64__)
@@ -123,9 +118,6 @@ INLINE TARGET2 float sum_avx2(__m256 v) {
 INLINE TARGET2 __m256 low_bits_to_power_avx2(__m256 v) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(v), 23));
 }
-INLINE TARGET2 __m256 load_halves_avx2(const uint8_t *at) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
-}
 
 /* ---- AVX-512 ---- */
 
@@ -144,9 +136,6 @@ INLINE TARGET5 float sum_avx512(__m512 v) {
 }
 INLINE TARGET5 __m512 low_bits_to_power_avx512(__m512 v) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(v), 23));
-}
-INLINE TARGET5 __m512 load_halves_avx512(const uint8_t *at) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
 }
 #endif
 #endif

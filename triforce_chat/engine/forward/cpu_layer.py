@@ -14,7 +14,9 @@ from triforce_chat.engine.cpu_kernels.quantized_matrix import QuantizedMatrix
 from triforce_chat.engine.forward.attention import read_attention
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-FEW = 96  # tokens; more are attended to by torch's products of matrices
+# Tokens up to which the library attends, whose intermediate results grow with tokens and context: at most as large
+# as the scores of torch's products, which are used for more.
+FEW = 16
 
 
 class CpuLayer(nn.Module):
