@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cpu_kernels.attention import DIMS, attend, rotate
 from triforce_chat.engine.cpu_kernels.few_rows import Linear, Norm
 from triforce_chat.engine.cpu_kernels.projection import Projection
 from triforce_chat.engine.cpu_kernels.quantized_matrix import QuantizedMatrix
-from triforce_chat.engine.forward.attention import read_attention
+from triforce_chat.engine.forward.attention import Part, read, updated
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 # Tokens up to which the library attends, whose intermediate results grow with tokens and context: at most as large
@@ -44,22 +45,28 @@ class CpuLayer(nn.Module):
         self.down = projection(mlp.down_proj)
 
     def forward(
-        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], kv: KVCache, **_: Any
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        kv: Sequence[Part],
+        **_: Any,
     ) -> Tensor:
         """The residual stream [1, n, C] after the layer; cos and sin: [1, n, D]."""
         x = hidden_states[0]
         x = self.out(self._mixed(self.qkv(x), *position_embeddings, kv), x)
         return self.down(self.gate_up(x), x)[None]
 
-    def _mixed(self, qkv: Tensor, cos: Tensor, sin: Tensor, kv: KVCache) -> Tensor:
+    def _mixed(self, qkv: Tensor, cos: Tensor, sin: Tensor, parts: Sequence[Part]) -> Tensor:
         """Attention of n tokens by their queries, keys and values [n, (Hq + 2 * Hkv) * D]: [n, Hq * D]."""
         rotate(qkv, self.heads, self.dim, self.head_norms, cos[0], sin[0])
         q, k = self.heads
         query, key, value = qkv.view(1, len(qkv), -1, self.dim).transpose(1, 2).split((q, k, k), 1)
-        view = kv.update(self.number, query, key, value)
-        if len(qkv) <= FEW:
-            return attend(query, *view, self.scale)
-        return read_attention(query, view, self.scale).transpose(1, 2).reshape(len(qkv), -1)
+        asked = updated(parts, self.number, query, key, value)
+        if all(view.shared is None and some.shape[2] <= FEW for some, view in asked):
+            mixed = [attend(some, *view[:3], self.scale) for some, view in asked]
+            return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        return read(asked, self.scale).transpose(1, 2).reshape(len(qkv), -1)
 
 
 def projection(*layers: Any, norm: Any = None, gated: bool = False) -> Projection:
