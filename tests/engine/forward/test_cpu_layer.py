@@ -12,7 +12,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.forward import cpu_layer, runner
 from triforce_chat.engine.forward.cpu_layer import FEW, CpuLayer
-from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.forward.runner import Feed, Runner
 from triforce_chat.models.load import load_model
 
 IDS = torch.randint(3, len(VOCABULARY), (1, 130), generator=torch.Generator().manual_seed(0))
@@ -65,6 +65,20 @@ def test_many_tokens_are_attended_to_by_torch(file: Path, monkeypatch: pytest.Mo
     found = fed(model, FEW)
     assert not torch.equal(found, expected)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_several_sequences_in_one_forward(file: Path) -> None:
+    model = loaded(file)
+
+    def feeds() -> list[Feed]:
+        caches = FullCache(model.shape, 64), FullCache(model.shape, 64)
+        for cache, n in zip(caches, (20, 9), strict=True):
+            model(IDS[:, :n], cache, 1)
+        return [Feed(IDS[:, 20:21], caches[0], 1), Feed(IDS[:, 9:12], caches[1], 3)]
+
+    together = [logits for logits, _ in model.compute(feeds())]
+    alone = [model(*feed).clone() for feed in feeds()]
+    assert all(torch.equal(own, other) for own, other in zip(together, alone, strict=True))
 
 
 def test_weights_keep_their_names(file: Path) -> None:
