@@ -52,8 +52,19 @@ def update_and_read(
     parts: Sequence[Part], layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> Tensor:
     """Append one layer's keys and values to each part's cache, and attend over it: [1, Hq, n, D]."""
+    return read(updated(parts, layer, query, key, value), scale)
+
+
+def updated(
+    parts: Sequence[Part], layer: int, query: Tensor, key: Tensor, value: Tensor
+) -> list[tuple[Tensor, KVView]]:
+    """Append one layer's keys and values to each part's cache: its queries, and the view that they ask."""
     shares = zip(*(each.split([part.n for part in parts], 2) for each in (query, key, value)), strict=True)
-    asked = [(q, part.cache.update(layer, q, k, v)) for part, (q, k, v) in zip(parts, shares, strict=True)]
+    return [(q, part.cache.update(layer, q, k, v)) for part, (q, k, v) in zip(parts, shares, strict=True)]
+
+
+def read(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
+    """``read_attention`` of one sequence or several: [1, Hq, n, D]."""
     return read_attention(*asked[0], scale) if len(asked) == 1 else read_together(asked, scale)
 
 

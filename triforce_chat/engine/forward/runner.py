@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from triforce_chat.engine.cache.storage import KVCache, Shape
 from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, LogitsAndStates, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
+from triforce_chat.engine.forward.cpu_layer import fuse_layers
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import ROOMY, kernels_run
@@ -211,6 +212,7 @@ class Runner:
             self.graphs = ForwardGraphs(self.decoder, self.device, reader)
         elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
+            fuse_layers(model)
 
     @cached_property
     def quantized(self) -> Runner:
