@@ -114,7 +114,7 @@ class Engine:
         streams keys and values from host memory, which would have to come once for each; nor where a draft reads the
         state of the target's latest forward.
         """
-        alone = self.target.captures or self.full.storage.streams or self.target.state is not None
+        alone = self.full.storage.streams or self.target.state is not None
         return None if alone or self.target.device.type != "cpu" else self
 
     def fork(
