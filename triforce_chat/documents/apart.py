@@ -77,5 +77,5 @@ def parsed(answer: bytes) -> Parsed:
         raise DocumentError(said["refused"])
     if "damaged" in said:
         raise Damaged(said["damaged"])
-    tuples = {name: tuple(said[name]) for name in ("texts", "broken", "notices")}
+    tuples = {name: tuple(said[name]) for name in ("texts", "broken", "notices", "garbled")}
     return Parsed(**{**said, **tuples})

@@ -42,7 +42,9 @@ def read(
     parsed = _parse(data, kind, password, ocr, name)
     pages = tuple(Page(number, text) for number, text in enumerate(parsed.texts, 1))
     title = _line(parsed.title) or _shown(STDIN_TITLE if source == STDIN else PurePath(source).stem)
-    document = Document(name, source, pages, parsed.unit, parsed.broken, notices=parsed.notices)
+    document = Document(
+        name, source, pages, parsed.unit, parsed.broken, notices=parsed.notices, garbled=parsed.garbled
+    )
     return replace(document.with_text(), title=title)
 
 

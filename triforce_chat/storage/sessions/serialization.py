@@ -14,6 +14,8 @@ from triforce_chat.chat.events import Citation, LevelTally, Place, Source, Sourc
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
 
+REMARKS = ("broken", "notices", "garbled")  # of a document
+
 
 def storable(text: str) -> str:
     """Text that SQLite accepts: lone surrogates become question marks, as they do in a prompt."""
@@ -42,20 +44,15 @@ def pack_pages(document: Document) -> bytes:
 
 def pack_remarks(document: Document) -> str:
     """Notices about parts of a document that could not be read, as JSON."""
-    return json.dumps({"broken": document.broken, "notices": document.notices})
+    return json.dumps({name: getattr(document, name) for name in REMARKS})
 
 
 def unpack_document(title: str, source: str, unit: str, remarks: str, pages: bytes) -> Document:
     """A document from the columns of its row."""
     loaded = json.loads(remarks)
-    return Document(
-        title,
-        source,
-        tuple(Page(number, text) for number, text in json.loads(zlib.decompress(pages))),
-        unit,
-        tuple(loaded["broken"]),
-        notices=tuple(loaded["notices"]),
-    )
+    read = tuple(Page(number, text) for number, text in json.loads(zlib.decompress(pages)))
+    # An earlier version stored fewer remarks.
+    return Document(title, source, read, unit, **{name: tuple(loaded.get(name, ())) for name in REMARKS})
 
 
 def dump_statistics(tally: Tally) -> str:
