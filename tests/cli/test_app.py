@@ -48,6 +48,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "b.md").write_text("# Second\n\nthe second text\n")
     (made / "middling.txt").write_text("word " * (CONTEXT // 8))
     (made / "long.txt").write_text("word " * (CONTEXT // 4))
+    chapter = "A ship came in at night.\n" * 24
+    (made / "novel.txt").write_text(f"CHAPTER I\n\n{chapter}\nCHAPTER II\n\n{chapter}")
     (made / "nothing.txt").write_text("")
     (made / "binary.txt").write_bytes(bytes(range(256)) * 40)
     (made / "three.pdf").write_bytes(pdf("page one", "page two", "page three"))
@@ -107,6 +109,29 @@ def test_help_documents_the_exit_codes() -> None:
     assert codes + "130 interrupted" in told
     for command in ("summarize", "ask", "chat", "verify", "bench"):
         assert command in told
+
+
+def test_a_summary_of_each_chapter(ask: Ask) -> None:
+    done = ask("summarize", "novel.txt", "--by", "chapter", "--json")
+    first, second = map(json.loads, done.out.splitlines())
+    assert first["chapter"] == {"document": "novel", "number": 1, "title": "CHAPTER I"}
+    assert second["usage"]["prompt_tokens"] < 900, "a chapter is read by itself"
+    told = ask("summarize", "novel.txt", "--by", "chapter").out
+    assert told == f"## novel, CHAPTER I\n\n{first['text']}\n\n## novel, CHAPTER II\n\n{second['text']}\n\n"
+    ask("summarize", "a.txt", "--by", "chapter").is_refusal(2, "a has no chapters that its headings tell")
+    ask("summarize", "novel.txt", "--by", "chapter", "--jsonl").is_refusal(2, "--by chapter")
+
+
+def test_chapters_are_chosen(ask: Ask) -> None:
+    whole, second, first = (
+        ask("ask", "novel.txt", "Why?", "--json", *flags).json
+        for flags in ((), ("--chapters", "2"), ("--until", "chapter 1"))
+    )
+    assert second["usage"]["prompt_tokens"] < whole["usage"]["prompt_tokens"] - 400
+    assert first["sources"][0]["where"].startswith("ch. I, l. ")
+    assert second["sources"][0]["where"].startswith("ch. II, l. ")
+    assert whole["sources"][0]["where"].startswith("ch. I")
+    ask("ask", "novel.txt", "Why?", "--chapters", "9").is_refusal(2, "novel has no chapter 9; it has 1-2")
 
 
 def test_only_the_answer_goes_to_stdout(ask: Ask) -> None:

@@ -25,6 +25,16 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading on a page, from its character ``start`` on; ``level`` 1 is the highest."""
+
+    title: str
+    level: int
+    page: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Parsed:
     """What a format's parser found: texts in reading order; ``broken`` and ``garbled`` count from 1 like pages."""
 
@@ -34,6 +44,8 @@ class Parsed:
     broken: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
     garbled: tuple[int, ...] = ()
+    headings: tuple[Heading, ...] = ()  # in reading order
+    has_lines: bool = False  # the lines are the file's own
 
     def bounded(self) -> Parsed:
         """Itself; raises ``DocumentError`` for more text than any model reads."""
@@ -60,6 +72,8 @@ class Document:
     broken: tuple[int, ...] = ()
     notices: tuple[str, ...] = field(default=(), kw_only=True)
     garbled: tuple[int, ...] = field(default=(), kw_only=True)
+    headings: tuple[Heading, ...] = field(default=(), kw_only=True)
+    has_lines: bool = field(default=False, kw_only=True)
 
     @property
     def text(self) -> str:
@@ -97,7 +111,9 @@ class Document:
             tuple(page.number for page in kept if page.number in named)
             for named in (self.broken, self.garbled)
         )
-        return replace(self, pages=kept, broken=broken, garbled=garbled).with_text()
+        numbers = {page.number for page in kept}
+        headings = tuple(heading for heading in self.headings if heading.page in numbers)
+        return replace(self, pages=kept, broken=broken, garbled=garbled, headings=headings).with_text()
 
     def with_text(self) -> Document:
         """Itself; raises ``DocumentError`` when no page holds text."""

@@ -11,10 +11,12 @@ from pypdf import PasswordType, PdfReader
 
 from triforce_chat.documents.alarm import Late, at_most
 from triforce_chat.documents.encoding import clean
+from triforce_chat.documents.headings import page_headings
 from triforce_chat.documents.mending import joined, mended
 from triforce_chat.documents.model import Parsed
 from triforce_chat.documents.ocr import Tesseract
 from triforce_chat.documents.pdf_fields import typed_in
+from triforce_chat.documents.pdf_outline import outline
 from triforce_chat.documents.pdfium import pdfium_texts, rendered
 from triforce_chat.documents.ranges import fold
 from triforce_chat.documents.readable import doubt, without_glyph_names
@@ -45,13 +47,14 @@ def parse_pdf(data: bytes, password: str | None = None, ocr: bool = False) -> Pa
     silent = [index for index, text in enumerate(found) if text == ""]
     recognized = _recognized(reader, data, password, silent, garbled) if ocr else {}
     failed = [index + 1 for index, text in recognized.items() if text is None]
-    texts = [recognized.get(index) or _kept(text or "") for index, text in enumerate(found)]
+    texts = joined([recognized.get(index) or _kept(text or "") for index, text in enumerate(found)])
     return Parsed(
-        joined(texts),
+        texts,
         _title(reader),
         "page",
         broken=tuple(number for number, text in enumerate(found, 1) if text is None),
         garbled=tuple(index + 1 for index in garbled if not recognized.get(index)),
+        headings=tuple(_in_time(lambda: outline(reader, texts)) or page_headings(texts)),
         notices=(f"tesseract could not read page{'s' * (len(failed) > 1)} {fold(failed)}",) if failed else (),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from types import MappingProxyType
@@ -12,13 +12,14 @@ from typing import BinaryIO
 
 from triforce_chat.documents import apart
 from triforce_chat.documents.encoding import MARKS
-from triforce_chat.documents.model import Document, Page, Parsed
+from triforce_chat.documents.model import Document, Heading, Page, Parsed
 from triforce_chat.errors import DocumentError
 
 STDIN = "-"
 STDIN_TITLE = "standard input"
 MAX_INPUT = 512 << 20  # bytes; also ends the reading of devices that never do
 MAX_TITLE = 200  # characters
+MAX_HEADINGS = 10_000
 HEAD = 1024  # bytes that tell the format
 
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
@@ -43,9 +44,24 @@ def read(
     pages = tuple(Page(number, text) for number, text in enumerate(parsed.texts, 1))
     title = _line(parsed.title) or _shown(STDIN_TITLE if source == STDIN else PurePath(source).stem)
     document = Document(
-        name, source, pages, parsed.unit, parsed.broken, notices=parsed.notices, garbled=parsed.garbled
+        name,
+        source,
+        pages,
+        parsed.unit,
+        parsed.broken,
+        notices=parsed.notices,
+        garbled=parsed.garbled,
+        headings=tuple(_headings(parsed)),
+        has_lines=parsed.has_lines,
     )
     return replace(document.with_text(), title=title)
+
+
+def _headings(parsed: Parsed) -> Iterator[Heading]:
+    for heading in parsed.headings[:MAX_HEADINGS]:
+        title = _line(heading.title)
+        if title:
+            yield replace(heading, title=title)
 
 
 def detect(data: bytes, suffix: str = "") -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from triforce_chat.chat.events import Citation, LevelTally, Place, Source, Sourced, Tally
-from triforce_chat.documents import Document, Page
+from triforce_chat.documents import Document, Heading, Page
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
 
 REMARKS = ("broken", "notices", "garbled")  # of a document
@@ -44,7 +44,9 @@ def pack_pages(document: Document) -> bytes:
 
 def pack_remarks(document: Document) -> str:
     """Notices about parts of a document that could not be read, as JSON."""
-    return json.dumps({name: getattr(document, name) for name in REMARKS})
+    remarks = {name: getattr(document, name) for name in REMARKS}
+    headings = [[each.title, each.level, each.page, each.start] for each in document.headings]
+    return json.dumps({**remarks, "headings": headings, "has_lines": document.has_lines})
 
 
 def unpack_document(title: str, source: str, unit: str, remarks: str, pages: bytes) -> Document:
@@ -52,7 +54,15 @@ def unpack_document(title: str, source: str, unit: str, remarks: str, pages: byt
     loaded = json.loads(remarks)
     read = tuple(Page(number, text) for number, text in json.loads(zlib.decompress(pages)))
     # An earlier version stored fewer remarks.
-    return Document(title, source, read, unit, **{name: tuple(loaded.get(name, ())) for name in REMARKS})
+    return Document(
+        title,
+        source,
+        read,
+        unit,
+        **{name: tuple(loaded.get(name, ())) for name in REMARKS},
+        headings=tuple(Heading(*each) for each in loaded.get("headings", ())),
+        has_lines=loaded.get("has_lines", False),
+    )
 
 
 def dump_statistics(tally: Tally) -> str:
