@@ -76,9 +76,11 @@ def ask(
 
 
 def is_document(text: str) -> bool:
-    """True for standard input and for a file that exists."""
+    """True for standard input, for a file or a folder that exists, and for an address in the web."""
+    from triforce_chat.documents.addresses import is_url
+
     try:
-        return text == "-" or Path(text).is_file()
+        return text == "-" or is_url(text) or Path(text).exists()
     except (OSError, ValueError):  # too long or too odd for a path
         return False
 

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 
 def read_all(paths: list[str], options: Options, screen: Screen) -> list[Document]:
-    """Read documents before anything slow is loaded, and show their warnings.
+    """Read documents, folders and patterns before anything slow is loaded, and show their warnings.
 
     Raises DocumentError and UsageError.
     """
+    from triforce_chat.documents.files import find_files
+
     if paths.count("-") > 1:
         raise UsageError("standard input can be read only once")
+    paths = find_files(paths)
     busy = screen.err.status("reading images") if options.ocr and screen.detail == "live" else nullcontext()
     with busy:
         documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]

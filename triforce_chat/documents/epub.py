@@ -5,13 +5,14 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
 from urllib.parse import unquote
 from zipfile import ZipFile
 
 from bs4 import BeautifulSoup, Tag
 
+from triforce_chat.documents.archive import Archive
 from triforce_chat.documents.encoding import decode
 from triforce_chat.documents.epub_contents import Entry, entries, placed
 from triforce_chat.documents.html import parse_html
@@ -20,30 +21,6 @@ from triforce_chat.errors import DocumentError
 
 CONTAINER = "META-INF/container.xml"
 ENCRYPTION = "META-INF/encryption.xml"
-MAX_UNPACKED = 128 << 20  # bytes with markup, which may be ten times the text
-ENCRYPTED_FLAG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """Reads members of a ZIP file whose declared sizes stay within ``MAX_UNPACKED`` together."""
-
-    file: ZipFile
-
-    def read(self, name: str) -> bytes:
-        self.require([name])
-        return self.file.read(name)  # zipfile stops at the declared size
-
-    def require(self, names: Iterable[str]) -> None:
-        """Raises ``DocumentError`` for members that are locked or too large, before reading any."""
-        members = [self.file.getinfo(name) for name in names]
-        if any(member.flag_bits & ENCRYPTED_FLAG for member in members):
-            raise DocumentError("the EPUB is encrypted and cannot be read")
-        if sum(member.file_size for member in members) > MAX_UNPACKED:
-            raise DocumentError(f"the EPUB unpacks to more than {MAX_UNPACKED >> 20} MiB; refused")
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.file.NameToInfo
 
 
 def parse_epub(data: bytes) -> Parsed:
@@ -107,7 +84,7 @@ def _package_name(archive: Archive) -> str:
     others = [name for name in archive.file.namelist() if name.endswith(".opf")]
     found = next((name for name in [*declared, *others] if name in archive), None)
     if found is None:
-        raise DocumentError("a ZIP archive, not an EPUB; save office documents as PDF or text first")
+        raise DocumentError("a ZIP archive, not an EPUB or an office document")
     return found
 
 

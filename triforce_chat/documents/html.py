@@ -90,6 +90,9 @@ class Flow:
             self.verbatim("\n" * missing)
             self.newlines = newlines
 
+    def text(self) -> str:
+        return "".join(self.parts).rstrip() + "\n" if self.parts else ""
+
     def sections(self) -> tuple[list[str], list[Heading]]:
         """The sections of the text, and its headings."""
         lines = re.findall(r"[^\n]*\n|[^\n]+", "".join(self.parts).rstrip() + "\n")
