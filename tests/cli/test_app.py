@@ -367,6 +367,22 @@ def test_the_advice_for_what_does_not_fit_works(ask: Ask, shelf: Path, documents
     assert prompt_tokens(ask("summarize", *documents, *flags, *advised[0].split())) > 1000
 
 
+def test_what_is_much_too_long_is_refused_before_the_weights_are_read(
+    ask: Ask, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_weights(*_: object) -> None:
+        raise AssertionError("the weights are read")
+
+    paragraph = "word " * 100 + "\n\n"
+    (shelf / "huge.txt").write_text(paragraph * (CONTEXT // 50))
+    monkeypatch.setattr("triforce_chat.models.load._weights", read_weights)
+    refused = ask("ask", "huge.txt", "Why?")
+    refused.is_refusal(4, "huge: about ")
+    found = re.search(r"about ([\d,]+) tokens do not fit: .* --pages (1-\d+) would fit", refused.err)
+    assert found
+    assert int(found[1].replace(",", "")) > CONTEXT
+
+
 def test_a_question_that_does_not_fit(ask: Ask) -> None:
     ask("ask", "b.md", "x " * 400, "--context", 600).is_refusal(4, "the context holds 600")
 

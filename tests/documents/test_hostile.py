@@ -84,7 +84,7 @@ def test_memory_has_a_limit(tmp_path: Path) -> None:
 
 
 def test_a_text_beyond_every_context_is_refused(tmp_path: Path) -> None:
-    assert "more than 16 million characters" in refused(b"A ship.\n" * (3 << 20), tmp_path / "a.txt")
+    assert "more than 64 million characters" in refused(b"A ship.\n" * (9 << 20), tmp_path / "a.txt")
 
 
 def test_bombs_are_refused_unread(tmp_path: Path) -> None:

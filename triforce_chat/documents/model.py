@@ -9,7 +9,9 @@ from triforce_chat.documents.ranges import PageRange, fold
 from triforce_chat.errors import DocumentError, UsageError
 
 GARBLED = "characters that the fonts do not tell: try --ocr"
-MAX_TEXT = 16 << 20  # characters; the longest novels have five million, the longest contexts less
+MAX_TEXT = (
+    64 << 20
+)  # characters; the longest novels have five million, and longer texts are told what would fit
 
 
 @dataclass(frozen=True, slots=True)

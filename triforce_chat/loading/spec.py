@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from triforce_chat.models.load import LoadedModel
 
 
+def nothing_before_weights(context: int, tokenizer: Any) -> None:
+    """Refuses nothing."""
+
+
 def no_prefix_store(loaded: LoadedModel) -> PrefixStore | None:  # noqa: ARG001
     """Keep no prefixes: every prompt is prefilled from its first token."""
     return None
@@ -57,3 +61,5 @@ class LoadHooks:
     warn: Note = ignore_note  # receives reasons to doubt the answers
     prefix_store: Callable[[LoadedModel], PrefixStore | None] = no_prefix_store
     calibrations: Calibrations = no_calibrations
+    # Receives the tokens of the context and the tokenizer, before the weights are read; may raise DoesNotFit.
+    before_weights: Callable[[int, Any], None] = nothing_before_weights
