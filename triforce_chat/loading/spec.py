@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
 from triforce_chat.models.shapes import BigShape
