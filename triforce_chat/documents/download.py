@@ -35,6 +35,7 @@ def download(url: str) -> tuple[bytes, str]:
         with opener.open(Request(url, headers={"User-Agent": "triforce-chat"}), timeout=SILENCE) as response:
             return _read(response, ends), _suffix(response)
     except HTTPError as error:
+        error.close()
         reason = " ".join(str(error.reason).partition("\n")[0].split())
         raise DocumentError(f"the server answers {error.code} {reason}".rstrip()) from None
     except (OSError, HTTPException, ValueError) as error:
@@ -51,6 +52,7 @@ class _Redirects(HTTPRedirectHandler):
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> Request | None:
         if not is_url(newurl) or (req.type == "https" and not newurl.lower().startswith("https:")):
+            fp.close()
             raise DocumentError("the server leads to an address that is not followed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
