@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,12 +39,35 @@ class Questions:
     parallel: Annotated[int, typer.Option(min=1, help="Questions answered at once.")] = 8
 
 
-def summarize(documents: Documents, options: Options, compare_autoregressive: Compare = False) -> None:
+class Division(StrEnum):
+    """What a document is divided into."""
+
+    CHAPTER = "chapter"
+
+
+By = Annotated[
+    Division | None, typer.Option("--by", help="Summarize each chapter by itself, under its title.")
+]
+
+
+def summarize(
+    documents: Documents, options: Options, compare_autoregressive: Compare = False, by: By = None
+) -> None:
     """Summarize documents."""
     from triforce_chat.prompts import prompt
 
     # A summary is of the whole; its prompt's words would find passages that merely share them.
-    answer(documents, prompt("summarize"), dataclasses.replace(options, passages=0), compare_autoregressive)
+    options, question = dataclasses.replace(options, passages=0), prompt("summarize")
+    if by is None:
+        answer(documents, question, options, compare_autoregressive)
+    elif compare_autoregressive:
+        raise UsageError(
+            "--by chapter answers once for each chapter; --compare-autoregressive compares one answer"
+        )
+    else:
+        from triforce_chat.cli.by_chapter import summarize_chapters
+
+        summarize_chapters(documents, question, options)
 
 
 def ask(
@@ -69,9 +93,11 @@ def ask(
 
 
 def is_document(text: str) -> bool:
-    """True for standard input and for a file that exists."""
+    """True for standard input, for a file or a folder that exists, and for an address in the web."""
+    from triforce_chat.documents.addresses import is_url
+
     try:
-        return text == "-" or Path(text).is_file()
+        return text == "-" or is_url(text) or Path(text).exists()
     except (OSError, ValueError):  # too long or too odd for a path
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
@@ -62,7 +63,7 @@ def chat(
             label = f"{label} in {session.loaded.format}"
         repl = Repl(
             begin(opener, session, texts, options, screen),
-            lambda path, pages: read_one(path, options, pages),
+            lambda path, pages: read_one(path, whole(options), pages),
             screen,
             lambda: Labels(label, session.settings.stack),
             writable_history(),
@@ -71,6 +72,11 @@ def chat(
         code = repl.run() if interactive else repl.run_lines(sys.stdin or ())
     if code:
         raise typer.Exit(code)
+
+
+def whole(options: Options) -> Options:
+    """The options for a document that is added later: the chapters wanted are those of the first ones."""
+    return dataclasses.replace(options, chapters=None, until=None)
 
 
 def begin(

@@ -11,8 +11,10 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from triforce_chat.chat.events import Citation, LevelTally, Place, Source, Sourced, Tally
-from triforce_chat.documents import Document, Page
+from triforce_chat.documents import Document, Heading, Page
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
+
+REMARKS = ("broken", "notices", "garbled")  # of a document
 
 
 def storable(text: str) -> str:
@@ -42,19 +44,24 @@ def pack_pages(document: Document) -> bytes:
 
 def pack_remarks(document: Document) -> str:
     """Notices about parts of a document that could not be read, as JSON."""
-    return json.dumps({"broken": document.broken, "notices": document.notices})
+    remarks = {name: getattr(document, name) for name in REMARKS}
+    headings = [[each.title, each.level, each.page, each.start] for each in document.headings]
+    return json.dumps({**remarks, "headings": headings, "has_lines": document.has_lines})
 
 
 def unpack_document(title: str, source: str, unit: str, remarks: str, pages: bytes) -> Document:
     """A document from the columns of its row."""
     loaded = json.loads(remarks)
+    read = tuple(Page(number, text) for number, text in json.loads(zlib.decompress(pages)))
+    # An earlier version stored fewer remarks.
     return Document(
         title,
         source,
-        tuple(Page(number, text) for number, text in json.loads(zlib.decompress(pages))),
+        read,
         unit,
-        tuple(loaded["broken"]),
-        notices=tuple(loaded["notices"]),
+        **{name: tuple(loaded.get(name, ())) for name in REMARKS},
+        headings=tuple(Heading(*each) for each in loaded.get("headings", ())),
+        has_lines=loaded.get("has_lines", False),
     )
 
 
