@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import typer
 
 from triforce_chat.errors import Interrupted, TriforceError
+
+SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this plus the signal's number
 
 
 @contextmanager
 def failures(debug: bool) -> Iterator[None]:
     """Turn an error that a user can understand into one line and an exit code. Raises typer.Exit for those."""
     try:
-        yield
+        with ended_by_signals():
+            yield
     except BrokenPipeError:  # the reader of a pipe has closed it
         sys.stderr.close()
         raise typer.Exit(0) from None
@@ -25,6 +31,28 @@ def failures(debug: bool) -> Iterator[None]:
             raise
         print_error(str(known))
         raise typer.Exit(known.exit_code) from None
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """On a terminal SIGTERM and SIGHUP raise SystemExit, so that what was changed on it is undone."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    attached = any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    mine = usual if attached and in_main_thread else []
+    for number in mine:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # the second one ends the process at once
+    raise SystemExit(SIGNALLED + number)
 
 
 def _as_known(error: BaseException) -> TriforceError | None:

@@ -95,6 +95,7 @@ def prompt_session(
         style=STYLE if toolbar else None,
         color_depth=None if toolbar else ColorDepth.DEPTH_1_BIT,
         enable_open_in_editor=True,
+        enable_suspend=True,
         tempfile_suffix=".md",
         input=keyboard,
         output=output,
