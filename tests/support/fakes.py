@@ -52,7 +52,7 @@ class ScriptedConversation:
         self.questions: list[str] = []
         self.prefills = 0
         self.sourced: Sourced | None = None  # follows the end of every answer
-        self.settings = {"temperature": "0.6", "top_p": "0.9", "max_tokens": "512"}
+        self.settings = {"temperature": "0.6", "top_p": "0.9", "max-tokens": "512"}
         self._documents: list[Document] = []
         self._turns: list[Turn] = []
         self._system = "You answer from the document."

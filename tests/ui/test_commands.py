@@ -76,8 +76,8 @@ def test_stats_retry_tokens_clear() -> None:
     assert chat.ask("q", "/retry")[0] == "one\ntwo\n"
     assert chat.conversation.questions == ["q", "q"]
     stats = chat.ask("/stats")[1]
-    assert "4.0/round" in stats
-    assert "cache built for first: 1, the last at token 41,000" in stats
+    assert "4.0 tokens per round" in stats
+    assert "retrieval cache built once (first use), at token 41,000" in stats
     assert "context 0 / 131,072 tokens (0 %), 131,072 left" in chat.ask("/tokens")[1]
     chat.ask("/clear")
     assert chat.conversation.turns == []
@@ -102,7 +102,7 @@ def test_plain_has_words_where_others_have_drawings() -> None:
     said = "".join(chat.ask("q", "/stats", "/help doc"))
     assert "target: accepted 15, proposed 20, tested 20, rounds 5, acceptance 75 %\n" in said
     assert "accepted per round: 3.0 of 5 rounds, 3 to 3\ncache built in round: 1\n" in said
-    assert "/doc PATH [PAGES]: Add a document to the conversation.\n" in said
+    assert "/doc PATH [PAGES]: Add a document to this chat.\n" in said
     assert not re.search("[\u2500-\u259f]", said)
 
 
@@ -153,7 +153,7 @@ def test_export_as_json(tmp_path: Path) -> None:
 def test_compare() -> None:
     chat = Chat("same")
     assert "needs a question" in chat.ask("/compare")[1]
-    assert chat.ask("/compare why?")[0].startswith("hierarchical:\nsame\nplain:\nsame\ntokens/s")
+    assert chat.ask("/compare why?")[0].startswith("with speculation:\nsame\nwithout:\nsame\ntokens/s")
 
 
 def test_save_never_destroys_a_file_that_it_did_not_write(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ class Tally:
         default_factory=list
     )  # drafted tokens that passed in each round of the top level
     rebuilt_in: list[int] = field(default_factory=list)  # the rounds, from 0, in which the cache was rebuilt
+    latest: dict[str, Verified] = field(default_factory=dict)  # of each level
 
     def add(self, event: ChatEvent) -> None:
         match event:
@@ -105,6 +106,7 @@ class Tally:
                 self.prefill = event
             case Verified():
                 self._level(event.level).add(event)
+                self.latest[event.level] = event
                 if event.level == self.top:
                     self.accepted.append(event.accepted)
             case Rebuilt():

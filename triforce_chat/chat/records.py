@@ -89,6 +89,7 @@ def speculation_object(tally: Tally) -> dict[str, Any]:
                 "name": name,
                 "proposed": level.proposed,
                 "accepted": level.accepted,
+                "tested": level.tested,
                 "acceptance": level.acceptance,
             }
             for name, level in tally.levels.items()

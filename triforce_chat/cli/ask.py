@@ -90,7 +90,13 @@ def answer_once(
         if options.json:
             print_json(answer_object(tally, planned(run_info, session)))
     else:
-        tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
+        tally = show_answer(
+            events,
+            screen,
+            title=options.stack,
+            limit=session.context_limit,
+            most=session.settings.max_tokens,
+        )
     return tally.finished.reason if tally.finished else "interrupted"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +71,11 @@ def _as_known(error: BaseException) -> TriforceError | None:
 
 
 def print_error(line: str) -> None:
+    """Print an error, which a terminal gets wrapped between words and everything else as one line."""
     from triforce_chat.ui.clean import one_line
 
-    print(f"error: {one_line(line)}", file=sys.stderr)
+    text = f"error: {one_line(line)}"
+    if sys.stderr.isatty():
+        columns = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr)

@@ -103,7 +103,7 @@ class Commands:
         return [(command.name, command.help) for command in self.all.values()]
 
     def cmd_doc(self, arguments: str) -> None:
-        """Add a document to the conversation.
+        """Add a document to this chat.
 
         Usage: PATH [PAGES]
         """
@@ -250,9 +250,9 @@ class Commands:
         self._screen.note(f"context {formatting.context_usage(used, limit)}, {max(0, limit - used):,} left")
 
     def cmd_clear(self, _arguments: str) -> None:
-        """Forget the turns and begin a new session; the documents stay."""
+        """Start a new session with the same documents."""
         self._conversation.clear()
-        self._screen.note("forgot the turns; the documents stay")
+        self._screen.note("new session; the documents stay")
 
     def cmd_exit(self, _arguments: str) -> None:
         """Leave; Ctrl-D does the same."""

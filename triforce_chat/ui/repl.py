@@ -25,7 +25,7 @@ from triforce_chat.ui.clean import clean, one_line
 from triforce_chat.ui.commands import Commands, ReadDocument
 from triforce_chat.ui.keyboard import keys_kept
 from triforce_chat.ui.prompt import is_command, message_text, prompt_session
-from triforce_chat.ui.terminal import Leave, Screen
+from triforce_chat.ui.terminal import Leave, Screen, print_line
 
 HINT = "Ctrl-D leaves, Ctrl-C stops an answer, /help shows the commands"
 
@@ -145,16 +145,25 @@ class Repl:
 
     def _fail(self, text: str, exit_code: int) -> None:
         self.exit_code = exit_code
-        self._screen.err.print(Text.assemble(("error: ", "bold red"), one_line(text)), soft_wrap=True)
+        print_line(self._screen.err, Text.assemble(("error: ", "bold red"), one_line(text)))
 
     def _remark(self, text: str) -> None:
-        self._screen.err.print(Text(clean(text), "dim"), soft_wrap=True)
+        print_line(self._screen.err, Text(clean(text), "dim"))
 
     def _show(self, events: Iterator[ChatEvent], previous: str = "") -> None:
-        limit = self._conversation.context_limit
-        tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit, previous=previous)
-        if tally.finished and tally.finished.reason == "interrupted":
+        tally = show_answer(
+            events,
+            self._screen,
+            title=self._labels().stack,
+            limit=self._conversation.context_limit,
+            most=int(self._conversation.options()["max-tokens"]),
+            previous=previous,
+        )
+        reason = tally.finished.reason if tally.finished else "stop"
+        if reason == "interrupted":
             self.exit_code = INTERRUPTED
+        if reason == "length" and self._screen.detail != "bare":
+            self._remark("/continue goes on")
         if self._screen.detail == "live":
             self._screen.out.print()
 
@@ -171,4 +180,5 @@ class Repl:
         used = f"context {formatting.context_usage(conversation.context_used, conversation.context_limit)}"
         last = self._commands.last
         pace = f"{last.ms_per_token:.1f} ms/token" if last and last.ms_per_token else ""
-        return " " + formatting.SEPARATOR.join(filter(None, [self._labels().model, used, pace, documents]))
+        pieces = filter(None, [self._labels().model, used, pace, documents])
+        return " " + formatting.fit_line(pieces, self._screen.out.width - 2)

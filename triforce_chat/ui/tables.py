@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from triforce_chat.ui.terminal import Screen
+from triforce_chat.ui.terminal import Screen, print_line
+
+GAP = 2  # columns between two columns
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], screen: Screen) -> None:
-    """Print rows under headings, which may be empty; on a plain screen each row is a line of words."""
-    if screen.detail == "plain":
+    """Print rows under headings, which may be empty.
+
+    On a plain screen, and where a word would not fit into its column, each row is a line of words.
+    """
+    if screen.detail == "plain" or _narrowest(headings, rows) > screen.notes.width:
         for row in rows:
-            screen.notes.print(Text(_line(headings, row)), soft_wrap=True)
+            print_line(screen.notes, Text(_line(headings, row)))
         return
     named = any(headings)
     table = Table(box=box.SIMPLE_HEAD if named else None, pad_edge=False, show_header=named)
@@ -24,6 +30,15 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], screen: S
     for row in rows:
         table.add_row(*map(Text, row))
     screen.notes.print(table)
+
+
+def _narrowest(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Columns that the table needs if no word of it is to be broken; the first column is never wrapped."""
+    first, *others = zip(headings, *rows, strict=True)
+    words = [
+        max((cell_len(word) for cell in column for word in cell.split()), default=0) for column in others
+    ]
+    return max(map(cell_len, first)) + sum(words) + GAP * len(others)
 
 
 def _line(headings: Sequence[str], row: Sequence[str]) -> str:
