@@ -95,6 +95,18 @@ class ScriptedConversation:
             if len(self._turns) == count:  # stopped before the first token: the old answer stands
                 self._turns.append(last)
 
+    def revise(self, question: str) -> Generator[ChatEvent, None, None]:
+        self.undo()
+        yield from self.ask(question)
+
+    def undo(self) -> Turn:
+        if not self._turns:
+            raise UsageError("nothing to take back")
+        return self._turns.pop()
+
+    def drop(self, number: int) -> Document:
+        return self._documents.pop(number)
+
     def resume(self) -> Generator[ChatEvent, None, None]:
         if not self._turns:
             raise UsageError("there is no answer to continue")

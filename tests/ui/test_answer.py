@@ -314,14 +314,14 @@ def test_an_answer_goes_on_behind_what_was_said(detail: Detail) -> None:
         assert out == " and *on*.\n"
 
 
-@pytest.mark.parametrize("size", [(80, 24), (40, 10)])
-def test_wide_characters_in_the_panel(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("width", "height"), [(80, 8), (40, 6)])
+def test_wide_characters_in_the_panel(width: int, height: int) -> None:
     panel = EnginePanel("検索 4,096 + 小さな 👩‍🚀 e\u0301", LIMIT, ticking(0.1))
     for event in answer_events(ANSWER):
         panel.add(event)
-        lines = drawn(panel, size[0])
-        assert {cell_len(line) for line in lines} == {size[0]}
-        assert len(lines) <= 5
+        lines = drawn(panel, width)
+        assert {cell_len(line) for line in lines} == {width}
+        assert len(lines) <= height
 
 
 def test_fit() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from rich.console import Console
 from support.chat_screen import Chat
 from support.consoles import written
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import UsageError
 from triforce_chat.ui.clipboard import copy_to_clipboard
+from triforce_chat.ui.command_table import Next
 from triforce_chat.ui.export import describe_document
+from triforce_chat.ui.panel_help import ACCEPTED, CACHE, DRAFTING
 from triforce_chat.ui.prompt import block_is_open, is_command, message_text
 from triforce_chat.ui.terminal import Screen
 
@@ -209,3 +213,71 @@ def test_blocks() -> None:
 
 def test_describe_cleans_the_title() -> None:
     assert describe_document(Document("a\x1b[2Jb", "x", (Page(1, "t"),), "section")) == "ab: 1 section"
+
+
+def test_help_explains_the_panel() -> None:
+    said = Chat().ask("/help panel")[1]
+    assert all(label in said for label in (DRAFTING, ACCEPTED, CACHE, "tokens of the limit"))
+
+
+def test_undo_and_edit() -> None:
+    chat = Chat("one", "two", "three")
+    assert "nothing to take back" in chat.ask("/undo")[1]
+    assert "no question to change" in chat.ask("/edit")[1]
+    chat.ask("first?", "second?")
+    assert "took back: second?" in chat.ask("/undo")[1]
+    assert [turn.question for turn in chat.conversation.turns] == ["first?"]
+    assert chat.ask("/edit changed?")[0] == "three\n"
+    assert [turn.question for turn in chat.conversation.turns] == ["changed?"]
+    assert "needs a keyboard or a question" in chat.ask("/edit")[1]
+
+
+def test_drop() -> None:
+    chat = Chat()
+    assert "no document to drop" in chat.ask("/drop")[1]
+    chat.ask("/doc a.pdf", "/doc b.pdf", "/doc c.pdf")
+    assert "/drop needs one of: 1 a.pdf, 2 b.pdf, 3 c.pdf" in chat.ask("/drop d.pdf")[1]
+    assert "removed b.pdf" in chat.ask("/drop b.pdf")[1]
+    assert "removed c.pdf" in chat.ask("/drop 2")[1]
+    assert [document.title for document in chat.conversation.documents] == ["a.pdf"]
+
+
+def test_retry_at_another_temperature() -> None:
+    chat = Chat("one", "two", "three")
+    chat.ask("/set temperature 0", "q")
+    assert "nothing would change" in chat.ask("/retry")[1]
+    seen: list[str] = []
+    ask = chat.conversation.ask
+
+    def watched(question: str) -> Generator[ChatEvent, None, None]:
+        seen.append(chat.conversation.settings["temperature"])
+        return ask(question)
+
+    chat.conversation.ask = watched  # type: ignore[method-assign]
+    assert chat.ask("/retry 0.7")[0] == "two\n"
+    assert (seen, chat.conversation.settings["temperature"]) == (["0.7"], "0")
+    assert chat.ask("/set top_p 0.5", "/retry")[0] == "three\n"  # now something would change
+
+
+def test_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIFORCE_CHAT_CONFIG", str(tmp_path / "config.toml"))
+    chat = Chat()
+    assert "there are no roles yet" in chat.ask("/role")[1]
+    (tmp_path / "roles").mkdir()
+    (tmp_path / "roles" / "pirate.md").write_text("Answer like a pirate.\n")
+    (tmp_path / "own.txt").write_text("Answer in verse.")
+    assert "roles: pirate" in chat.ask("/role")[1]
+    assert chat.ask("/role pirate")[1] == "Answer like a pirate.\n"
+    assert chat.conversation.system == "Answer like a pirate."
+    assert chat.ask(f"/role {tmp_path / 'own.txt'}")[1] == "Answer in verse.\n"
+    assert "no role and no file 'cook'; roles: pirate" in chat.ask("/role cook")[1]
+
+
+def test_going_on_with_another_model_or_session() -> None:
+    chat = Chat("one")
+    assert chat.ask("/model", "/model large", "never asked")[0] == ""
+    assert chat.repl.next == Next(model="large")
+    chat = Chat("one")
+    assert "/session needs a name" in chat.ask("/session")[1]
+    chat.ask("/session work")
+    assert chat.repl.next == Next(session="work")

@@ -112,4 +112,4 @@ def test_figures() -> None:
     result = comparison()
     assert speed_rows(result)[1] == ("ms/token", "20.0", "50.0")
     assert conclusions(result)[1] == "with 5.0 s of reading included: 1.09x"
-    assert conclusions(result)[2] == "accepted: target 75 %, retrieval 80 %"
+    assert conclusions(result)[2] == "drafts accepted: target 75 %, retrieval 80 %"

@@ -155,7 +155,7 @@ def test_plain_is_whole_lines(chat: Callable[..., Terminal], dumb: bool) -> None
         "novel.txt", "--max-tokens", 40, *([] if dumb else ["--plain"]), TERM="dumb" if dumb else "xterm"
     )
     person.until("loading tiny", "reading: 25 %", "reading: 50 %", "reading: 75 %", "reading: 100 %")
-    person.until("% from the cache")
+    person.until("tokens read: ", " new in ")
     person.until(">")
     before = len(person.written)
     person.send(f"Why?{ENTER}/stats{ENTER}")

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 
-from triforce_chat.chat.citations import check_citations
+from triforce_chat.chat.citations import check_citations, check_quotes
 from triforce_chat.chat.context_check import check_document, check_question
 from triforce_chat.chat.conversation import StoredTurn, Turn
+from triforce_chat.chat.denial import is_denial, standing
 from triforce_chat.chat.events import ChatEvent, Comparison, Side, Sourced, Tally
+from triforce_chat.chat.repetition import goes_in_circles
 from triforce_chat.chat.sources import top_sources
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.chat.transcript import Transcript
 from triforce_chat.documents import Document
 from triforce_chat.engine.engine import Request
-from triforce_chat.engine.events import Finished
+from triforce_chat.engine.events import Event, Finished, Prefilled, Text
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.errors import DoesNotFit
@@ -108,6 +111,12 @@ class ChatSession:
     def clear(self) -> None:
         self.transcript.clear()
 
+    def undo(self) -> Turn:
+        return self.transcript.undo()
+
+    def drop(self, number: int) -> Document:
+        return self.transcript.drop(number)
+
     def restore(self, turns: Sequence[StoredTurn], pending: Sequence[Document]) -> int:
         """Continue from stored turns; returns how many had to be tokenized again. Raises DoesNotFit.
 
@@ -137,13 +146,17 @@ class ChatSession:
         request = self.request(ids)
         try:
             with convert_out_of_memory():
-                yield from self._answer(request, tally, sources)
+                yield from self._answer(question, request, tally, sources)
         finally:
             self._record(question, ids, tally)
 
     def retry(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no question to answer again") as last:
             yield from self.ask(last.turn.question)
+
+    def revise(self, question: str) -> Generator[ChatEvent, None, None]:
+        with self.transcript.last_reopened("there is no question to change"):
+            yield from self.ask(question)
 
     def resume(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no answer to continue") as last:
@@ -154,7 +167,7 @@ class ChatSession:
             whole = replace(deepcopy(last.turn.tally), token_ids=[*before], text=text, sourced=None)
             try:
                 with convert_out_of_memory():
-                    for event in self._answer(request, whole):
+                    for event in self._answer(last.turn.question, request, whole):
                         continuation.add(event)
                         yield event
             finally:
@@ -199,20 +212,47 @@ class ChatSession:
         )
 
     def _answer(
-        self, request: Request, tally: Tally, sources: bool = True
+        self, question: str, request: Request, tally: Tally, sources: bool = True
     ) -> Generator[ChatEvent, None, None]:
         """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them."""
-        for event in self.engine.answer(request):
+        for event in self._stopped_in_circles(self.engine.answer(request), request.history):
             tally.add(event)
             yield event
         if sources and self.documents and tally.token_ids:
-            for found in self._sources(request, tally):
+            for found in self._sources(question, request, tally):
                 tally.add(found)
                 yield found
 
-    def _sources(self, request: Request, tally: Tally) -> Generator[ChatEvent, None, None]:
-        """Find the pages that an answer attended to, and check the pages that it names."""
+    def _stopped_in_circles(
+        self, events: Generator[Event, None, None], prompt: Sequence[int]
+    ) -> Generator[Event, None, None]:
+        """The events of an answer, which ends as soon as it repeats itself."""
+        ids: list[int] = []
+        read, began, first = Prefilled(0, 0, 0, 0.0), time.perf_counter(), 0.0
+        with closing(events):
+            for event in events:
+                yield event
+                if isinstance(event, Prefilled):
+                    read = event
+                if not isinstance(event, Text):
+                    continue
+                first = first or time.perf_counter()
+                ids += event.token_ids
+                if self.settings.loop_guard and goes_in_circles(ids, self.settings.loop_guard):
+                    break
+            else:
+                return
+        spent = time.perf_counter() - began - read.seconds
+        yield Finished("repetition", len(prompt), read.cached, len(ids), read.seconds, first - began, spent)
+
+    def _sources(self, question: str, request: Request, tally: Tally) -> Generator[ChatEvent, None, None]:
+        """Find the pages that an answer attended to, and check the pages that it names and what it quotes."""
         started = time.perf_counter()
+        cited, quotes = check_citations(tally.text, self.documents), check_quotes(tally.text, self.documents)
+        if is_denial(tally.text):
+            stands = standing(question, self.documents)
+            yield Sourced((), cited, time.perf_counter() - started, quotes, stands)
+            return
         documents = self.transcript.tokenized_documents
         weights = yield from self.engine.attribute(request, tally.token_ids)
         pages = [
@@ -221,8 +261,7 @@ class ChatSession:
             for page in document.page_weights(weights, span.end - len(document.ids))
         ]
         found = top_sources(pages, self.transcript.format)
-        cited = check_citations(tally.text, self.documents)
-        yield Sourced(found, cited, time.perf_counter() - started)
+        yield Sourced(found, cited, time.perf_counter() - started, quotes)
 
     def _record(self, question: str, ids: Sequence[int], tally: Tally) -> None:
         """Record a turn, even an interrupted one, unless it has no token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,8 +45,9 @@ def ask(
 ) -> None:
     """Ask one question about documents."""
     *documents, question = arguments
-    if not documents and is_document(question):
-        raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
+    if is_document(question):
+        named = " ".join(map(quote, arguments))
+        raise UsageError(f'no question given, only documents; use: triforce-chat ask {named} "QUESTION"')
     if not question.strip():
         raise UsageError("the question is empty")
     answer(documents, question, options, compare_autoregressive)

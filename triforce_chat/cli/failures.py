@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import typer
@@ -25,7 +26,7 @@ def failures(debug: bool) -> Iterator[None]:
         with ended_by_signals():
             yield
     except BrokenPipeError:  # the reader of a pipe has closed it
-        sys.stderr.close()
+        write_nowhere()
         raise typer.Exit(0) from None
     except (TriforceError, KeyboardInterrupt, MemoryError, RuntimeError, OSError) as error:
         known = _as_known(error)
@@ -33,6 +34,15 @@ def failures(debug: bool) -> Iterator[None]:
             raise
         print_error(str(known))
         raise typer.Exit(known.exit_code) from None
+
+
+def write_nowhere() -> None:
+    """Send what is still to be written to nobody, so that the end of the process is quiet."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 @contextmanager

@@ -36,9 +36,7 @@ def print_record(record: dict[str, Any]) -> None:
 
 def screen_of(options: Options) -> Screen:
     """Standard output and standard error, as detailed as the options and the terminal allow."""
-    from rich.console import Console
-
-    from triforce_chat.ui.terminal import Screen
+    from triforce_chat.ui.terminal import OutputConsole, Screen
     from triforce_chat.ui.theme import THEME
 
     for stream in (sys.stdout, sys.stderr):
@@ -46,7 +44,7 @@ def screen_of(options: Options) -> Screen:
             stream.reconfigure(errors="replace")
     quiet = options.quiet or options.json or options.jsonl
     colours: Any = {"color_system": None} if options.plain else {"theme": THEME}
-    out, err = (Console(stderr=stderr, **colours) for stderr in (False, True))
+    out, err = (OutputConsole(stderr=stderr, **colours) for stderr in (False, True))
     return Screen.of(out, err, plain=options.plain, quiet=quiet)
 
 

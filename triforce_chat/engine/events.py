@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-FinishReason = Literal["stop", "length", "interrupted"]
+FinishReason = Literal["stop", "length", "interrupted", "repetition"]
 RebuildReason = Literal["first", "stride", "acceptance", "rewind"]
 
 

@@ -10,13 +10,14 @@ from typing import Protocol, Self, TypeVar
 
 from rich.text import Text
 
+from triforce_chat.chat.conversation import Turn
 from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.engine.events import Calibrated, Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import Cleaner, clean
 from triforce_chat.ui.keyboard import keys_hidden
-from triforce_chat.ui.markdown import unsettled_part
+from triforce_chat.ui.markdown import RenderedMarkdown, unsettled_part
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import MarkdownTail
 from triforce_chat.ui.terminal import Detail, Interrupt, Screen, print_line
@@ -179,6 +180,17 @@ def show_answer(
         if interrupt.requested:
             view.panel.interrupted()
     return view.panel.tally
+
+
+def show_turn(turn: Turn, screen: Screen) -> None:
+    """Show a question that was answered before, with its answer."""
+    if screen.detail == "bare":
+        return
+    print_line(screen.out, Text(f"> {clean(turn.question)}", "bold"))
+    text = clean(turn.answer).strip()
+    screen.out.print(RenderedMarkdown(text) if screen.detail == "live" else Text(text))
+    if screen.detail == "live":
+        screen.out.print()
 
 
 def fold_answer(events: Iterator[ChatEvent], each: Callable[[ChatEvent], object]) -> Tally:

@@ -126,6 +126,7 @@ def _ending(tally: Tally) -> str:
     if reason == "interrupted" and read and read.done < read.total:
         return f"stopped while reading, {read.done:,} of {count(read.total, 'token')} done"
     endings = {"interrupted": f"stopped after {tokens}", "length": f"stopped at the limit of {tokens}"}
+    endings["repetition"] = f"stopped after {tokens} because the answer repeats itself"
     return endings.get(reason, tokens)
 
 

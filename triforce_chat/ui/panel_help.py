@@ -4,6 +4,8 @@ from __future__ import annotations
 
 DRAFTING, ACCEPTED, SPEED, CACHE = "drafting", "drafts accepted", "speed", "retrieval cache"
 
+PANEL = "panel"  # the topic of /help
+
 EXPLAINED = (
     (
         DRAFTING,

@@ -26,10 +26,15 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], screen: S
     named = any(headings)
     table = Table(box=box.SIMPLE_HEAD if named else None, pad_edge=False, show_header=named)
     for at, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if at and named else "left", no_wrap=not at)
+        to_the_right = at and named and _is_number_column(rows, at)
+        table.add_column(heading, justify="right" if to_the_right else "left", no_wrap=not at)
     for row in rows:
         table.add_row(*map(Text, row))
     screen.notes.print(table)
+
+
+def _is_number_column(rows: Sequence[Sequence[str]], at: int) -> bool:
+    return all(row[at][:1].isdigit() or row[at] == "-" for row in rows)
 
 
 def _narrowest(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:

@@ -18,6 +18,13 @@ from triforce_chat.ui.clean import clean
 Detail = Literal["live", "plain", "bare"]
 
 
+class OutputConsole(Console):
+    """Raises BrokenPipeError where Rich itself would end the process, with another exit code than other writers."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 @dataclass(frozen=True, slots=True)
 class Screen:
     """The consoles of answers (``out``) and remarks (``err``), and the level of detail.
