@@ -68,6 +68,7 @@ class Start:
     texts: tuple[Document, ...] = ()  # documents that were read already
     given: frozenset[str] = frozenset()  # options that a session's own do not replace
     instead: Start | None = None  # if this one fails
+    code: int = 0  # of the last error so far
 
 
 def talk(start: Start) -> Start | int:
@@ -91,7 +92,7 @@ def instead(start: Start, error: TriforceError, screen: Screen) -> Start:
     if start.instead is None:
         raise error
     show_warning(start.options, screen, str(error))
-    return start.instead
+    return dataclasses.replace(start.instead, code=error.exit_code)
 
 
 class CannotStart(Exception):
@@ -123,9 +124,12 @@ def talk_in(opener: SessionOpener, start: Start, screen: Screen) -> Start | int:
     )
     interactive = sys.stdin is not None and sys.stdin.isatty()
     code = repl.run() if interactive else repl.run_lines(sys.stdin or ())
+    code = code or start.code
     if repl.next is None:
         return code
-    here = dataclasses.replace(start, options=options, last=False, paths=(), **place_of(opener, conversation))
+    here = dataclasses.replace(
+        start, options=options, last=False, paths=(), code=code, **place_of(opener, conversation)
+    )
     return following(repl.next, here)
 
 
