@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import textwrap
@@ -16,6 +15,7 @@ import typer
 
 from triforce_chat.errors import Interrupted, TriforceError
 
+USUAL_COLUMNS = 80  # of a terminal that does not say its size
 SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this plus the signal's number
 
 
@@ -86,6 +86,6 @@ def print_error(line: str) -> None:
 
     text = f"error: {one_line(line)}"
     if sys.stderr.isatty():
-        columns = shutil.get_terminal_size().columns
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
         text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
     print(text, file=sys.stderr)

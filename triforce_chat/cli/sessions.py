@@ -44,7 +44,9 @@ def list_sessions(json: Json = False, debug: Debug = False) -> None:
         if json:
             print_record({"sessions": [record_of(summary) for summary in summaries]})
         elif summaries:
-            screen_of(Options()).out.print(table_of(summaries))
+            from triforce_chat.ui.tables import WholeWords
+
+            screen_of(Options()).out.print(WholeWords(table_of(summaries)))
 
 
 @app.command("show")
