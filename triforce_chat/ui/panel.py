@@ -184,7 +184,7 @@ def _bar(read: Prefilled) -> Table:
     for ratio in (None, 1, None):
         top.add_column(ratio=ratio, no_wrap=True)
     bar = ProgressBar(read.total or None, read.done, style=BAR_BACK, complete_style=BAR, finished_style=BAR)
-    top.add_row(Text("reading", "dim"), bar, _progress(read))
+    top.add_row(Text(f"{'reading':<{LABEL_WIDTH - len(GAP) + 1}}", "dim"), bar, _progress(read))
     return top
 
 
