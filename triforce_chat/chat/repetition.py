@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+
+from triforce_chat.engine.events import Event, Finished, Prefilled, Text
 
 FEWEST = 2  # copies
 SPAN = 72  # tokens that the copies have together at least: short words may be repeated for a reason
@@ -29,3 +33,28 @@ def _repeats(ids: Sequence[int], period: int, span: int) -> bool:
         return False
     end = ids[len(ids) - span :]
     return end[period:] == end[:-period]
+
+
+def stopped_in_circles(
+    events: Generator[Event, None, None], prompt: int, copies: int
+) -> Generator[Event, None, None]:
+    """The events of an answer to ``prompt`` tokens, which ends as soon as it repeats itself.
+
+    ``copies``: of a passage, that make a repetition; 0: the answer may go on.
+    """
+    ids: list[int] = []
+    read, began, first = Prefilled(0, 0, 0, 0.0), time.perf_counter(), 0.0
+    with closing(events):
+        for event in events:
+            yield event
+            if isinstance(event, Prefilled):
+                read = event
+            elif isinstance(event, Text):
+                first = first or time.perf_counter()
+                ids += event.token_ids
+                if copies and goes_in_circles(ids, copies):
+                    break
+        else:
+            return
+    spent = time.perf_counter() - began - read.seconds
+    yield Finished("repetition", prompt, read.cached, len(ids), read.seconds, first - began, spent)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -14,15 +13,16 @@ from triforce_chat.chat.context_check import check_document, check_question
 from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.chat.denial import is_denial, standing
 from triforce_chat.chat.events import ChatEvent, Comparison, Side, Sourced, Tally
-from triforce_chat.chat.repetition import goes_in_circles
+from triforce_chat.chat.repetition import stopped_in_circles
 from triforce_chat.chat.sources import top_sources
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.chat.transcript import Transcript
 from triforce_chat.documents import Document
 from triforce_chat.engine.engine import Request
-from triforce_chat.engine.events import Event, Finished, Prefilled, Text
+from triforce_chat.engine.events import Finished
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.engine.together import answer_together
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
@@ -150,6 +150,24 @@ class ChatSession:
         finally:
             self._record(question, ids, tally)
 
+    def ask_together(
+        self, questions: Sequence[str], width: int, sources: bool = True
+    ) -> Iterator[tuple[int | None, ChatEvent | None]]:
+        """Answer questions about the documents, none of which sees another; nothing is recorded.
+
+        At most ``width`` at a time. Yields (number of the question, event), without a number while the documents are
+        read, and without an event once an answer has ended. Raises DoesNotFit before anything is computed.
+        """
+        requests = [self.request(self.question_ids(question)) for question in questions]
+
+        asked = {id(request): question for request, question in zip(requests, questions, strict=True)}
+
+        def answer(engine: EngineProtocol, request: Request) -> Generator[ChatEvent, None, None]:
+            return self._answer(asked[id(request)], request, Tally(), sources, engine)
+
+        with convert_out_of_memory():
+            yield from answer_together(self.engine, requests, answer, width)
+
     def retry(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no question to answer again") as last:
             yield from self.ask(last.turn.question)
@@ -212,40 +230,30 @@ class ChatSession:
         )
 
     def _answer(
-        self, question: str, request: Request, tally: Tally, sources: bool = True
+        self,
+        question: str,
+        request: Request,
+        tally: Tally,
+        sources: bool = True,
+        engine: EngineProtocol | None = None,
     ) -> Generator[ChatEvent, None, None]:
-        """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them."""
-        for event in self._stopped_in_circles(self.engine.answer(request), request.history):
+        """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them.
+
+        ``engine``: one of several that answer at once; None for the session's own.
+        """
+        engine = engine or self.engine
+        answer = engine.answer(request)
+        for event in stopped_in_circles(answer, len(request.history), self.settings.loop_guard):
             tally.add(event)
             yield event
         if sources and self.documents and tally.token_ids:
-            for found in self._sources(question, request, tally):
+            for found in self._sources(question, engine, request, tally):
                 tally.add(found)
                 yield found
 
-    def _stopped_in_circles(
-        self, events: Generator[Event, None, None], prompt: Sequence[int]
-    ) -> Generator[Event, None, None]:
-        """The events of an answer, which ends as soon as it repeats itself."""
-        ids: list[int] = []
-        read, began, first = Prefilled(0, 0, 0, 0.0), time.perf_counter(), 0.0
-        with closing(events):
-            for event in events:
-                yield event
-                if isinstance(event, Prefilled):
-                    read = event
-                if not isinstance(event, Text):
-                    continue
-                first = first or time.perf_counter()
-                ids += event.token_ids
-                if self.settings.loop_guard and goes_in_circles(ids, self.settings.loop_guard):
-                    break
-            else:
-                return
-        spent = time.perf_counter() - began - read.seconds
-        yield Finished("repetition", len(prompt), read.cached, len(ids), read.seconds, first - began, spent)
-
-    def _sources(self, question: str, request: Request, tally: Tally) -> Generator[ChatEvent, None, None]:
+    def _sources(
+        self, question: str, engine: EngineProtocol, request: Request, tally: Tally
+    ) -> Generator[ChatEvent, None, None]:
         """Find the pages that an answer attended to, and check the pages that it names and what it quotes."""
         started = time.perf_counter()
         cited, quotes = check_citations(tally.text, self.documents), check_quotes(tally.text, self.documents)
@@ -254,7 +262,7 @@ class ChatSession:
             yield Sourced((), cited, time.perf_counter() - started, quotes, stands)
             return
         documents = self.transcript.tokenized_documents
-        weights = yield from self.engine.attribute(request, tally.token_ids)
+        weights = yield from engine.attribute(request, tally.token_ids)
         pages = [
             page
             for span, document in zip(request.spans, documents, strict=True)

@@ -1,9 +1,14 @@
-"""The attention function of all models: registered with transformers, and reading the cache of each forward."""
+"""The attention function of all models: registered with transformers, and reading the caches of each forward.
+
+The new tokens of several sequences may pass a forward one sequence after the other. Sequences that share a prefix read
+it together: their queries are rows of one matrix, so its keys and values are read once for all of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +16,17 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from triforce_chat.engine.cache.storage import KVCache, KVView
 from triforce_chat.engine.forward import onednn, prefill_attention
+from triforce_chat.engine.forward.prefill_attention import merged
 
 NAME = "triforce"
 FEW = 16  # new tokens on a GPU up to which ``folded_attention`` is used, which reads every key once
+
+
+class Part(NamedTuple):
+    """The share of one sequence in a forward: its next n tokens go to ``cache``."""
+
+    cache: KVCache
+    n: int
 
 
 def attend(
@@ -25,13 +38,23 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of n new tokens over the cache that was passed to the model as ``kv=``, in transformers' signature.
+    """Attention of n new tokens over the caches that were passed to the model as ``kv=``, in transformers' signature.
 
-    query: [1, Hq, n, D], key and value: [1, Hkv, n, D], all after RoPE. Returns [1, n, Hq, D].
+    query: [1, Hq, n, D], key and value: [1, Hkv, n, D], all after RoPE; ``kv`` is a sequence of ``Part``, whose tokens
+    are n in all. Returns [1, n, Hq, D].
     """
-    view = kwargs["kv"].update(module.layer_idx, query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return read_attention(query, view, scale).transpose(1, 2), None
+    layer: Any = module.layer_idx
+    return update_and_read(kwargs["kv"], layer, query, key, value, scale).transpose(1, 2), None
+
+
+def update_and_read(
+    parts: Sequence[Part], layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> Tensor:
+    """Append one layer's keys and values to each part's cache, and attend over it: [1, Hq, n, D]."""
+    shares = zip(*(each.split([part.n for part in parts], 2) for each in (query, key, value)), strict=True)
+    asked = [(q, part.cache.update(layer, q, k, v)) for part, (q, k, v) in zip(parts, shares, strict=True)]
+    return read_attention(*asked[0], scale) if len(asked) == 1 else read_together(asked, scale)
 
 
 class RotaryEmbedding:
@@ -58,21 +81,91 @@ class RotaryEmbedding:
         return self._tables
 
 
-def attend_in(cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
-    """Append one layer's keys and values to ``cache`` and attend over it; q and k are rotated here.
+def attend_in(
+    parts: Sequence[Part], layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding
+) -> Tensor:
+    """``update_and_read`` before RoPE: q and k are rotated here.
 
     q: [n, Hq, D], k and v: [n, Hkv, D]. Returns [n, Hq, D].
     """
     q, k = rotary.rotate(q, k)
-    query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
-    view = cache.update(layer, query, key, value)
-    return read_attention(query, view, q.shape[-1] ** -0.5)[0].transpose(0, 1)
+    query, key, value = (each.transpose(0, 1)[None] for each in (q, k, v))
+    return update_and_read(parts, layer, query, key, value, q.shape[-1] ** -0.5)[0].transpose(0, 1)
 
 
 def read_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """Causal attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D]."""
+    if view.shared is not None:
+        return shared_attention([(query, view)], scale)[0]
     many = query.is_cuda and query.shape[2] > FEW
     return (causal_attention if many else folded_attention)(query, view, scale)
+
+
+def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
+    """``read_attention`` of several sequences, one after the other in the result: [1, Hq, n, D].
+
+    All views that share a prefix share the same one.
+    """
+    sharing = [each for each in asked if each[1].shared is not None]
+    mixed = iter(shared_attention(sharing, scale) if sharing else [])
+    return torch.cat(
+        [read_attention(*each, scale) if each[1].shared is None else next(mixed) for each in asked], 2
+    )
+
+
+def shared_attention(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> list[Tensor]:
+    """``read_attention`` of sequences with the same prefix, whose keys and values are read once for all of them.
+
+    The prefix comes first, then each sequence's own tokens, side by side; the results are merged by their
+    log-sum-exps.
+    """
+    shared = [view.shared for _, view in asked if view.shared is not None]
+    prefix, most = shared[0].prefix, max(query.shape[2] for query, _ in asked)
+    rows = right_aligned([query for query, _ in asked], most)  # [B, Hq, N, D]
+    batch, heads, _, dim = rows.shape
+    kv_heads = prefix.keys.shape[1]
+    grouped = rows.view(batch, kv_heads, -1, dim)  # [B, Hkv, G*N, D]
+    before = partial_attention(grouped.transpose(0, 1).reshape(1, kv_heads, -1, dim), prefix, None, scale)
+    mixed, summed = (each.view(kv_heads, batch, -1, *each.shape[3:]).transpose(0, 1) for each in before)
+    sizes = tuple((query.shape[2], view.length) for query, view in asked)
+    width = max(view.keys.shape[2] for _, view in asked)
+    indices = [each.index for each in shared]
+    own = KVView(*(rows_at(part, indices, width) for part in (shared[0].keys, shared[0].values)), width)
+    visible = visible_tails(sizes, width, heads // kv_heads, rows.dtype, rows.device)
+    both, _ = merged(mixed.float().contiguous(), summed, *partial_attention(grouped, own, visible, scale))
+    out = both.to(rows.dtype).reshape(rows.shape)
+    return [out[i : i + 1, :, most - n :] for i, (n, _) in enumerate(sizes)]
+
+
+def right_aligned(queries: Sequence[Tensor], most: int) -> Tensor:
+    """Queries [1, Hq, n, D] of different n as the last rows of one tensor [B, Hq, most, D]; zeros before them."""
+    if all(query.shape[2] == most for query in queries):
+        return torch.cat([*queries])
+    return torch.cat([pad(query, (0, 0, most - query.shape[2], 0)) for query in queries])
+
+
+def rows_at(part: Tensor, indices: Sequence[int], width: int) -> Tensor:
+    """The first ``width`` slots of these sequences: part [sequences, Hkv, S, D] -> [B, Hkv, width, D]."""
+    first = part[:, :, :width]
+    if list(indices) == list(range(indices[0], indices[0] + len(indices))):
+        return first[indices[0] : indices[0] + len(indices)]
+    return first.index_select(0, torch.tensor(indices, device=part.device))
+
+
+@lru_cache(maxsize=8)
+def visible_tails(
+    sizes: tuple[tuple[int, int], ...], width: int, group: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The causal mask of sequences whose last n of ``length`` slots are new, for sizes (n, length).
+
+    [B, 1, G*N, width], to be added to the scores of N rows, right-aligned; rows without a query see the first slot.
+    """
+    most = max(n for n, _ in sizes)
+    lengths = torch.tensor([length for _, length in sizes], device=device)
+    ends = (lengths[:, None] - torch.arange(most - 1, -1, -1, device=device)).clamp_min(1)  # [B, N]
+    hidden = torch.arange(width, device=device) >= ends[..., None]  # [B, N, width]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+    return mask.repeat(1, group, 1)[:, None]
 
 
 def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
@@ -103,11 +196,18 @@ def folded_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
 
     So keys and values are read once and never repeated. query: [1, Hq, n, D]; returns [1, Hq, n, D].
     """
-    _, heads, n, dim = query.shape
-    kv_heads = view.keys.shape[1]
-    rows = query.reshape(1, kv_heads, -1, dim)  # [1, Hkv, G*n, D]
-    tail = causal_tail(n, heads // kv_heads, rows.dtype, rows.device) if n > 1 else None
-    return softmax_attention(rows, view, tail, scale).reshape(1, heads, n, dim)
+    return softmax_attention(folded(query, view), view, tail_of(query, view), scale).reshape(query.shape)
+
+
+def folded(query: Tensor, view: KVView) -> Tensor:
+    """Queries [1, Hq, n, D] as rows of the KV heads that they read: [1, Hkv, G*n, D]."""
+    return query.reshape(1, view.keys.shape[1], -1, query.shape[3])
+
+
+def tail_of(query: Tensor, view: KVView) -> Tensor | None:
+    """The ``causal_tail`` of queries [1, Hq, n, D] that are the last n tokens of a view; None for a single one."""
+    _, heads, n, _ = query.shape
+    return causal_tail(n, heads // view.keys.shape[1], query.dtype, query.device) if n > 1 else None
 
 
 @lru_cache(maxsize=8)
@@ -126,6 +226,26 @@ def softmax_attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: fl
     keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
     mask = None if tail is None else pad(tail, (view.length - tail.shape[1], 0))
     return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+
+
+def partial_attention(rows: Tensor, view: KVView, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Softmax attention over the slots of a view, and its log-sum-exps, to be merged with that over other keys.
+
+    rows: [B, Hkv, R, D], of as many sequences as the view has; mask: [B, 1, R, length], added to the scores. Returns
+    [B, Hkv, R, D] and, in fp32, [B, Hkv, R].
+    """
+    keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
+    given, wide = (rows, keys, values), {"scale": scale}
+    if not rows.is_cuda:
+        mixed, summed = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *given, attn_mask=mask, **wide
+        )
+    elif mask is None and rows.dtype != torch.float32:
+        mixed, summed, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*given, **wide)
+    else:
+        bias = None if mask is None else mask.expand(-1, rows.shape[1], -1, -1)
+        mixed, summed, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*given, bias, True, **wide)
+    return mixed, summed[:, :, : rows.shape[2]]
 
 
 def register() -> None:
