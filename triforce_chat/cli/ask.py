@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,6 +135,7 @@ def answer_once(
     """Show the answer, print its events or its record; returns why it ended."""
     from triforce_chat.chat.records import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
+    from triforce_chat.ui.notify import LONG, notify
 
     as_json = options.json or options.jsonl
     events = session.ask(question, sources=as_json or screen.detail != "bare")  # only if they are shown
@@ -143,6 +145,7 @@ def answer_once(
         if options.json:
             print_json(answer_object(tally, planned(run_info, session)))
     else:
+        began = time.monotonic()
         tally = show_answer(
             events,
             screen,
@@ -150,6 +153,8 @@ def answer_once(
             limit=session.context_limit,
             most=session.settings.max_tokens,
         )
+        if time.monotonic() - began >= LONG:
+            notify(options.notify, "answered", screen)
     return tally.finished.reason if tally.finished else "interrupted"
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import IO
 
 import typer
 
@@ -49,7 +50,7 @@ def write_nowhere() -> None:
 def ended_by_signals() -> Iterator[None]:
     """On a terminal SIGTERM and SIGHUP raise SystemExit, so that what was changed on it is undone."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    attached = any(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    attached = any(map(_is_terminal, (sys.stdin, sys.stderr)))
     in_main_thread = threading.current_thread() is threading.main_thread()
     usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     mine = usual if attached and in_main_thread else []
@@ -60,6 +61,13 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
@@ -85,7 +93,7 @@ def print_error(line: str) -> None:
     from triforce_chat.ui.clean import one_line
 
     text = f"error: {one_line(line)}"
-    if sys.stderr.isatty():
+    if _is_terminal(sys.stderr):
         columns = os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
         text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
     print(text, file=sys.stderr)
