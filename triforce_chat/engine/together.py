@@ -70,7 +70,7 @@ class Member(Generic[Made]):
         try:
             with closing(self.work()) as made:
                 for each in made:
-                    getcurrent().parent.switch(each)
+                    switch_back(each)
         except (Exception, KeyboardInterrupt) as error:
             self.error = error
         return Ended
@@ -92,16 +92,26 @@ class Member(Generic[Made]):
             self.thread.throw(GreenletExit)
 
 
+def switch_back(made: object) -> object:
+    """Hand something to whoever resumed this greenlet; returns what it is resumed with."""
+    caller = getcurrent().parent
+    assert caller is not None
+    return caller.switch(made)
+
+
 class Gathered(Generic[Made]):
     """Runs the work of several sequences in turns; their runners must have been ``gathered_by`` this."""
 
     def __init__(self) -> None:
         self.members: list[Member[Made]] = []
 
+    @property
+    def sequences(self) -> int:
+        return len(self.members)
+
     def computed(self, runner: Runner, feed: Feed) -> LogitsAndStates:
         """See ``Gathering``: called in a sequence's greenlet, returns when the forward was run."""
-        result: LogitsAndStates = getcurrent().parent.switch(Wanted(runner, feed))
-        return result
+        return cast("LogitsAndStates", switch_back(Wanted(runner, feed)))
 
     def add(self, number: int, work: Callable[[], Generator[Made, None, Any]]) -> None:
         self.members.append(Member(number, work))
@@ -177,10 +187,10 @@ def answer_together(
                 number, request = waiting.popleft()
                 forked = origin.fork(shared, places.context, gathered, places.take(number))
                 gathered.add(number, partial(answer, forked, request))
-            for number, made in gathered.step():
-                if made is None:
-                    places.release(number)
-                yield number, made
+            for ran, each in gathered.step():
+                if each is None:
+                    places.release(ran)
+                yield ran, each
     finally:
         gathered.close()
 

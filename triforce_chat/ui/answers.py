@@ -88,11 +88,8 @@ class Answers:
             return [answered, f"reading: {formatting.percent(read.done / read.total)}"]
         tallies = [panel.tally for panel in self.panels]
         tokens, rounds = sum(len(each.token_ids) for each in tallies), sum(each.rounds for each in tallies)
-        return [
-            answered,
-            formatting.count(tokens, "token"),
-            *([f"{tokens / rounds:.1f} tokens/round"] * bool(rounds)),
-        ]
+        per_round = [f"{tokens / rounds:.1f} tokens/round"] if rounds else []
+        return [answered, formatting.count(tokens, "token"), *per_round]
 
 
 def show_answers(items: Iterator[Item], questions: Sequence[str], screen: Screen) -> list[Tally]:

@@ -26,10 +26,10 @@ class SharedPrefix:
         size = (shape.layers, sequences, shape.kv_heads, rounded_up(capacity), shape.head_dim)
         self.keys, self.values = zeros(size, shape), zeros(size, shape)
 
-    def view(self, layer: int, index: int, length: int) -> KVView:
+    def view(self, layer: int, place: int, length: int) -> KVView:
         """The prefix and ``length`` more tokens of one sequence."""
-        shared = SharedView(self.source.view(layer, self.shared), self.keys[layer], self.values[layer], index)
-        width, one = rounded_up(length), slice(index, index + 1)
+        shared = SharedView(self.source.view(layer, self.shared), self.keys[layer], self.values[layer], place)
+        width, one = rounded_up(length), slice(place, place + 1)
         return KVView(shared.keys[one, :, :width], shared.values[one, :, :width], length, shared)
 
 
@@ -38,8 +38,8 @@ class SharedPrefixStorage:
 
     streams = False
 
-    def __init__(self, sequences: SharedPrefix, index: int) -> None:
-        self.sequences, self.index = sequences, index
+    def __init__(self, sequences: SharedPrefix, place: int) -> None:
+        self.sequences, self.place = sequences, place
         self.capacity = sequences.shared + sequences.capacity
 
     @property
@@ -61,7 +61,7 @@ class SharedPrefixStorage:
     def view(self, layer: int, end: int) -> KVView:
         if end <= self.sequences.shared:
             return self.sequences.source.view(layer, end)
-        return self.sequences.view(layer, self.index, end - self.sequences.shared)
+        return self.sequences.view(layer, self.place, end - self.sequences.shared)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """A copy of both parts, to read: [Hkv, capacity, D] each."""

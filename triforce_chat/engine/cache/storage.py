@@ -82,7 +82,7 @@ class SharedView(NamedTuple):
     prefix: KVView
     keys: Tensor  # [sequences, Hkv, S, D], after the prefix
     values: Tensor  # [sequences, Hkv, S, D]
-    index: int  # of the sequence whose view this belongs to
+    place: int  # of the sequence whose view this belongs to
 
 
 class KVStorage(Protocol):

@@ -96,7 +96,7 @@ def attend_in(
 def read_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """Causal attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D]."""
     if view.shared is not None:
-        return shared_attention([(query, view)], scale)[0]
+        return shared_attention([(query, view)], scale)
     many = query.is_cuda and query.shape[2] > FEW
     return (causal_attention if many else folded_attention)(query, view, scale)
 
@@ -106,66 +106,69 @@ def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tenso
 
     All views that share a prefix share the same one.
     """
-    sharing = [each for each in asked if each[1].shared is not None]
-    mixed = iter(shared_attention(sharing, scale) if sharing else [])
-    return torch.cat(
-        [read_attention(*each, scale) if each[1].shared is None else next(mixed) for each in asked], 2
-    )
+    if all(view.shared is not None for _, view in asked):
+        return shared_attention(asked, scale)
+    return torch.cat([read_attention(*each, scale) for each in asked], 2)
 
 
-def shared_attention(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> list[Tensor]:
-    """``read_attention`` of sequences with the same prefix, whose keys and values are read once for all of them.
+def shared_attention(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
+    """``read_attention`` of sequences with the same prefix, one after the other in the result: [1, Hq, n, D].
 
-    The prefix comes first, then each sequence's own tokens, side by side; the results are merged by their
-    log-sum-exps.
+    The prefix's keys and values are read once for all of them. Then come each sequence's own tokens, side by side; the
+    results are merged by their log-sum-exps.
     """
     shared = [view.shared for _, view in asked if view.shared is not None]
-    prefix, most = shared[0].prefix, max(query.shape[2] for query, _ in asked)
-    rows = right_aligned([query for query, _ in asked], most)  # [B, Hq, N, D]
-    batch, heads, _, dim = rows.shape
-    kv_heads = prefix.keys.shape[1]
-    grouped = rows.view(batch, kv_heads, -1, dim)  # [B, Hkv, G*N, D]
-    before = partial_attention(grouped.transpose(0, 1).reshape(1, kv_heads, -1, dim), prefix, None, scale)
-    mixed, summed = (each.view(kv_heads, batch, -1, *each.shape[3:]).transpose(0, 1) for each in before)
+    prefix, kv_heads = shared[0].prefix, shared[0].keys.shape[1]
+    queries = torch.cat([query[0] for query, _ in asked], 1)  # [Hq, n, D]
+    rows = queries.unflatten(0, (kv_heads, -1))  # [Hkv, G, n, D]
+    before = partial_attention(rows.flatten(1, 2)[None], prefix, None, scale)
     sizes = tuple((query.shape[2], view.length) for query, view in asked)
     width = max(view.keys.shape[2] for _, view in asked)
-    indices = [each.index for each in shared]
-    own = KVView(*(rows_at(part, indices, width) for part in (shared[0].keys, shared[0].values)), width)
-    visible = visible_tails(sizes, width, heads // kv_heads, rows.dtype, rows.device)
-    both, _ = merged(mixed.float().contiguous(), summed, *partial_attention(grouped, own, visible, scale))
-    out = both.to(rows.dtype).reshape(rows.shape)
-    return [out[i : i + 1, :, most - n :] for i, (n, _) in enumerate(sizes)]
+    places = [each.place for each in shared]
+    own = KVView(rows_at(shared[0].keys, places, width), rows_at(shared[0].values, places, width), width)
+    rows_of, visible = own_tokens(sizes, width, rows.shape[1], rows.dtype, rows.device)
+    padded = rows.new_zeros(*rows.shape[:2], len(sizes) * most_of(sizes), rows.shape[3])
+    padded[:, :, rows_of] = rows
+    grouped = padded.unflatten(2, (len(sizes), -1)).permute(2, 0, 1, 3, 4).flatten(2, 3)  # [B, Hkv, G*N, D]
+    after = partial_attention(grouped, own, visible, scale)
+    mixed, summed = (
+        each.unflatten(2, (rows.shape[1], -1)).movedim(0, 2).flatten(2, 3)[:, :, rows_of].flatten(1, 2)[None]
+        for each in after
+    )
+    both, _ = merged(before[0].float(), before[1], mixed, summed)
+    return both.to(rows.dtype).reshape(1, *queries.shape)
 
 
-def right_aligned(queries: Sequence[Tensor], most: int) -> Tensor:
-    """Queries [1, Hq, n, D] of different n as the last rows of one tensor [B, Hq, most, D]; zeros before them."""
-    if all(query.shape[2] == most for query in queries):
-        return torch.cat([*queries])
-    return torch.cat([pad(query, (0, 0, most - query.shape[2], 0)) for query in queries])
+def most_of(sizes: Sequence[tuple[int, int]]) -> int:
+    """The largest number of new tokens of any sequence, for sizes (n, length)."""
+    return max(n for n, _ in sizes)
 
 
-def rows_at(part: Tensor, indices: Sequence[int], width: int) -> Tensor:
+def rows_at(part: Tensor, places: Sequence[int], width: int) -> Tensor:
     """The first ``width`` slots of these sequences: part [sequences, Hkv, S, D] -> [B, Hkv, width, D]."""
-    first = part[:, :, :width]
-    if list(indices) == list(range(indices[0], indices[0] + len(indices))):
-        return first[indices[0] : indices[0] + len(indices)]
-    return first.index_select(0, torch.tensor(indices, device=part.device))
+    first, start = part[:, :, :width], places[0]
+    if list(places) == list(range(start, start + len(places))):
+        return first[start : start + len(places)]
+    return first.index_select(0, torch.tensor(places, device=part.device))
 
 
 @lru_cache(maxsize=8)
-def visible_tails(
+def own_tokens(
     sizes: tuple[tuple[int, int], ...], width: int, group: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """The causal mask of sequences whose last n of ``length`` slots are new, for sizes (n, length).
+) -> tuple[Tensor, Tensor]:
+    """Where the new tokens of sequences stand that are padded to N each, and which slots they see.
 
-    [B, 1, G*N, width], to be added to the scores of N rows, right-aligned; rows without a query see the first slot.
+    sizes: (n, length) of each sequence, whose last n of ``length`` slots are new. Returns which of the B*N rows hold a
+    token (the last n of each sequence's N), and the causal mask of the rows [B, 1, G*N, width], to be added to the
+    scores; rows without a token see the first slot.
     """
-    most = max(n for n, _ in sizes)
+    most = most_of(sizes)
+    rows = [i * most + at for i, (n, _) in enumerate(sizes) for at in range(most - n, most)]
     lengths = torch.tensor([length for _, length in sizes], device=device)
     ends = (lengths[:, None] - torch.arange(most - 1, -1, -1, device=device)).clamp_min(1)  # [B, N]
     hidden = torch.arange(width, device=device) >= ends[..., None]  # [B, N, width]
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-    return mask.repeat(1, group, 1)[:, None]
+    return torch.tensor(rows, device=device), mask.repeat(1, group, 1)[:, None]
 
 
 def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:

@@ -39,6 +39,11 @@ class Feed(NamedTuple):
 class Gathering(Protocol):
     """Gathers the forwards of several sequences, to run those of one model together."""
 
+    @property
+    def sequences(self) -> int:
+        """How many are running."""
+        ...
+
     def computed(self, runner: Runner, feed: Feed) -> LogitsAndStates:
         """The result of ``Runner.compute`` for the feed of the sequence that calls this."""
         ...
@@ -58,6 +63,11 @@ class Forward(Protocol):
     @property
     def captures(self) -> bool:
         """Whether forwards of few tokens run as CUDA graphs, for which the host need not know the tokens' slots."""
+        ...
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences have forwards that run together, that of this forward included."""
         ...
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
@@ -258,11 +268,17 @@ class Runner:
                 self.graphs.capture(slot, size)
             cache.overwrote(size)
 
+    @property
+    def sequences(self) -> int:
+        return 1 if self.gathering is None else self.gathering.sequences
+
     def gathered_by(self, gathering: Gathering) -> Runner:
         """This model for one of several sequences, whose forwards run together."""
         made = copy(self)
-        vars(made).pop("quantized", None)  # made anew, so that its forwards are gathered, too
         made.gathering = gathering
+        narrow = vars(self).get("quantized")  # shared, if there is one: it has weights of its own
+        if narrow is not None:
+            vars(made)["quantized"] = made if narrow is self else narrow.gathered_by(gathering)
         return made
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
