@@ -39,6 +39,7 @@ NOT_PERSISTENT = {
 # What file, environment and flag say of a key; by kind unless only some values make sense.
 SAID: dict[str, tuple[Any, Any, Any]] = {
     "stack": ("lookup", "triforce", "naive"),
+    "notify": ("bell", "osc9", "osc777"),
     "policy": ("minmax", "mean", "minmax"),
     "middle": ("full", "int8", "full"),
     "dtype": ("float32", "float16", "bfloat16"),

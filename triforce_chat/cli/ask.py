@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from enum import StrEnum
+import time
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -85,8 +87,9 @@ def ask(
         answer_several(arguments, several, options)
         return
     *documents, question = arguments
-    if not documents and is_document(question):
-        raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
+    if is_document(question):
+        named = " ".join(map(quote, arguments))
+        raise UsageError(f'no question given, only documents; use: triforce-chat ask {named} "QUESTION"')
     if not question.strip():
         raise UsageError("the question is empty")
     answer(documents, question, options, compare_autoregressive)
@@ -158,6 +161,7 @@ def answer_once(
     """Show the answer, print its events or its record; returns why it ended."""
     from triforce_chat.chat.records import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
+    from triforce_chat.ui.notify import LONG, notify
 
     as_json = options.json or options.jsonl
     events = session.ask(question, sources=as_json or screen.detail != "bare")  # only if they are shown
@@ -167,7 +171,16 @@ def answer_once(
         if options.json:
             print_json(answer_object(tally, planned(run_info, session)))
     else:
-        tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
+        began = time.monotonic()
+        tally = show_answer(
+            events,
+            screen,
+            title=options.stack,
+            limit=session.context_limit,
+            most=session.settings.max_tokens,
+        )
+        if time.monotonic() - began >= LONG:
+            notify(options.notify, "answered", screen)
     return tally.finished.reason if tally.finished else "interrupted"
 
 

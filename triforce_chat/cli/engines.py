@@ -172,7 +172,7 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
     )
     from triforce_chat.chat.session import ChatSession
 
-    session = ChatSession(engine, target, options.settings, options.system)
+    session = ChatSession(engine, target, options.settings, options.system_text)
     for document in documents:
         session.add(document)
     return session, seconds

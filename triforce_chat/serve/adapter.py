@@ -51,7 +51,8 @@ class SessionAdapter:
         for n, (question, answer) in enumerate(request.turns):
             ids = self.answer_ids.get(answer_key(request, n, answer)) or base.encode(answer)
             transcript.append(question, base.encode(question), Tally(token_ids=list(ids), text=answer))
-        changes: dict[str, Any] = dict(request.settings)
+        # Clients know no such end of an answer, and may have asked for a repetition.
+        changes: dict[str, Any] = {"loop_guard": 0, **dict(request.settings)}
         settings = replace(base.settings, **changes)
         session = ChatSession(base.engine, base.loaded, settings, transcript=transcript, stop=request.stop)
         session.settings = self._limited(session, request)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from triforce_chat.chat.events import Citation, LevelTally, Place, Source, Sourced, Tally
+from triforce_chat.chat.events import Citation, LevelTally, LookedUp, Place, Source, Sourced, Tally
 from triforce_chat.documents import Document, Heading, Page
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
 
@@ -67,7 +67,7 @@ def unpack_document(title: str, source: str, unit: str, remarks: str, pages: byt
 
 def dump_statistics(tally: Tally) -> str:
     """A tally as JSON, without its text and token ids, which have columns of their own."""
-    left_out = ("top", "token_ids", "text")
+    left_out = ("top", "token_ids", "text", "latest")
     return json.dumps({name: value for name, value in asdict(tally).items() if name not in left_out})
 
 
@@ -98,7 +98,12 @@ def _load_sourced(values: dict[str, Any]) -> Sourced:
         _load(Citation, {**each, "found_on": tuple(_load(Place, place) for place in each["found_on"])})
         for each in values["citations"]
     )
-    return Sourced(sources, citations, values["seconds"])
+    quotes, standing = (tuple(map(_load_looked_up, values.get(name, ()))) for name in ("quotes", "standing"))
+    return Sourced(sources, citations, values["seconds"], quotes, standing)
+
+
+def _load_looked_up(values: dict[str, Any]) -> LookedUp:
+    return LookedUp(values["words"], tuple(_load(Place, place) for place in values["found_on"]))
 
 
 def _load(kind: Any, values: dict[str, Any]) -> Any:
