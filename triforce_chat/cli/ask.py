@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from enum import StrEnum
 import time
+from enum import StrEnum
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
