@@ -113,13 +113,19 @@ class ChatSession:
 
         ``pending``: documents that belong to the next question.
         """
-        retokenized = self.transcript.restore(turns, pending, self.vocabulary)
+        known = [turn if self._knows(turn) else replace(turn, vocabulary="") for turn in turns]
+        retokenized = self.transcript.restore(known, pending, self.vocabulary)
         if self.context_used > self.context_limit:
             raise DoesNotFit(
                 f"the session has {self.context_used:,} tokens, but the context holds {self.context_limit:,}; "
                 "choose a longer --context or a model that has one"
             )
         return retokenized
+
+    def _knows(self, turn: StoredTurn) -> bool:
+        """Whether the model has all tokens of a stored turn, whatever its damaged record says."""
+        ids = [*turn.question_ids, *turn.turn.tally.token_ids]
+        return max(ids, default=0) < self.loaded.vocab_size
 
     def prefill(self) -> Generator[ChatEvent, None, None]:
         prefix = self.transcript.prefix()

@@ -35,6 +35,7 @@ from triforce_chat.engine.speculation.calibrator import CalibrationStore, Calibr
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
+from triforce_chat.errors import DoesNotFit
 
 PLAIN = StackOptions(name="autoregressive")
 SCRATCH = 256  # tokens after the longest answer, for drafts of all levels
@@ -145,12 +146,17 @@ class Engine:
     ) -> Generator[Prefilled, None, None]:
         """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later.
 
-        ``sampling``: of the answer that will follow; meanwhile a GPU's graphs are captured for it.
+        ``sampling``: of the answer that will follow; meanwhile a GPU's graphs are captured for it. Raises DoesNotFit.
         """
+        self._check(len(prompt))
         if sampling is None:
             return self.prefix.prefill(prompt, spans)
         sampler = self.sampler(Request(prompt, 0, sampling))
         return self.prefix.prefill(prompt, spans, self.top.preparations(len(prompt), sampler))
+
+    def _check(self, tokens: int) -> None:
+        if tokens > self.context:
+            raise DoesNotFit(f"{tokens:,} tokens do not fit into the engine's context of {self.context:,}")
 
     def prepare(self, request: Request) -> None:
         """Capture at once all graphs that the answer to a prefilled request may need; nothing on a CPU."""
@@ -166,8 +172,10 @@ class Engine:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
 
         May be closed after any event: the tokens of all ``Text`` events stay in the caches, and nothing else. Raises
-        ValueError for an empty prompt.
+        ValueError for an empty prompt, DoesNotFit for one that is longer than the context, and ModelError if the model
+        computes no distribution.
         """
+        self._check(len(request.history))
         if not request.prompt:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()

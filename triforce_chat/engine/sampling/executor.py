@@ -29,6 +29,7 @@ from triforce_chat.engine.sampling.ops import (
 from triforce_chat.engine.sampling.options import Sampling
 
 MOST = 1 << 30  # bytes of static buffers that are kept between answers
+NOT_FINITE = -1
 LEAST_ROOM = 2048  # tokens of an answer; each doubling needs another capture
 
 
@@ -45,8 +46,8 @@ class SamplerOutput(NamedTuple):
     """The result of a verification; the next one overwrites it, as graphs share their memory."""
 
     probs: Tensor  # [B, n+1, V], the warped distributions
-    # [B, n+4]: number of tokens to commit, the tokens of ``verify``, number of drafted tokens, and whether no top-p
-    # nucleus was cut short.
+    # [B, n+4]: number of tokens to commit, the tokens of ``verify``, number of drafted tokens, and 1 if all is well, 0
+    # if a top-p nucleus was cut short, NOT_FINITE if a committed token was drawn from no distribution.
     packed: Tensor
 
 
@@ -74,9 +75,19 @@ class Verification:
                 rows = torch.arange(complete.shape[-1], device=complete.device)
                 complete = complete | (rows > draft.count[:, None])
             flag = complete.all(-1, keepdim=True).long()
+        flag = torch.where(self._finite(scores, probs, numbers[:, :1]), flag, NOT_FINITE)
         return SamplerOutput(
             probs, torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1)
         )
+
+    def _finite(self, scores: Tensor, probs: Tensor, accepted: Tensor) -> Tensor:
+        """Whether the model's scores made sense for all committed tokens: [B, 1].
+
+        A row with a score that is no number, or infinite, has no distribution: all of its probabilities are NaN.
+        """
+        sane = (scores.amax(-1) if self.sampling.greedy else probs[..., 0]).isfinite()
+        rows = torch.arange(sane.shape[-1], device=sane.device)
+        return (sane | (rows > accepted)).all(-1, keepdim=True)
 
     def randomness(self, uniforms: Uniforms) -> Randomness:
         return GREEDY if self.sampling.greedy else uniforms

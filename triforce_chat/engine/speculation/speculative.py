@@ -27,12 +27,13 @@ from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward, feed
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
-from triforce_chat.engine.sampling.executor import SamplerInputs
+from triforce_chat.engine.sampling.executor import NOT_FINITE, SamplerInputs
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
+from triforce_chat.errors import ModelError
 
 
 @dataclass(slots=True)
@@ -67,13 +68,23 @@ class Outcome:
     right: int  # number of leading tokens of ``match`` that came true
     match: int  # length of the match
     following: int  # length of the next match
+    finite: bool = True  # all tokens were drawn from distributions
+
+    def checked(self) -> Outcome:
+        """This outcome. Raises ModelError if the model computed no distribution for a token."""
+        if not self.finite:
+            raise ModelError(
+                "the model computed no finite scores for the next token: its weights are damaged, or too large for "
+                "their format (--dtype float32 may help)"
+            )
+        return self
 
     @staticmethod
     def of(numbers: list[int], looked_up: bool) -> Outcome:
         """From the numbers of a ``SamplerOutput``, followed by three of lookup if it took part."""
         right, match, following = numbers[-3:] if looked_up else (0, 0, 0)
         count, *ids, drafted, complete = numbers[:-3] if looked_up else numbers
-        return Outcome(ids[:count], bool(complete), drafted, right, match, following)
+        return Outcome(ids[:count], bool(complete), drafted, right, match, following, complete != NOT_FINITE)
 
     @property
     def accepted(self) -> int:
@@ -186,7 +197,7 @@ class Speculative:
             if plan.plain and self.overlap:
                 yield from self._overlapped(seq, plan, sampler, end)
             else:
-                yield self._waited(seq, plan, sampler)[1].ids
+                yield self._waited(seq, plan, sampler)[1].checked().ids
 
     def step(self, seq: TokenBuffer, sampler: Sampler, most: int) -> tuple[Round, Outcome]:
         """Run one round of at most ``most`` drafted tokens and wait for its outcome."""
@@ -274,7 +285,7 @@ class Speculative:
             self._learn_match(coming, outcome)
             late = outcome.following
             self.emit(Verified(self.name, 0, 0))
-            yield outcome.ids
+            yield outcome.checked().ids
             if following is None:
                 if coming.following is not None:
                     self.found = seq.known, coming.following, outcome.following
