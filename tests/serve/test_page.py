@@ -30,10 +30,10 @@ class Pausing:
     def answer(self, request: ChatCompletionRequest) -> Generator[ChatEvent, None, None]:
         events = answer_events(f"<i>You asked</i> {request.question} and I say so.", prompt=100, cached=10)
         try:
-            yield from events[:7]
+            yield from events[:8]
             while not self.may.wait(0.01):
                 yield events[0]
-            yield from events[7:]
+            yield from events[8:]
             yield SOURCED
         finally:
             self.closed.append(request.question)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ FLAGS = (
         "--disable-dev-shm-usage",
     ),
 )
+HIGH = 50  # a descriptor above all that shells use
 PATIENCE = 60.0  # seconds until a test fails
 
 
@@ -92,10 +94,12 @@ class Page:
 @contextmanager
 def browser(folder: Path) -> Iterator[Page]:
     """A browser with an empty profile in ``folder``."""
-    their_in, commands = os.pipe()
-    answers, their_out = os.pipe()
-    # The browser reads from descriptor 3 and writes to 4.
-    move = f'exec "$0" "$@" 3<&{their_in} 4>&{their_out} {their_in}<&- {their_out}>&-'
+    (low_in, commands), (answers, low_out) = os.pipe(), os.pipe()
+    # The browser reads from descriptor 3 and writes to 4, which must not be taken while they are given to it.
+    their_in, their_out = (fcntl.fcntl(each, fcntl.F_DUPFD, HIGH) for each in (low_in, low_out))
+    os.close(low_in)
+    os.close(low_out)
+    move = f'exec "$0" "$@" 3<&{their_in} 4>&{their_out}'
     begun = subprocess.Popen(
         ["bash", "-c", move, str(CHROMIUM), *FLAGS, f"--user-data-dir={folder}"],
         pass_fds=(their_in, their_out),

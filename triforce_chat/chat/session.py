@@ -6,7 +6,8 @@ import time
 from collections.abc import Generator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 from triforce_chat.chat.citations import check_citations
 from triforce_chat.chat.context_check import check_document, check_question
@@ -20,11 +21,15 @@ from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
-from triforce_chat.errors import DoesNotFit
+from triforce_chat.engine.sampling.constraint import MakeConstraint
+from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
 from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import CHANGEABLE, Settings
+
+if TYPE_CHECKING:
+    from triforce_chat.chat.json_schema import Grammars
 
 
 class ChatSession:
@@ -44,6 +49,7 @@ class ChatSession:
         ``stop``: strings that end an answer, in addition to those of the chat format.
         """
         self.engine, self.loaded, self.settings, self.stop = engine, loaded, settings, stop
+        self.schema: dict[str, Any] | None = None  # of answers in JSON
         self.transcript = transcript or Transcript(
             ChatFormat(loaded.tokenizer), loaded.eos_ids, engine.decode, system
         )
@@ -202,7 +208,18 @@ class ChatSession:
             (*self.transcript.format.stop, *self.stop),
             prompt.spans,
             answer_so_far,
+            constraint=self._constraint(),
         )
+
+    def _constraint(self) -> MakeConstraint | None:
+        """Makes the constraint of an answer. Raises UsageError for a schema that cannot be followed."""
+        if self.schema is None:
+            return None
+        if self.settings.tp > 1:
+            raise UsageError("answers of a JSON schema are made in one process: leave --tp out")
+        make = partial(grammars(self.loaded).of_schema, self.schema)
+        make()
+        return make
 
     def _answer(
         self, request: Request, tally: Tally, sources: bool = True
@@ -237,6 +254,14 @@ class ChatSession:
         if tally.finished is None:
             tally.add(_interrupted(tally))
         self.transcript.append(question, ids, tally)
+
+
+@lru_cache(1)
+def grammars(loaded: LoadedModel) -> Grammars:
+    """The grammars of a model's vocabulary. Raises UsageError."""
+    from triforce_chat.chat.json_schema import Grammars
+
+    return Grammars(loaded.tokenizer, loaded.vocab_size, loaded.eos_ids)
 
 
 def _joined(first: Tally, second: Tally, tokens: int) -> Finished:

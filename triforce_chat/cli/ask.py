@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,9 @@ def ask(
     ],
     options: Options,
     compare_autoregressive: Compare = False,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Answer in JSON of the JSON Schema in this file.")
+    ] = None,
 ) -> None:
     """Ask one question about documents."""
     *documents, question = arguments
@@ -48,7 +52,22 @@ def ask(
         raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
     if not question.strip():
         raise UsageError("the question is empty")
-    answer(documents, question, options, compare_autoregressive)
+    answer(
+        documents, question, options, compare_autoregressive, None if schema is None else read_schema(schema)
+    )
+
+
+def read_schema(path: Path) -> dict[str, Any]:
+    """The JSON Schema in a file. Raises UsageError."""
+    try:
+        read = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: not JSON") from None
+    if not isinstance(read, dict):
+        raise UsageError(f"{path}: a JSON Schema is an object")
+    return read
 
 
 def is_document(text: str) -> bool:
@@ -59,8 +78,14 @@ def is_document(text: str) -> bool:
         return False
 
 
-def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
-    """Answer one question in the form that the options ask for."""
+def answer(
+    documents: list[str],
+    question: str,
+    options: Options,
+    compare: bool,
+    schema: dict[str, Any] | None = None,
+) -> None:
+    """Answer one question in the form that the options ask for, and in JSON of the ``schema`` if there is one."""
     from triforce_chat.loading.spec import EngineSpec
 
     screen = screen_of(options)
@@ -68,6 +93,7 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)
+    session.schema = schema
     run_info = run_info_of(options, automatic, session, load_s)
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)

@@ -27,6 +27,7 @@ from triforce_chat.engine.events import (
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
+from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -55,6 +56,7 @@ class Request:
     past_end: bool = False  # ignore end-of-sequence tokens, to measure answers of equal length
     # For benchmarks: the first tokens that the answer is going to be, accepted as often as if they had been sampled.
     forced: Sequence[int] = ()
+    constraint: MakeConstraint | None = None  # which tokens the answer may have; None: all
 
     @property
     def history(self) -> list[int]:
@@ -283,7 +285,7 @@ class Answer:
         history = TokenBuffer.of(request.history, room, device, request.forced)
         self.engine.pending.clear()
         try:
-            for ids in self.top.decode(history, self.sampler, self.most) if self.most > 0 else ():
+            for ids in self._decode(history):
                 self.first = self.first or time.perf_counter()
                 yield from self._drain()
                 yield self._commit(ids)
@@ -291,6 +293,15 @@ class Answer:
                     break
         finally:
             self.engine.settle([*self.request.history, *self.made])
+
+    def _decode(self, history: TokenBuffer) -> Iterator[list[int]]:
+        """The committed tokens of each round, within the constraint of the request."""
+        if self.most <= 0:
+            return iter(())
+        constraint = self.request.constraint() if self.request.constraint else None
+        if constraint is not None:
+            constraint.advance(self.request.said)
+        return self.top.decode(history, self.sampler, self.most, constraint)
 
     def _commit(self, ids: Sequence[int]) -> Text:
         """Append tokens up to the first stop, whichever position of the round it is at."""

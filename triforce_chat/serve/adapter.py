@@ -57,6 +57,7 @@ class SessionAdapter:
         settings = replace(base.settings, **changes)
         session = ChatSession(base.engine, base.loaded, settings, transcript=transcript, stop=request.stop)
         session.settings = self._limited(session, request)
+        session.schema = None if request.schema is None else json.loads(request.schema)
         return session
 
     def _limited(self, session: ChatSession, request: ChatCompletionRequest) -> Settings:

@@ -31,7 +31,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -47,7 +46,7 @@ IGNORED = frozenset(  # addressed to the provider, without effect on the answer
 SUPPORTED = frozenset(  # besides the numbers in ``NUMBERS``
     {
         *("model", "messages", "stream", "stream_options", "stop", "user", "max_tokens"),
-        *("max_completion_tokens", "sources", "speculation"),
+        *("max_completion_tokens", "response_format", "sources", "speculation"),
     }
 )
 
@@ -75,6 +74,7 @@ def read_json(body: bytes) -> object:
         return json.loads(body)
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is not JSON") from None
+    schema: str | None = None  # JSON Schema of the answer
 
 
 def parse_request(body: bytes, names: Sequence[str]) -> ChatCompletionRequest:
@@ -101,6 +101,7 @@ def parse_fields(body: object, names: Sequence[str]) -> ChatCompletionRequest:
         user=typed(fields, "user", str) or "",
         sources=typed(fields, "sources", bool) is not False,
         speculation=_speculation(typed(fields, "speculation", str)),
+        schema=_schema(typed(fields, "response_format", dict)),
     )
 
 
@@ -185,6 +186,22 @@ def _speculation(name: str | None) -> str | None:
     if stack is not None and stack not in STACKS:
         raise invalid_field("speculation", f"must be one of {', '.join((OFF, *STACKS))}")
     return stack
+
+
+def _schema(given: Mapping[str, Any] | None) -> str | None:
+    """The JSON Schema that a response format asks for."""
+    kind = "text" if given is None else given.get("type")
+    if kind == "text" or given is None:
+        return None
+    if kind == "json_object":
+        return json.dumps({"type": "object"})
+    named = given.get("json_schema")
+    schema = named.get("schema") if isinstance(named, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise invalid_field(
+            "response_format", "must be of type text, json_object, or json_schema with a schema"
+        )
+    return json.dumps(schema)
 
 
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:

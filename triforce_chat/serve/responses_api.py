@@ -15,7 +15,6 @@ from triforce_chat.serve.completion import Answering, CompletionEncoder, json_by
 
 PARTS = ("input_text", "output_text", "text")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # not supported, with the values that change nothing
-    "text": ({"format": {"type": "text"}}, {"verbosity": "medium"}),
     "truncation": ("disabled",),
     "background": (False,),
     "include": ([],),
@@ -40,10 +39,22 @@ def parse_responses(body: object, names: Sequence[str]) -> ChatCompletionRequest
             raise invalid_field(name, "not supported; leave it out", "unsupported_parameter")
     if "max_output_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_output_tokens")
+    if (form := _format(fields.pop("text", None))) is not None:
+        fields["response_format"] = form
     messages = _messages(fields.pop("input", None))
     if (system := fields.pop("instructions", None)) is not None:
         messages.insert(0, {"role": "system", "content": system})
     return parse_fields({**fields, "messages": messages}, names)
+
+
+def _format(text: Any) -> dict[str, Any] | None:
+    """The format of the answer as a chat request has it."""
+    if not isinstance(text, dict | None) or (text and text.keys() - {"format", "verbosity"}):
+        raise invalid_field("text", "must be an object with a format")
+    form = (text or {}).get("format")
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        return {"type": "json_schema", "json_schema": form}
+    return form
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:

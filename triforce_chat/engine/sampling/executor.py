@@ -40,6 +40,9 @@ class SamplerInputs(NamedTuple):
     draft: Draft  # n tokens per row
     penalty: PenaltyContext | None  # None without a repetition penalty
     forced: Tensor | None = None  # [B, n+1], for ``verify``
+    allowed: Tensor | None = (
+        None  # [B, n+1, V], bool: the tokens that a constrained answer may have; None: all
+    )
 
 
 class SamplerOutput(NamedTuple):
@@ -66,6 +69,8 @@ class Verification:
     def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
         draft = inputs.draft
         scores = penalized(inputs.logits, inputs.penalty, draft.count, self.sampling.repetition_penalty)
+        if inputs.allowed is not None:
+            scores = scores.masked_fill(~inputs.allowed, -torch.inf)
         probs, complete = warp(scores, self.sampling, self.candidates)
         numbers = verify(draft, probs, random, inputs.forced)
         if complete is None:
@@ -180,7 +185,8 @@ class GraphExecutor:
 def key_of(op: Verification, like: SamplerInputs, room: int) -> Hashable:
     """What the graphs of all sizes have in common."""
     logits = like.logits
-    return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room
+    constrained = like.allowed is not None
+    return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room, constrained
 
 
 class StaticVerification:
@@ -205,6 +211,7 @@ class StaticVerification:
                 ),
                 PenaltyContext(answer, self.counts[1]) if room else None,
                 draft.tokens.new_zeros(batch, rows) if op.forced else None,
+                None if like.allowed is None else like.allowed.new_ones(batch, rows, vocabulary),
             )
             self.uniforms = Uniforms.empty(batch, rows - 1, device)
         self.filled: int | None = 0  # the host's number of drafted tokens in ``counts``; None: the device's
@@ -215,7 +222,7 @@ class StaticVerification:
         self.graph.prepare(self._work)
 
     def copy_in(self, inputs: SamplerInputs) -> None:
-        logits, draft, penalty, forced = inputs
+        logits, draft, penalty, forced, allowed = inputs
         n = len(draft)
         static = self.inputs
         static.logits[:, : n + 1] = logits
@@ -234,6 +241,8 @@ class StaticVerification:
             self.counts[1] = penalty.length
         if static.forced is not None and forced is not None:
             static.forced[:, : n + 1] = forced
+        if static.allowed is not None and allowed is not None:
+            static.allowed[:, : n + 1] = allowed
 
     def __call__(self) -> SamplerOutput:
         return self.graph(self._work)

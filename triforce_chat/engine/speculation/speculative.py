@@ -27,6 +27,7 @@ from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward, feed
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
+from triforce_chat.engine.sampling.constraint import Constraint
 from triforce_chat.engine.sampling.executor import NOT_FINITE, SamplerInputs
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
@@ -116,6 +117,7 @@ class Speculative:
         # Whether rounds may be launched without waiting for the previous one.
         self.unwaited = model.captures and all(arm.drafter.device_side for arm in planner.arms)
         self.device_side = False
+        self.constraint: Constraint | None = None  # of the answer that this level, as the top one, decodes
         self.found: tuple[int, Match, int] | None = (
             None  # number of known tokens, the match after them, its length
         )
@@ -166,7 +168,7 @@ class Speculative:
     def _verify(self, seq: TokenBuffer, made: Round, sampler: Sampler) -> None:
         """Commit what passes and start copying the outcome to the host."""
         n = len(made.draft)
-        probs, packed = sampler.verify(made.draft, made.logits, seq)
+        probs, packed = sampler.verify(made.draft, made.logits, seq, self.constraint)
         packed = self.group.broadcast(packed)
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
         seq.commit(made.verdict.tokens, made.verdict.count)
@@ -185,19 +187,28 @@ class Speculative:
 
     # Rounds that are waited for
 
-    def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Generator[list[int], None, None]:
+    def decode(
+        self, seq: TokenBuffer, sampler: Sampler, most: int, constraint: Constraint | None = None
+    ) -> Generator[list[int], None, None]:
         """Yield the ids that each round commits, until there are ``most``; may be closed after any round."""
         end = seq.known + most
-        self.planner.investment.begin(most)
-        self.model.forget_state()  # it belongs to another answer
-        self._watch(seq, sampler)
-        while seq.known < end:
-            self.planner.renew(end - seq.known)
-            plan = self._plan(seq, end)
-            if plan.plain and self.overlap:
-                yield from self._overlapped(seq, plan, sampler, end)
-            else:
-                yield self._waited(seq, plan, sampler)[1].checked().ids
+        self.constraint = constraint
+        try:
+            self.planner.investment.begin(most)
+            self.model.forget_state()  # it belongs to another answer
+            self._watch(seq, sampler)
+            while seq.known < end:
+                self.planner.renew(end - seq.known)
+                plan = self._plan(seq, end)
+                if plan.plain and self.overlap and constraint is None:  # whose mask depends on the last token
+                    yield from self._overlapped(seq, plan, sampler, end)
+                    continue
+                ids = self._waited(seq, plan, sampler)[1].checked().ids
+                if constraint is not None:
+                    constraint.advance(ids)
+                yield ids
+        finally:
+            self.constraint = None
 
     def step(self, seq: TokenBuffer, sampler: Sampler, most: int) -> tuple[Round, Outcome]:
         """Run one round of at most ``most`` drafted tokens and wait for its outcome."""
