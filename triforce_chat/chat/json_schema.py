@@ -30,11 +30,11 @@ class Grammars:
             raise UsageError(
                 "answers of a JSON schema need llguidance; install it: pip install llguidance"
             ) from None
-        ends = sorted(number for number in eos_ids if number >= 0)
-        if not ends:
+        self._ends = sorted(number for number in eos_ids if number >= 0)
+        if not self._ends:
             raise UsageError("the model has no token that ends an answer, so none can be of a JSON schema")
         try:
-            self._tokens: LLTokenizer = from_tokenizer(tokenizer, n_vocab=width, eos_token=ends)
+            self._tokens: LLTokenizer = from_tokenizer(tokenizer, n_vocab=width, eos_token=self._ends)
         except ValueError as error:
             raise UsageError(f"the model's tokenizer does not work with JSON schemas: {error}") from None
 
@@ -47,27 +47,27 @@ class Grammars:
         if matcher.is_error():
             reason = next(iter(matcher.get_error().splitlines()), "not supported")
             raise UsageError(f"the JSON schema cannot be followed: {reason}")
-        return JsonConstraint(matcher)
+        return JsonConstraint(matcher, self._ends)
 
 
 class JsonConstraint:
     """Implements ``engine.sampling.constraint.Constraint`` over a grammar."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, ends: Collection[int]) -> None:
+        """``ends``: tokens that end an answer."""
+        self._matcher, self._ends = matcher, ends
 
     def allowed(self, drafted: Sequence[int], vocabulary: int) -> Tensor:
         masks = np.ones((len(drafted) + 1, vocabulary), dtype=bool)
         consumed = 0
-        for row, token in enumerate([*drafted, -1]):
+        for row in range(len(drafted) + 1):
             masks[row] = self._mask(vocabulary)
-            if token < 0 or not masks[row, token] or not self._matcher.consume_token(token):
+            # Nothing follows an end token, so the rows behind it are not used; it could not be rolled back.
+            if row == len(drafted) or drafted[row] in self._ends or not masks[row, drafted[row]]:
                 break
+            self._matcher.consume_token(drafted[row])
             consumed += 1
-            if self._matcher.is_stopped():  # nothing follows the end token, and its row is not used
-                break
-        if consumed:
-            self._matcher.rollback(consumed)
+        self._matcher.rollback(consumed)
         return torch.from_numpy(masks)
 
     def _mask(self, vocabulary: int) -> Any:

@@ -66,6 +66,7 @@ class ChatCompletionRequest:
     user: str = ""
     sources: bool = True  # find the pages that the answer came from
     speculation: str | None = None  # the stack that answers; None for the server's own
+    schema: str | None = None  # JSON Schema of the answer
 
 
 def read_json(body: bytes) -> object:
@@ -74,7 +75,6 @@ def read_json(body: bytes) -> object:
         return json.loads(body)
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is not JSON") from None
-    schema: str | None = None  # JSON Schema of the answer
 
 
 def parse_request(body: bytes, names: Sequence[str]) -> ChatCompletionRequest:
