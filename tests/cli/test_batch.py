@@ -22,7 +22,7 @@ from support.serving import PATIENCE, save_chat_model
 from triforce_chat.batch.books import HEAD, KEY
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.chat.session import ChatSession
-from triforce_chat.cli import batch as module
+from triforce_chat.cli import batch_job as module
 from triforce_chat.cli import reading
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.errors import RankLost

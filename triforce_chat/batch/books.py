@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce_chat.batch.lines import Answered, Each, Line, error_object
-from triforce_chat.chat.events import Tally
+from triforce_chat.batch.lines import Answered, Answering, Line, error_object
+from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.chat.records import SCHEMA, RunInfo, answer_object
 from triforce_chat.documents import Document
 from triforce_chat.documents.encoding import decode
@@ -42,6 +43,21 @@ class BookLine:
     @property
     def name(self) -> str:
         return self.file
+
+    @property
+    def group(self) -> str:
+        return self.file
+
+    def answered(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The record of this line with the object of an answer."""
+        return {**self._head, **answer, "error": None}
+
+    def refused(self, error: dict[str, str]) -> dict[str, Any]:
+        return {**self._head, "error": error}
+
+    @property
+    def _head(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "custom_id": self.id, "file": self.file, "question": self.question}
 
 
 def book_lines(files: Sequence[str], questions: Sequence[str]) -> list[BookLine]:
@@ -110,19 +126,18 @@ class BookAnswerer:
         )  # the last book, and the conversation about it or why there is none
         self._error: dict[str, str] | None = None
 
-    def answer(self, line: Line, each: Each) -> Answered:
+    def answer(self, line: Line) -> Answering:
         assert isinstance(line, BookLine)
         if line.file != self._file:
             self._open(line.file)
-        head = {"custom_id": line.id, "file": line.file, "question": line.question}
-        if self._error is None:
-            try:
-                tally = self._ask(line.question, each)
-                answer = answer_object(tally, self._describe(self._opened))
-                return Answered(_record(head, answer, None), len(tally.token_ids))
-            except Exception as error:
-                return Answered(_record(head, {}, error_object(error)))
-        return Answered(_record(head, {}, self._error))
+        if self._error is not None:
+            return Answered(line.refused(self._error))
+        try:
+            tally = yield from self._ask(line.question)
+            answer = answer_object(tally, self._describe(self._opened))
+            return Answered(line.answered(answer), len(tally.token_ids))
+        except Exception as error:
+            return Answered(line.refused(error_object(error)))
 
     def _open(self, file: str) -> None:
         self._file, self._error, self._opened = file, None, self._begin()
@@ -131,16 +146,13 @@ class BookAnswerer:
         except Exception as error:
             self._error = error_object(error)
 
-    def _ask(self, question: str, each: Each) -> Tally:
+    def _ask(self, question: str) -> Generator[ChatEvent, None, Tally]:
         tally, session = Tally(), self._opened
         try:
-            for event in session.ask(question):
-                tally.add(event)
-                each(event)
+            with closing(session.ask(question)) as events:
+                for event in events:
+                    tally.add(event)
+                    yield event
         finally:
             session.clear()  # the next question follows the document, too
         return tally
-
-
-def _record(head: dict[str, str], answer: dict[str, Any], error: dict[str, str] | None) -> dict[str, Any]:
-    return {"schema": SCHEMA, **head, **answer, "error": error}

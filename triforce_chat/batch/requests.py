@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce_chat.batch.lines import Answered, Each, Line, error_object
+from triforce_chat.batch.lines import Answered, Answering, Line, error_object
 from triforce_chat.chat.events import Tally
-from triforce_chat.errors import RankLost, UsageError
+from triforce_chat.errors import RankLost, TimeLimit, UsageError
 from triforce_chat.serve.api_error import ApiError, invalid_field, request_too_large, to_api_error
 from triforce_chat.serve.chat_request import (
     MAX_BODY_BYTES,
@@ -47,6 +47,17 @@ class RequestLine:
     @property
     def name(self) -> str:
         return f"line {self.number}" if self.custom_id is None else self.custom_id
+
+    @property
+    def group(self) -> str:
+        return self.id  # nothing that another request has, too
+
+    def answered(self, response: dict[str, Any]) -> dict[str, Any]:
+        """The record of this line with a response without an error."""
+        return {"id": self.id, "custom_id": self.custom_id, "response": response, "error": None}
+
+    def refused(self, error: dict[str, str], response: dict[str, Any] | None = None) -> dict[str, Any]:
+        return {"id": self.id, "custom_id": self.custom_id, "response": response, "error": error}
 
 
 @dataclass(slots=True)
@@ -119,26 +130,24 @@ class RequestAnswerer:
     def __init__(self, path: Path, adapter: SessionAdapter, model: str) -> None:
         self._path, self._adapter, self._model = path, adapter, model
 
-    def answer(self, line: Line, each: Each) -> Answered:
+    def answer(self, line: Line) -> Answering:
         assert isinstance(line, RequestLine)
-        head = {"id": line.id, "custom_id": line.custom_id}
         if line.error is not None:
-            return Answered({**head, "response": None, "error": error_object(line.error)})
+            return Answered(line.refused(error_object(line.error)))
         try:
             answer = OfflineAnswer(self._request(line))
             with closing(self._adapter.answer(answer.request)) as events:
                 for event in events:
                     answer.tally.add(event)
-                    each(event)
-        except RankLost:
-            raise
+                    yield event
+        except (RankLost, TimeLimit) as error:
+            return Answered(line.refused(error_object(error)))
         except Exception as error:
             refused = to_api_error(error)
             response = _response(refused.status, refused.body)
-            return Answered({**head, "response": response, "error": error_object(refused)})
+            return Answered(line.refused(error_object(refused), response))
         body = CompletionEncoder(answer, self._model).completion()
-        record = {**head, "response": _response(200, body), "error": None}
-        return Answered(record, len(answer.tally.token_ids))
+        return Answered(line.answered(_response(200, body)), len(answer.tally.token_ids))
 
     def _request(self, line: RequestLine) -> ChatCompletionRequest:
         """Parse the body. Raises ApiError."""

@@ -1,12 +1,15 @@
-"""Answering the lines of a batch one after the other, until the last one or Ctrl-C."""
+"""Answering the lines of a batch until the last one or Ctrl-C, and what is said of those without an answer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
 
-from triforce_chat.batch.lines import Answerer, Line
+from triforce_chat.batch.crew import Crew
+from triforce_chat.batch.driver import Driver
+from triforce_chat.batch.lines import Line
 from triforce_chat.batch.output_file import OutputFile
+from triforce_chat.batch.queue import Queue
 from triforce_chat.errors import Incomplete, Interrupted, TriforceError
 from triforce_chat.ui.batch_progress import BatchView
 from triforce_chat.ui.formatting import count, shorten
@@ -16,26 +19,22 @@ MOST_NAMED = 3  # lines that a message names
 NAME_LENGTH = 80  # characters
 
 
-class LastAnswer(Interrupt):
-    """While entered, Ctrl-C lets the running answer be the last one; again it raises ``Leave``, however late."""
+class LastAnswers(Interrupt):
+    """While entered, Ctrl-C lets the running answers be the last ones; again it raises ``Leave``, however late."""
 
     WINDOW = math.inf
 
 
-def answer_lines(lines: Sequence[Line], answerer: Answerer, output: OutputFile, view: BatchView) -> bool:
-    """Answer the lines and write each answer to the disk; returns whether Ctrl-C stopped that.
+def answer_lines(
+    lines: Sequence[Line], crew: Crew, output: OutputFile, view: BatchView, limit: float | None = None
+) -> bool:
+    """Have the lines answered and write each answer to the disk; returns whether Ctrl-C stopped that.
 
-    Raises NotWritten and RankLost.
+    ``limit``: seconds for an answer. Raises what ``Driver.run`` raises.
     """
-    with LastAnswer(view.stopping) as interrupt, view:
-        for line in lines:
-            view.begin(line.name)
-            answered = answerer.answer(line, view.add)
-            output.append(answered.record)
-            view.answered(answered.tokens, answered.failed)
-            if interrupt.requested:
-                return True
-    return False
+    with LastAnswers(view.stopping) as interrupt, view, crew:
+        Driver(Queue(lines), crew, output, view, limit).run(lambda: interrupt.requested)
+    return interrupt.requested
 
 
 def missing(lines: Sequence[Line], output: OutputFile) -> str:
