@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 WORKER = b"triforce_chat.batch.worker"
-DRIVERS = 0.25  # share of the kills that hit the driver
+DRIVER_EVERY = 4  # of so many kills one hits the driver, the others a worker
 LATE = 1800.0  # seconds until a run that is left alone must have ended
 COMPARED = ("file", "question", "token_ids", "text", "finish_reason", "sources", "error")
 
@@ -65,9 +65,10 @@ def torment(batch: Batch, out: Path, kills: int, longest: float, chance: random.
     while killed.total() < kills:
         with batch.start(out, "--quiet") as driver:
             while killed.total() < kills:
+                wait_for_workers(driver)
                 time.sleep(chance.uniform(0, longest))
                 assert driver.poll() is None, "the batch ended too early: it needs more work or fewer kills"
-                if kill_one(driver, chance, killed) == "driver":
+                if kill_one(driver.pid, chance, killed) == "driver":
                     break
             driver.kill()
         check_lines(out)
@@ -75,11 +76,15 @@ def torment(batch: Batch, out: Path, kills: int, longest: float, chance: random.
     return killed
 
 
-def kill_one(driver: subprocess.Popen[bytes], chance: random.Random, killed: Counter[str]) -> str:
+def wait_for_workers(driver: subprocess.Popen[bytes]) -> None:
+    while not workers_of(driver.pid) and driver.poll() is None:
+        time.sleep(0.01)
+
+
+def kill_one(driver: int, chance: random.Random, killed: Counter[str]) -> str:
     """Kill the driver or one of its workers; returns which."""
-    workers = workers_of(driver.pid)
-    who = "driver" if not workers or chance.random() < DRIVERS else "worker"
-    victim = driver.pid if who == "driver" else chance.choice(workers)
+    who = "driver" if killed.total() % DRIVER_EVERY == DRIVER_EVERY - 1 else "worker"
+    victim = driver if who == "driver" else chance.choice(workers_of(driver) or [driver])
     try:
         os.kill(victim, signal.SIGKILL)
     except ProcessLookupError:  # a worker that an earlier kill had hit
