@@ -23,6 +23,8 @@ class Toy:
 
     id: str
     group: str = ""
+    documents: tuple[str, ...] = ()
+    digest: str = ""
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triforce_chat.batch.fingerprint import Fingerprint, Maker
 from triforce_chat.batch.lines import Answered, Answering, Line, error_object
 from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.chat.records import SCHEMA, RunInfo, answer_object
@@ -48,9 +49,17 @@ class BookLine:
     def group(self) -> str:
         return self.file
 
-    def answered(self, answer: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def documents(self) -> tuple[str, ...]:
+        return (self.file,)
+
+    @property
+    def digest(self) -> str:
+        return ""  # the question is part of the id
+
+    def answered(self, answer: dict[str, Any], fingerprint: Fingerprint) -> dict[str, Any]:
         """The record of this line with the object of an answer."""
-        return {**self._head, **answer, "error": None}
+        return {**self._head, **answer, "fingerprint": fingerprint, "error": None}
 
     def refused(self, error: dict[str, str]) -> dict[str, Any]:
         return {**self._head, "error": error}
@@ -110,7 +119,7 @@ class BookAnswerer:
     """Answers lines; those of one book should follow each other, because the last book stays in the cache.
 
     ``begin`` makes a conversation without documents, ``read`` reads a document, ``describe`` names the model that
-    answered.
+    answered, and ``maker`` what the answers were made of.
     """
 
     def __init__(
@@ -118,13 +127,12 @@ class BookAnswerer:
         begin: Callable[[], ChatSession],
         read: Callable[[str], Document],
         describe: Callable[[ChatSession], RunInfo],
+        maker: Maker,
     ) -> None:
-        self._begin, self._read, self._describe = begin, read, describe
-        self._file, self._opened = (
-            "",
-            begin(),
-        )  # the last book, and the conversation about it or why there is none
-        self._error: dict[str, str] | None = None
+        self._begin, self._read, self._describe, self._maker = begin, read, describe, maker
+        self._file, self._opened = "", begin()  # the last book, and the conversation about it
+        self._fingerprint: Fingerprint = {}
+        self._error: dict[str, str] | None = None  # why there is no such conversation
 
     def answer(self, line: Line) -> Answering:
         assert isinstance(line, BookLine)
@@ -135,7 +143,7 @@ class BookAnswerer:
         try:
             tally = yield from self._ask(line.question)
             answer = answer_object(tally, self._describe(self._opened))
-            return Answered(line.answered(answer), len(tally.token_ids))
+            return Answered(line.answered(answer, self._fingerprint), len(tally.token_ids))
         except Exception as error:
             return Answered(line.refused(error_object(error)))
 
@@ -143,6 +151,7 @@ class BookAnswerer:
         self._file, self._error, self._opened = file, None, self._begin()
         try:
             self._opened.add(self._read(file))
+            self._fingerprint = self._maker.fingerprint([file])
         except Exception as error:
             self._error = error_object(error)
 

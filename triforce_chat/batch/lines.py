@@ -30,6 +30,16 @@ class Line(Protocol):
         """The same for lines about the same documents, whose keys and values they share."""
         ...
 
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """The paths of the documents that the line names."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Tells the line from one of the same id that asks something else."""
+        ...
+
     def refused(self, error: dict[str, str]) -> dict[str, Any]:
         """The record of this line with an error in place of an answer."""
         ...

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from triforce_chat.batch.crew import Crew
 from triforce_chat.batch.driver import Driver
+from triforce_chat.batch.fingerprint import Maker
 from triforce_chat.batch.lines import Line
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.batch.queue import Queue
-from triforce_chat.errors import Incomplete, Interrupted, TriforceError
+from triforce_chat.errors import Incomplete, Interrupted, TriforceError, UsageError
 from triforce_chat.ui.batch_progress import BatchView
 from triforce_chat.ui.formatting import count, shorten
 from triforce_chat.ui.terminal import Interrupt
@@ -63,6 +64,28 @@ def stopped(error: TriforceError, lines: Sequence[Line], output: OutputFile) -> 
     return Incomplete(f"{error}; {missing(lines, output)}; the same command goes on")
 
 
-def unanswered(lines: Sequence[Line], known: Collection[str]) -> list[Line]:
+def what_changed(lines: Sequence[Line], output: OutputFile, maker: Maker) -> dict[str, str]:
+    """The lines whose answers were made of something else than a new one would be: what has changed, by id."""
+    told = {
+        line.id: maker.changes(output.fingerprints[line.id], line)
+        for line in lines
+        if line.id in output.answered and line.id in output.fingerprints
+    }
+    return {identifier: change for identifier, change in told.items() if change}
+
+
+def refuse_changed(changes: dict[str, str], output: OutputFile) -> None:
+    """Raise UsageError if there are such lines: answers that cost hours are not deleted unasked."""
+    if changes:
+        kinds = list(dict.fromkeys(shorten(change, NAME_LENGTH) for change in changes.values()))
+        more = f" and {len(kinds) - MOST_NAMED:,} more" if len(kinds) > MOST_NAMED else ""
+        raise UsageError(
+            f"{output.path}: {count(len(changes), 'answer')} of {', '.join(kinds[:MOST_NAMED])}{more}; "
+            "--retry-changed asks again, another --out keeps both"
+        )
+
+
+def unanswered(lines: Sequence[Line], output: OutputFile) -> list[Line]:
     """The lines that the output does not have."""
+    known = output.answered | output.failed
     return [line for line in lines if line.id not in known]

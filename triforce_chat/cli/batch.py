@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from triforce_chat.batch.crew import Crew
     from triforce_chat.batch.lines import Line
     from triforce_chat.batch.output_file import OutputFile
+    from triforce_chat.documents import Document
     from triforce_chat.ui.batch_progress import BatchView
     from triforce_chat.ui.terminal import Screen
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """Who answers, and how long an answer may take."""
+    """Who answers, how long an answer may take, and which lines are answered again."""
 
     workers: Annotated[
         int | None,
@@ -42,6 +43,16 @@ class BatchWork:
         float | None,
         typer.Option(min=0.1, help="Seconds that an answer may take, reading its book included."),
     ] = None
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Answer the lines with an error again.")
+    ] = False
+    retry_changed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-changed",
+            help="Answer again where a book, a request, the model or the settings are no longer the same.",
+        ),
+    ] = False
 
 
 def batch(
@@ -54,28 +65,21 @@ def batch(
             metavar="[BOOK...]", help="Files, folders and patterns; with --requests the documents of all."
         ),
     ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Answer the lines with an error again.")
-    ] = False,
 ) -> None:
     """Answer questions about many books, or a file of requests; the same command goes on after an interruption."""
     from triforce_chat.batch.driver import NoWorkerLeft
     from triforce_chat.batch.output_file import NotWritten
-    from triforce_chat.batch.run import require_all, stopped, unanswered
+    from triforce_chat.batch.run import require_all, stopped
 
     if options.jsonl:
         raise UsageError("--jsonl goes with ask and summarize")
     plan = plan_of(paths, documents or [])
     shared = () if paths.requests is None else tuple(documents or ())
-    job = BatchJob(options, options.model == AUTO, paths.requests, shared)
-    run, interrupted, refused = Run(plan, job, how), False, None
+    run = Run(plan, BatchJob(options, options.model == AUTO, paths.requests, shared), how)
+    interrupted, refused = False, None
     with plan.output() as output:
         try:
-            if retry_failed:
-                output.forget_failed()
-            left = unanswered(plan.lines, output.answered | output.failed)
-            if left:
-                interrupted = run.answer(left, output)
+            interrupted = run.answer(output)
         except (NotWritten, NoWorkerLeft) as error:
             refused = stopped(error, plan.lines, output)
         except KeyboardInterrupt:
@@ -92,14 +96,44 @@ class Run:
 
     def __init__(self, plan: Plan, job: BatchJob, how: BatchWork) -> None:
         self._plan, self._job, self._how = plan, job, how
+        self._documents: list[Document] | None = None  # of the command line, once they have been read
         self.view: BatchView | None = None
 
-    def answer(self, lines: Sequence[Line], output: OutputFile) -> bool:
-        """Load the model and answer the lines; returns whether Ctrl-C stopped it."""
+    def answer(self, output: OutputFile) -> bool:
+        """Answer what the output lacks; returns whether Ctrl-C stopped that. Raises UsageError for changed answers."""
+        from triforce_chat.batch.run import unanswered
+
+        if self._how.retry_failed:
+            output.forget(output.failed)
+        # Which model "auto" is takes seconds to find out, which a finished batch is not worth.
+        if not self._job.automatic or unanswered(self._plan.lines, output):
+            self._check_changes(output)
+        left = unanswered(self._plan.lines, output)
+        return bool(left) and self._answer(left, output)
+
+    def _check_changes(self, output: OutputFile) -> None:
+        from triforce_chat.batch.run import refuse_changed, what_changed
+
+        changes = what_changed(self._plan.lines, output, self._chosen().maker())
+        if self._how.retry_changed:
+            output.forget(changes.keys())
+        else:
+            refuse_changed(changes, output)
+
+    def _chosen(self) -> BatchJob:
+        """The job with the model that answers, whose documents have been read."""
+        options = self._job.options
+        if options.model == AUTO:
+            screen = screen_of(options)
+            self._documents = self._plan.documents(options, screen)
+            self._job = dataclasses.replace(self._job, options=with_shown_model(options, screen))
+        return self._job
+
+    def _answer(self, lines: Sequence[Line], output: OutputFile) -> bool:
         from triforce_chat.batch.run import answer_lines
         from triforce_chat.ui.batch_progress import batch_view
 
-        options = self._job.options
+        options = self._chosen().options
         screen = screen_of(options)
         crew = self._crew(lines, screen)
         quiet, names = options.quiet or options.json, [line.name for line in lines]
@@ -118,14 +152,15 @@ class Run:
         groups = len({line.group for line in lines})
         workers = None if by_torchrun(os.environ) else worker_count(wanted, settings, gpus, groups)
         compile_ahead(EngineSpec(settings), screen)
-        documents = self._plan.documents(self._job.options, screen)
-        job = dataclasses.replace(self._job, options=with_shown_model(self._job.options, screen))
+        documents = (
+            self._plan.documents(self._job.options, screen) if self._documents is None else self._documents
+        )
         if workers is None:
-            return ThisProcess(*job.load(documents, screen), limit=self._how.time_limit)
+            return ThisProcess(*self._job.load(documents, screen), limit=self._how.time_limit)
         from triforce_chat.batch.processes import Processes
 
-        fetch(screen, job.options.model)
-        return Processes(job, environments(workers, settings, gpus, os.environ), self._how.time_limit)
+        fetch(screen, self._job.options.model)
+        return Processes(self._job, environments(workers, settings, gpus, os.environ), self._how.time_limit)
 
 
 def summary(lines: Sequence[Line], output: OutputFile, view: BatchView | None) -> dict[str, Any]:

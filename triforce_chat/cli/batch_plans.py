@@ -33,6 +33,12 @@ class BatchFiles:
     requests: Annotated[
         Path | None, typer.Option(help="File of requests in the format of OpenAI's Batch API.")
     ] = None
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N", help="Only part I of N, counted from 0; a book is always in the same part."
+        ),
+    ] = None
 
 
 class BookPlan:
@@ -101,4 +107,10 @@ Plan = BookPlan | RequestPlan
 
 def plan_of(paths: BatchFiles, named: list[str]) -> Plan:
     """What the command line asks for. Raises UsageError."""
-    return (BookPlan if paths.requests is None else RequestPlan)(paths, named)
+    from triforce_chat.batch.shard import Shard
+
+    shard = None if paths.shard is None else Shard.parse(paths.shard)
+    plan = (BookPlan if paths.requests is None else RequestPlan)(paths, named)
+    if shard is not None:
+        plan.lines = shard.of(plan.lines)
+    return plan
