@@ -57,6 +57,13 @@ class LockedFile:
                 f"another process writes to {path}; wait for it or choose another --out"
             ) from None
 
+    def in_place_of(self, other: LockedFile) -> LockedFile:
+        """This file, which was moved to the other one's path, with the lock of that path; the other one is closed."""
+        os.close(other.number)
+        if self.stand_in is not None:
+            os.close(self.stand_in)
+        return LockedFile(self.number, other.stand_in)
+
     def close(self) -> None:
         os.close(self.number)
         if self.stand_in is not None:

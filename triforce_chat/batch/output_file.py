@@ -86,8 +86,8 @@ class OutputFile:
         except OSError as error:
             copy.unlink(missing_ok=True)
             raise NotWritten(f"{copy}: {error.strerror}") from None
-        self._file.close()  # only now: whoever waits for the old file finds a new one in its place
-        self._file = new
+        # The old file is closed only now: whoever waits for it finds a new one in its place.
+        self._file = new.in_place_of(self._file)
         self.answered, self.failed = self.answered - ids, self.failed - ids
 
     def _read(self) -> None:
