@@ -39,6 +39,10 @@ class BatchWork:
             "several GPUs this process answers by itself).",
         ),
     ] = None
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Workers on a Ray cluster: auto, local, or an address."),
+    ] = None
     time_limit: Annotated[
         float | None,
         typer.Option(min=0.1, help="Seconds that an answer may take, reading its book included."),
@@ -73,6 +77,8 @@ def batch(
 
     if options.jsonl:
         raise UsageError("--jsonl goes with ask and summarize")
+    if how.ray is not None:
+        check_ray(options)
     plan = plan_of(paths, documents or [])
     shared = () if paths.requests is None else tuple(documents or ())
     run = Run(plan, BatchJob(options, options.model == AUTO, paths.requests, shared), how)
@@ -89,6 +95,17 @@ def batch(
         if refused:
             raise refused
         require_all(plan.lines, output, interrupted)
+
+
+def check_ray(options: Options) -> None:
+    """Raises UsageError if a cluster cannot be used."""
+    from triforce_chat.batch.ray_actors import require_extra
+
+    require_extra()
+    if options.model == AUTO:
+        raise UsageError(
+            "--ray needs a --model: the one that suits this machine may not suit those of the cluster"
+        )
 
 
 class Run:
@@ -141,6 +158,17 @@ class Run:
         return answer_lines(lines, crew, output, self.view, self._how.time_limit)
 
     def _crew(self, lines: Sequence[Line], screen: Screen) -> Crew:
+        groups = len({line.group for line in lines})
+        return self._crew_here(groups, screen) if self._how.ray is None else self._crew_of_ray(groups, screen)
+
+    def _crew_of_ray(self, groups: int, screen: Screen) -> Crew:
+        from triforce_chat.batch.ray_actors import RayActors
+
+        options, how = self._job.options, self._how
+        self._plan.documents(options, screen)  # what cannot be read is told before a cluster is asked
+        return RayActors(self._job, how.ray or "", options.settings, how.workers, groups, how.time_limit)
+
+    def _crew_here(self, groups: int, screen: Screen) -> Crew:
         """Workers on this machine, or this process, whose model is then loaded."""
         from triforce_chat.batch.crew import ThisProcess
         from triforce_chat.batch.places import environments, worker_count
@@ -149,7 +177,6 @@ class Run:
         from triforce_chat.parallel.rank_info import by_torchrun
 
         wanted, settings, gpus = self._how.workers, self._job.options.settings, count_gpus()
-        groups = len({line.group for line in lines})
         workers = None if by_torchrun(os.environ) else worker_count(wanted, settings, gpus, groups)
         compile_ahead(EngineSpec(settings), screen)
         documents = (
