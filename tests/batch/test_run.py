@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.batch_toys import HEAD, Toy
+from support.batch_toys import HEAD, Toy, toys
 
 from triforce_chat.batch.crew import Done, ThisProcess, relayed
 from triforce_chat.batch.lines import Answered, Answering, Line, within
@@ -96,3 +96,17 @@ def test_an_answer_that_takes_too_long_is_given_up() -> None:
     *events, done = relayed(0, within(answering(), 2, lambda: next(seconds)))
     assert len(events) == 2
     assert done == Done(0, Answered({"error": "no answer within 2 s"}))
+
+
+def test_ten_thousand_lines_begin_at_once(tmp_path: Path) -> None:
+    lines = toys(2500, 4)
+    started = time.process_time()
+
+    def stop() -> None:
+        assert time.process_time() - started < 1.0  # it takes a tenth
+        raise Leave
+
+    with OutputFile(tmp_path / "other.jsonl", "id", HEAD) as output:
+        with pytest.raises(Leave):
+            answer_lines(lines, ThisProcess(Answerer("0-0", stop)), output, BatchView([], True))
+        assert missing(lines, output).startswith("10,000 of 10,000 answers are missing")
