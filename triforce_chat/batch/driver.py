@@ -103,7 +103,7 @@ class Driver:
         self._view.answered(worker, answered.tokens, answered.failed)
 
     def _lost(self, worker: int, why: str) -> None:
-        """Try the worker's line once more, with another worker of its number."""
+        """Try the worker's line once more, with whichever worker is free first: another start may have no place."""
         running = self._running.pop(worker, None)
         if running is not None:
             self._view.dropped(worker)
@@ -126,6 +126,7 @@ class Driver:
 
     def _replace(self, worker: int) -> None:
         self._ready.discard(worker)
+        self._queue.release(worker)
         self._starts[worker] += 1
         self._crew.replace(worker)
 
@@ -144,8 +145,8 @@ class Driver:
             if limit is not None and now - running.since > limit + GRACE:
                 del self._running[worker]
                 self._view.dropped(worker)
-                self._replace(worker)
                 self._refuse(worker, running.line, late(limit))
+                self._replace(worker)
         if self._ready:
             self._seen = now
         elif patience is not None and now - self._seen > patience:

@@ -32,7 +32,7 @@ class Queue:
         return own.popleft()
 
     def put_back(self, worker: int, line: Line) -> None:
-        """The line's answer was lost; it is this worker's next one again."""
+        """The line's answer was lost; it is the next one of this worker's group again."""
         self._own[worker].appendleft(line)
 
     def drop_group(self, worker: int) -> list[Line]:
@@ -40,6 +40,6 @@ class Queue:
         return list(self._own.pop(worker, ()))
 
     def release(self, worker: int) -> None:
-        """The worker is gone for good: the rest of its group is the next one that another worker gets."""
+        """The worker is gone, or starts again: the rest of its group is the next one that a free worker gets."""
         if rest := self._own.pop(worker, None):
             self._groups.appendleft(rest)
