@@ -22,6 +22,7 @@ from reportlab.pdfgen.canvas import Canvas
 from support.commands import Outcome, run
 from support.places import ROOT
 from support.rules import middle_accepts_everything
+from support.schemas import schema_errors
 from support.tiny_models import VOCABULARY, mute_special_tokens, save_model
 
 from triforce_chat import __version__
@@ -171,6 +172,49 @@ def test_events_as_lines(ask: Ask) -> None:
     text = "".join(line["text"] for line in lines if line["event"] == "text")
     assert text == ask("ask", "a.txt", "Why?", "--json").json["text"]
     assert all(line["schema"] == 1 for line in lines)
+
+
+def asked_together(ask: Ask, tmp_path: Path, *more: str) -> Outcome:
+    """Three questions about one document, two of them at a time."""
+    (tmp_path / "q.txt").write_text("Why?\n\nWho is the first text about, and who wrote it?\nHow?\n")
+    return ask("ask", "a.txt", "--questions", str(tmp_path / "q.txt"), "--parallel", "2", *more)
+
+
+def test_many_questions_get_the_answers_that_each_gets_alone(ask: Ask, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in asked_together(ask, tmp_path, "--json").out.splitlines()]
+    assert [line["question"] for line in lines] == [
+        *("Why?", "Who is the first text about, and who wrote it?", "How?")
+    ]
+    for line in lines:
+        alone = ask("ask", "a.txt", line["question"], "--json").json
+        assert (line["token_ids"], line["sources"]) == (alone["token_ids"], alone["sources"])
+        assert schema_errors("answer", line) == []
+
+
+def test_many_questions_for_people_and_as_events(ask: Ask, tmp_path: Path) -> None:
+    told = asked_together(ask, tmp_path)
+    answers = [
+        json.loads(line)["text"].strip() for line in asked_together(ask, tmp_path, "--json").out.splitlines()
+    ]
+    assert (told.code, told.out) == (0, "\n\n".join(answers) + "\n")
+    events = [json.loads(line) for line in asked_together(ask, tmp_path, "--jsonl").out.splitlines()]
+    assert [event for line in events for event in schema_errors("events", line)] == []
+    assert events[0]["question"] is None
+    texts = [
+        "".join(e["text"] for e in events if e["event"] == "text" and e["question"] == i) for i in range(3)
+    ]
+    assert [text.strip() for text in texts] == answers
+
+
+def test_questions_that_cannot_be_asked(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text("\n \n")
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 8)
+    (tmp_path / "long.txt").write_text("Why?\n" + "word " * CONTEXT + "\n")
+    for name, code in (("blank.txt", 2), ("binary.txt", 2), ("absent.txt", 2), ("long.txt", 4)):
+        done = ask("ask", "a.txt", "--questions", str(tmp_path / name))
+        assert (done.code, done.out, done.err.count("\n")) == (code, "", 1), done.err
+    both = asked_together(ask, tmp_path, "--compare-autoregressive")
+    assert (both.code, both.out) == (2, "")
 
 
 def test_nobody_waits_for_sources_that_nobody_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

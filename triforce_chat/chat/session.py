@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -20,6 +20,7 @@ from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.engine.together import answer_together
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
@@ -141,6 +142,22 @@ class ChatSession:
         finally:
             self._record(question, ids, tally)
 
+    def ask_together(
+        self, questions: Sequence[str], width: int, sources: bool = True
+    ) -> Iterator[tuple[int | None, ChatEvent | None]]:
+        """Answer questions about the documents, none of which sees another; nothing is recorded.
+
+        At most ``width`` at a time. Yields (number of the question, event), without a number while the documents are
+        read, and without an event once an answer has ended. Raises DoesNotFit before anything is computed.
+        """
+        requests = [self.request(self.question_ids(question)) for question in questions]
+
+        def answer(engine: EngineProtocol, request: Request) -> Generator[ChatEvent, None, None]:
+            return self._answer(request, Tally(), sources, engine)
+
+        with convert_out_of_memory():
+            yield from answer_together(self.engine, requests, answer, width)
+
     def retry(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no question to answer again") as last:
             yield from self.ask(last.turn.question)
@@ -199,22 +216,28 @@ class ChatSession:
         )
 
     def _answer(
-        self, request: Request, tally: Tally, sources: bool = True
+        self, request: Request, tally: Tally, sources: bool = True, engine: EngineProtocol | None = None
     ) -> Generator[ChatEvent, None, None]:
-        """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them."""
-        for event in self.engine.answer(request):
+        """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them.
+
+        ``engine``: one of several that answer at once; None for the session's own.
+        """
+        engine = engine or self.engine
+        for event in engine.answer(request):
             tally.add(event)
             yield event
         if sources and self.documents and tally.token_ids:
-            for found in self._sources(request, tally):
+            for found in self._sources(engine, request, tally):
                 tally.add(found)
                 yield found
 
-    def _sources(self, request: Request, tally: Tally) -> Generator[ChatEvent, None, None]:
+    def _sources(
+        self, engine: EngineProtocol, request: Request, tally: Tally
+    ) -> Generator[ChatEvent, None, None]:
         """Find the pages that an answer attended to, and check the pages that it names."""
         started = time.perf_counter()
         documents = self.transcript.tokenized_documents
-        weights = yield from self.engine.attribute(request, tally.token_ids)
+        weights = yield from engine.attribute(request, tally.token_ids)
         pages = [
             page
             for span, document in zip(request.spans, documents, strict=True)

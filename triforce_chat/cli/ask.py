@@ -17,6 +17,7 @@ from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
+    from triforce_chat.chat.events import ChatEvent, Tally
     from triforce_chat.chat.records import RunInfo
     from triforce_chat.chat.session import ChatSession
     from triforce_chat.ui.terminal import Screen
@@ -25,6 +26,16 @@ Compare = Annotated[
     bool,
     typer.Option("--compare-autoregressive", help="Answer with and without speculation, side by side."),
 ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Questions:
+    """Many questions about the same documents."""
+
+    questions: Annotated[
+        Path | None, typer.Option(help="File with one question per line; all arguments are documents.")
+    ] = None
+    parallel: Annotated[int, typer.Option(min=1, help="Questions answered at once.")] = 8
 
 
 def summarize(documents: Documents, options: Options, compare_autoregressive: Compare = False) -> None:
@@ -40,9 +51,15 @@ def ask(
         list[str], typer.Argument(metavar='[DOC...] "QUESTION"', help="Documents, question.")
     ],
     options: Options,
+    several: Questions,
     compare_autoregressive: Compare = False,
 ) -> None:
-    """Ask one question about documents."""
+    """Ask a question about documents, or with --questions many at once."""
+    if several.questions:
+        if compare_autoregressive:
+            raise UsageError("--compare-autoregressive answers one question; leave --questions away")
+        answer_several(arguments, several, options)
+        return
     *documents, question = arguments
     if not documents and is_document(question):
         raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
@@ -61,6 +78,15 @@ def is_document(text: str) -> bool:
 
 def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
     """Answer one question in the form that the options ask for."""
+    session, options, screen, run_info = opened(documents, options)
+    show = compare_once if compare else answer_once
+    reason = show(session, question, options, screen, run_info)
+    if reason == "interrupted":
+        raise typer.Exit(Interrupted.exit_code)
+
+
+def opened(documents: list[str], options: Options) -> tuple[ChatSession, Options, Screen, RunInfo]:
+    """A conversation about documents, with the options and the screen that it goes by."""
     from triforce_chat.loading.spec import EngineSpec
 
     screen = screen_of(options)
@@ -68,10 +94,35 @@ def answer(documents: list[str], question: str, options: Options, compare: bool)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)
-    run_info = run_info_of(options, automatic, session, load_s)
-    show = compare_once if compare else answer_once
-    reason = show(session, question, options, screen, run_info)
-    if reason == "interrupted":
+    return session, options, screen, run_info_of(options, automatic, session, load_s)
+
+
+def answer_several(documents: list[str], several: Questions, options: Options) -> None:
+    """Answer all questions of a file, each by itself, several at once; answers come in the order of the questions."""
+    from triforce_chat.batch.books import read_lines
+    from triforce_chat.chat.records import answer_object, event_object
+    from triforce_chat.ui.answers import fold_answers, show_answers
+
+    assert several.questions is not None
+    questions = read_lines(several.questions)
+    session, options, screen, run_info = opened(documents, options)
+    as_json = options.json or options.jsonl
+    items = session.ask_together(questions, several.parallel, as_json or screen.detail != "bare")
+
+    def print_event(item: tuple[int | None, ChatEvent | None]) -> None:
+        number, event = item
+        if options.jsonl and event is not None:
+            print_json({**event_object(event), "question": number})
+
+    def print_answer(number: int, tally: Tally) -> None:
+        if options.json:
+            print_json({"question": questions[number], **answer_object(tally, planned(run_info, session))})
+
+    if as_json:
+        tallies = fold_answers(items, questions, print_event, print_answer)
+    else:
+        tallies = show_answers(items, questions, screen)
+    if not all(each.finished and each.finished.reason != "interrupted" for each in tallies):
         raise typer.Exit(Interrupted.exit_code)
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # The model that --inflate enlarges unless another one is named: it has a draft, and loads fast.
 INFLATED = "small"
+QUESTION_ROOM = 64  # tokens of a question of --shared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +83,14 @@ class BenchOptions:
             help="All stacks decode what plain decoding drew, past its end: a fair comparison with few prompts.",
         ),
     ] = False
+    shared: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Measure so many questions about each text, answered at once, beside one alone.",
+            show_default=False,
+        ),
+    ] = None
     stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False
     peer: Annotated[
         str | None,
@@ -124,7 +133,8 @@ class Recipe:
             from triforce_chat.lab.bench.profile import ROOM
 
             return max(self.lengths) + ROOM
-        return max(self.lengths) + max(case.settings.max_tokens for case in self.cases)
+        question = QUESTION_ROOM if self.chosen.shared else 0
+        return max(self.lengths) + question + max(case.settings.max_tokens for case in self.cases)
 
     def record(self) -> dict[str, Any]:
         """What is needed to measure again, as plain values."""
@@ -146,6 +156,8 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
         raise UsageError("--trace writes what --profile measures; add --profile")
     if chosen.same_text and chosen.profile:
         raise UsageError("--profile looks at rounds of any text; leave out --same-text")
+    if chosen.shared and (chosen.profile or chosen.same_text or chosen.stock or chosen.peer):
+        raise UsageError("--shared goes without --profile, --same-text, --stock and --peer")
     if chosen.peer and (chosen.inflate or chosen.profile):
         raise UsageError("--peer measures a model as it is; leave out --inflate and --profile")
     screen = screen_of(options)
@@ -170,6 +182,9 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     }
     if chosen.profile:
         show_profiles(run, prompts, recipe, record, options, screen)
+        return
+    if chosen.shared:
+        show_shared(run, prompts, recipe, record, options, screen)
         return
     show_rows(measure(run, prompts, recipe), record, options, screen)
     if run.interrupted:
@@ -330,3 +345,35 @@ def show_profiles(
                     screen.out.print(part, markup=False, highlight=False)
     if options.json:
         print_record({**record, "rows": [], "profiles": [dataclasses.asdict(each) for each in found]})
+
+
+def show_shared(
+    run: Bench,
+    prompts: Sequence[Sequence[Sequence[int]]],
+    recipe: Recipe,
+    record: dict[str, Any],
+    options: Options,
+    screen: Screen,
+) -> None:
+    """Measure questions that are answered at once, and print a table or one JSON record."""
+    from triforce_chat.lab.bench.table import together_table
+    from triforce_chat.lab.bench.together import Together, measure_together
+
+    chosen, found = recipe.chosen, list[Together]()
+    assert chosen.shared
+    for text in (text for same_length in prompts for text in same_length):
+        every = measure_together(
+            *(run.engine, run.loaded, text, recipe.cases, chosen.shared),
+            *(chosen.repeats, chosen.warmup, chosen.past_end),
+        )
+        for each in every:
+            found.append(each)
+            if screen.detail != "bare":
+                line = f"{each.context:,} tokens, {each.contender}: {each.times_one:.2f} times one answer"
+                screen.err.print(line, markup=False, style="dim", highlight=False)
+    if options.json:
+        shared = [dataclasses.asdict(each) for each in found]
+        print_record({**record, "rows": [], "profiles": [], "shared": shared})
+    else:
+        screen.out.width = max(screen.out.width, TABLE_WIDTH)
+        screen.out.print(together_table(found))

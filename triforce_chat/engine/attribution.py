@@ -33,7 +33,7 @@ class AttributionCache(KVCache):
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
         view = self.source.storage.view(layer, self.length + q.shape[2])
-        self.watch(q[0], view.keys[0, :, : view.length])
+        self.watch(q[0], view.whole[0][0])
         return view
 
 

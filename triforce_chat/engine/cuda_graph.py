@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 Made = TypeVar("Made")
+LogitsAndStates = tuple[Tensor, Tensor]  # [n, V]; the last hidden states that they were computed from, [n, C]
 Preparation = Callable[[], object]  # captures one graph, unless that was done or there is no room for it now
 
 # Row counts that are captured. Other counts are padded to the next one, which costs next to nothing, as reading

@@ -24,14 +24,19 @@ from triforce_chat.engine.events import (
     Retraced,
     Text,
 )
-from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.forward.runner import Gathering, Runner
 from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import Calibration
-from triforce_chat.engine.speculation.calibrator import CalibrationStore, Calibrator, NoCalibrations
+from triforce_chat.engine.speculation.calibrator import (
+    CalibrationStore,
+    Calibrator,
+    NoCalibrations,
+    ReadOnlyCalibrations,
+)
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
@@ -100,6 +105,36 @@ class Engine:
     def check(self, options: StackOptions) -> None:
         """Raise UsageError if ``restack`` would refuse these options."""
         self._builder(options).check()
+
+    @property
+    def forkable(self) -> Engine | None:
+        """This engine, if ``fork`` can make others like it.
+
+        Not where every forward streams keys and values from host memory, which would have to come once for each, nor
+        where a draft reads the state of the target's latest forward.
+        """
+        return None if self.full.storage.streams or self.target.state is not None else self
+
+    def fork(
+        self, shared: int, context: int, gathering: Gathering, storage: Callable[[Shape, int], KVStorage]
+    ) -> Engine:
+        """An engine for another sequence whose prompt begins with the first ``shared`` tokens in the cache.
+
+        Both read the same keys and values of those, so this engine must keep them for as long as the other is used.
+        ``context`` and ``storage``: of the new engine; the forwards of both models go through ``gathering``. What its
+        planners learn is not kept, as their times are those of several sequences.
+        """
+        made = Engine(
+            self.target.gathered_by(gathering),
+            context,
+            TextCodec(self.decode, self.eos_ids),
+            self.draft and self.draft.gathered_by(gathering),
+            self.options,
+            storage=storage,
+            calibrations=ReadOnlyCalibrations(self.calibrations),
+        )
+        made.prefix.adopt(self.prefix, shared)
+        return made
 
     @property
     def expected(self) -> Expected:

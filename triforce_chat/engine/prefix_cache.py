@@ -42,6 +42,19 @@ class PrefixCache:
         """Tokens that one forward of a prefill takes at most."""
         return GPU_PREFILL_CHUNK if self.target.device.type == "cuda" else PREFILL_CHUNK
 
+    def adopt(self, other: PrefixCache, length: int) -> None:
+        """Hold the first ``length`` tokens of another cache, which this one's storage shares with it.
+
+        They must end with a complete chunk. Raises ValueError if they do not.
+        """
+        self.chunks = [chunk for chunk in other.chunks if chunk.end <= length]
+        if self._complete != length or self.ids:
+            raise ValueError(
+                f"{length} tokens are no complete chunks of the other cache, or this one is in use"
+            )
+        self.ids, self.prefilled = other.ids[:length], length
+        self.full.restored(length)
+
     def prefill(
         self,
         prompt: Sequence[int],

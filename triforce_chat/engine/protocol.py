@@ -16,7 +16,7 @@ from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 
 if TYPE_CHECKING:
-    from triforce_chat.engine.engine import Request
+    from triforce_chat.engine.engine import Engine, Request
 
 
 class EngineProtocol(Protocol):
@@ -25,6 +25,8 @@ class EngineProtocol(Protocol):
     One generator at a time: it must be closed or exhausted before the next call.
     """
 
+    @property
+    def forkable(self) -> Engine | None: ...
     @property
     def context(self) -> int: ...
     @property

@@ -37,6 +37,10 @@ class RankZeroEngine:
         self.engine, self.workers = engine, workers
 
     @property
+    def forkable(self) -> Engine | None:
+        return None
+
+    @property
     def context(self) -> int:
         return self.engine.context
 

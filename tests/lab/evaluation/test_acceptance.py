@@ -221,7 +221,7 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
 
     class Counted:
         vocabulary, device, captures = lab.draft.vocabulary, lab.draft.device, False
-        dtype = lab.draft.dtype
+        dtype, sequences = lab.draft.dtype, 1
 
         def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
             calls.append(rows)

@@ -52,6 +52,8 @@ class CacheObserver(Protocol):
 class FullCache(KVCache):
     """Keys and values of all committed tokens; grows in place and is never copied."""
 
+    verifies = True
+
     def __init__(
         self,
         shape: Shape,

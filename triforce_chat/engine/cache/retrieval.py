@@ -146,7 +146,7 @@ class RetrievalCache(KVCache):
         if layer == 0:
             self._begin(k.shape[2])
         if self.state is State.BUILDING:
-            self._build(layer, view.keys, view.values, view.length)
+            self._build(layer, *view.whole, view.end)
         if self.appends:
             self.storage.write(layer, self._slot(self.source.length), k, v)
 

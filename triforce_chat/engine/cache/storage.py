@@ -59,6 +59,30 @@ class KVView(NamedTuple):
     keys: Tensor  # [1, Hkv, S, D]
     values: Tensor  # [1, Hkv, S, D]
     length: int  # slots that hold tokens; S is the next multiple of GRAIN
+    shared: SharedView | None = None  # what comes before, and where these lie among other sequences'
+
+    @property
+    def end(self) -> int:
+        """Tokens in all, a shared prefix included."""
+        return self.length + (self.shared.prefix.end if self.shared else 0)
+
+    @property
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """All keys and all values, a prefix included, without padding: [1, Hkv, end, D] each; copies two parts."""
+        keys, values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        if self.shared is None:
+            return keys, values
+        before = self.shared.prefix.whole
+        return torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
+
+
+class SharedView(NamedTuple):
+    """One layer of several sequences with the same first tokens, the later ones of which lie side by side."""
+
+    prefix: KVView
+    keys: Tensor  # [sequences, Hkv, S, D], after the prefix
+    values: Tensor  # [sequences, Hkv, S, D]
+    place: int  # of the sequence whose view this belongs to
 
 
 class KVStorage(Protocol):
@@ -199,6 +223,7 @@ class KVCache:
     """
 
     length = 0
+    verifies = False  # its forwards are the last ones that a round of the top level waits for
 
     @property
     def position(self) -> int:

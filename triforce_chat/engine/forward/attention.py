@@ -1,9 +1,14 @@
-"""The attention function of all models: registered with transformers, and reading the cache of each forward."""
+"""The attention function of all models: registered with transformers, and reading the caches of each forward.
+
+The new tokens of several sequences may pass a forward one sequence after the other. Sequences that share a prefix read
+it together: their queries are rows of one matrix, so its keys and values are read once for all of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +16,17 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from triforce_chat.engine.cache.storage import KVCache, KVView
 from triforce_chat.engine.forward import onednn, prefill_attention
+from triforce_chat.engine.forward.prefill_attention import merged
 
 NAME = "triforce"
 FEW = 16  # new tokens on a GPU up to which ``folded_attention`` is used, which reads every key once
+
+
+class Part(NamedTuple):
+    """The share of one sequence in a forward: its next n tokens go to ``cache``."""
+
+    cache: KVCache
+    n: int
 
 
 def attend(
@@ -25,13 +38,23 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of n new tokens over the cache that was passed to the model as ``kv=``, in transformers' signature.
+    """Attention of n new tokens over the caches that were passed to the model as ``kv=``, in transformers' signature.
 
-    query: [1, Hq, n, D], key and value: [1, Hkv, n, D], all after RoPE. Returns [1, n, Hq, D].
+    query: [1, Hq, n, D], key and value: [1, Hkv, n, D], all after RoPE; ``kv`` is a sequence of ``Part``, whose tokens
+    are n in all. Returns [1, n, Hq, D].
     """
-    view = kwargs["kv"].update(module.layer_idx, query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return read_attention(query, view, scale).transpose(1, 2), None
+    layer: Any = module.layer_idx
+    return update_and_read(kwargs["kv"], layer, query, key, value, scale).transpose(1, 2), None
+
+
+def update_and_read(
+    parts: Sequence[Part], layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> Tensor:
+    """Append one layer's keys and values to each part's cache, and attend over it: [1, Hq, n, D]."""
+    shares = zip(*(each.split([part.n for part in parts], 2) for each in (query, key, value)), strict=True)
+    asked = [(q, part.cache.update(layer, q, k, v)) for part, (q, k, v) in zip(parts, shares, strict=True)]
+    return read_attention(*asked[0], scale) if len(asked) == 1 else read_together(asked, scale)
 
 
 class RotaryEmbedding:
@@ -58,21 +81,94 @@ class RotaryEmbedding:
         return self._tables
 
 
-def attend_in(cache: KVCache, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
-    """Append one layer's keys and values to ``cache`` and attend over it; q and k are rotated here.
+def attend_in(
+    parts: Sequence[Part], layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding
+) -> Tensor:
+    """``update_and_read`` before RoPE: q and k are rotated here.
 
     q: [n, Hq, D], k and v: [n, Hkv, D]. Returns [n, Hq, D].
     """
     q, k = rotary.rotate(q, k)
-    query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
-    view = cache.update(layer, query, key, value)
-    return read_attention(query, view, q.shape[-1] ** -0.5)[0].transpose(0, 1)
+    query, key, value = (each.transpose(0, 1)[None] for each in (q, k, v))
+    return update_and_read(parts, layer, query, key, value, q.shape[-1] ** -0.5)[0].transpose(0, 1)
 
 
 def read_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """Causal attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D]."""
+    if view.shared is not None:
+        return shared_attention([(query, view)], scale)
     many = query.is_cuda and query.shape[2] > FEW
     return (causal_attention if many else folded_attention)(query, view, scale)
+
+
+def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
+    """``read_attention`` of several sequences, one after the other in the result: [1, Hq, n, D].
+
+    All views that share a prefix share the same one.
+    """
+    if all(view.shared is not None for _, view in asked):
+        return shared_attention(asked, scale)
+    return torch.cat([read_attention(*each, scale) for each in asked], 2)
+
+
+def shared_attention(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
+    """``read_attention`` of sequences with the same prefix, one after the other in the result: [1, Hq, n, D].
+
+    The prefix's keys and values are read once for all of them. Then come each sequence's own tokens, side by side; the
+    results are merged by their log-sum-exps.
+    """
+    shared = [view.shared for _, view in asked if view.shared is not None]
+    prefix, kv_heads = shared[0].prefix, shared[0].keys.shape[1]
+    queries = torch.cat([query[0] for query, _ in asked], 1)  # [Hq, n, D]
+    rows = queries.unflatten(0, (kv_heads, -1))  # [Hkv, G, n, D]
+    before = partial_attention(rows.flatten(1, 2)[None], prefix, None, scale)
+    sizes = tuple((query.shape[2], view.length) for query, view in asked)
+    width = max(view.keys.shape[2] for _, view in asked)
+    places = [each.place for each in shared]
+    own = KVView(rows_at(shared[0].keys, places, width), rows_at(shared[0].values, places, width), width)
+    rows_of, visible = own_tokens(sizes, width, rows.shape[1], rows.dtype, rows.device)
+    padded = rows.new_zeros(*rows.shape[:2], len(sizes) * most_of(sizes), rows.shape[3])
+    padded[:, :, rows_of] = rows
+    grouped = padded.unflatten(2, (len(sizes), -1)).permute(2, 0, 1, 3, 4).flatten(2, 3)  # [B, Hkv, G*N, D]
+    after = partial_attention(grouped, own, visible, scale)
+    mixed, summed = (
+        each.unflatten(2, (rows.shape[1], -1)).movedim(0, 2).flatten(2, 3)[:, :, rows_of].flatten(1, 2)[None]
+        for each in after
+    )
+    both, _ = merged(before[0].float(), before[1], mixed, summed)
+    return both.to(rows.dtype).reshape(1, *queries.shape)
+
+
+def most_of(sizes: Sequence[tuple[int, int]]) -> int:
+    """The largest number of new tokens of any sequence, for sizes (n, length)."""
+    return max(n for n, _ in sizes)
+
+
+def rows_at(part: Tensor, places: Sequence[int], width: int) -> Tensor:
+    """The first ``width`` slots of these sequences: part [sequences, Hkv, S, D] -> [B, Hkv, width, D]."""
+    first, start = part[:, :, :width], places[0]
+    if list(places) == list(range(start, start + len(places))):
+        return first[start : start + len(places)]
+    return first.index_select(0, torch.tensor(places, device=part.device))
+
+
+@lru_cache(maxsize=8)
+def own_tokens(
+    sizes: tuple[tuple[int, int], ...], width: int, group: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Where the new tokens of sequences stand that are padded to N each, and which slots they see.
+
+    sizes: (n, length) of each sequence, whose last n of ``length`` slots are new. Returns which of the B*N rows hold a
+    token (the last n of each sequence's N), and the causal mask of the rows [B, 1, G*N, width], to be added to the
+    scores; rows without a token see the first slot.
+    """
+    most = most_of(sizes)
+    rows = [i * most + at for i, (n, _) in enumerate(sizes) for at in range(most - n, most)]
+    lengths = torch.tensor([length for _, length in sizes], device=device)
+    ends = (lengths[:, None] - torch.arange(most - 1, -1, -1, device=device)).clamp_min(1)  # [B, N]
+    hidden = torch.arange(width, device=device) >= ends[..., None]  # [B, N, width]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+    return torch.tensor(rows, device=device), mask.repeat(1, group, 1)[:, None]
 
 
 def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
@@ -103,11 +199,18 @@ def folded_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
 
     So keys and values are read once and never repeated. query: [1, Hq, n, D]; returns [1, Hq, n, D].
     """
-    _, heads, n, dim = query.shape
-    kv_heads = view.keys.shape[1]
-    rows = query.reshape(1, kv_heads, -1, dim)  # [1, Hkv, G*n, D]
-    tail = causal_tail(n, heads // kv_heads, rows.dtype, rows.device) if n > 1 else None
-    return softmax_attention(rows, view, tail, scale).reshape(1, heads, n, dim)
+    return softmax_attention(folded(query, view), view, tail_of(query, view), scale).reshape(query.shape)
+
+
+def folded(query: Tensor, view: KVView) -> Tensor:
+    """Queries [1, Hq, n, D] as rows of the KV heads that they read: [1, Hkv, G*n, D]."""
+    return query.reshape(1, view.keys.shape[1], -1, query.shape[3])
+
+
+def tail_of(query: Tensor, view: KVView) -> Tensor | None:
+    """The ``causal_tail`` of queries [1, Hq, n, D] that are the last n tokens of a view; None for a single one."""
+    _, heads, n, _ = query.shape
+    return causal_tail(n, heads // view.keys.shape[1], query.dtype, query.device) if n > 1 else None
 
 
 @lru_cache(maxsize=8)
@@ -126,6 +229,26 @@ def softmax_attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: fl
     keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
     mask = None if tail is None else pad(tail, (view.length - tail.shape[1], 0))
     return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+
+
+def partial_attention(rows: Tensor, view: KVView, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Softmax attention over the slots of a view, and its log-sum-exps, to be merged with that over other keys.
+
+    rows: [B, Hkv, R, D], of as many sequences as the view has; mask: [B, 1, R, length], added to the scores. Returns
+    [B, Hkv, R, D] and, in fp32, [B, Hkv, R].
+    """
+    keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
+    given, wide = (rows, keys, values), {"scale": scale}
+    if not rows.is_cuda:
+        mixed, summed = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *given, attn_mask=mask, **wide
+        )
+    elif mask is None and rows.dtype != torch.float32:
+        mixed, summed, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*given, **wide)
+    else:
+        bias = None if mask is None else mask.expand(-1, rows.shape[1], -1, -1)
+        mixed, summed, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*given, bias, True, **wide)
+    return mixed, summed[:, :, : rows.shape[2]]
 
 
 def register() -> None:

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
-from triforce_chat.engine.cuda_graph import ForwardInputs, Graph, fitting, pool_of
+from triforce_chat.engine.cuda_graph import ForwardInputs, Graph, LogitsAndStates, fitting, pool_of
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.target_state import StateReader
-
-LogitsAndStates = tuple[Tensor, Tensor]  # [n, V]; the last hidden states that they were computed from, [n, C]
 
 
 class ForwardGraph:

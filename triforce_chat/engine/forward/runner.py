@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.storage import KVCache, Shape
-from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, Preparation, fitting
+from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, LogitsAndStates, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.group import SINGLE, RankGroup
@@ -25,6 +25,28 @@ if TYPE_CHECKING:
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families with fused blocks
 SMALLEST_HEAD = 16  # head dimension; no tile of a tensor core is narrower
 SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU, for activations of a prefill and for graphs
+
+
+class Feed(NamedTuple):
+    """The next tokens of one sequence, and the cache that they go to; see ``Forward``."""
+
+    ids: Tensor  # [1, n]
+    cache: KVCache
+    rows: int
+    offset: Tensor | None = None
+
+
+class Gathering(Protocol):
+    """Gathers the forwards of several sequences, to run those of one model together."""
+
+    @property
+    def sequences(self) -> int:
+        """How many are running."""
+        ...
+
+    def computed(self, runner: Runner, feed: Feed) -> LogitsAndStates:
+        """The result of ``Runner.compute`` for the feed of the sequence that calls this."""
+        ...
 
 
 class Forward(Protocol):
@@ -41,6 +63,11 @@ class Forward(Protocol):
     @property
     def captures(self) -> bool:
         """Whether forwards of few tokens run as CUDA graphs, for which the host need not know the tokens' slots."""
+        ...
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences have forwards that run together, that of this forward included."""
         ...
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
@@ -166,6 +193,7 @@ class Runner:
         attention.register()
         model.set_attn_implementation(attention.NAME)
         self.model, self.group, self.state, self.reader = model, group, state, reader
+        self.gathering: Gathering | None = None  # None: every forward runs by itself
         self.last_states: Tensor | None = None  # [rows, C], of the last forward, if a draft reads them
         self.known: int = model.config.vocab_size  # ids from here on are padding without an embedding
         self.vocabulary = vocabulary or self.known
@@ -240,15 +268,36 @@ class Runner:
                 self.graphs.capture(slot, size)
             cache.overwrote(size)
 
-    @torch.inference_mode()
+    @property
+    def sequences(self) -> int:
+        return 1 if self.gathering is None else self.gathering.sequences
+
+    def gathered_by(self, gathering: Gathering) -> Runner:
+        """This model for one of several sequences, whose forwards run together."""
+        made = copy(self)
+        made.gathering = gathering
+        narrow = vars(self).get("quantized")  # shared, if there is one: it has weights of its own
+        if narrow is not None:
+            vars(made)["quantized"] = made if narrow is self else narrow.gathered_by(gathering)
+        return made
+
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
         if len(ids) != 1:
-            raise ValueError(f"{len(ids)} sequences; caches hold one")
-        with self.on_device():
-            logits, states = self._fed(self.embedded(ids[0]), cache, rows, offset)
+            raise ValueError(f"{len(ids)} sequences; a cache holds one")
+        feed = Feed(ids, cache, rows, offset)
+        if self.gathering is None:
+            ((logits, states),) = self.compute([feed])
+        else:
+            logits, states = self.gathering.computed(self, feed)
         if self.state is not None:
             self.last_states = states
-        return self.widened(logits)[None]
+        return logits
+
+    @torch.inference_mode()
+    def compute(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
+        """One forward of all feeds, each of another sequence: logits [1, rows, V] and last hidden states [rows, C]."""
+        with self.on_device():
+            return [(self.widened(logits)[None], states) for logits, states in self._fed(feeds)]
 
     def loop(self, cache: KVCache, tokens: int) -> LoopForward:
         return FusedLoop(self, cache, tokens)
@@ -262,30 +311,39 @@ class Runner:
         if self.state is not None:
             self.state.forget()
 
-    def _fed(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Logits [rows, V] and last hidden states [rows, C] of the last ``rows`` ids."""
-        n = len(ids)
+    def _fed(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
+        """Logits [rows, V] and last hidden states [rows, C] of each feed."""
+        if len(feeds) == 1 and (found := self._replayed(feeds[0])) is not None:
+            return [found]
+        with ExitStack() as there:
+            for feed in feeds:
+                if feed.offset is not None:  # waits for the device
+                    there.enter_context(moved(feed.cache, int(feed.offset)))
+            states = self._hidden([(self.embedded(feed.ids[0]), feed.cache) for feed in feeds])
+            each = [
+                part[len(part) - feed.rows :]
+                for part, feed in zip(states.split([feed.ids.shape[1] for feed in feeds]), feeds, strict=True)
+            ]
+        for feed in feeds:
+            if feed.offset is None:
+                feed.cache.advance(feed.ids.shape[1])
+        logits = self._logits(torch.cat(each) if len(each) > 1 else each[0])
+        return list(zip(logits.split([len(part) for part in each]), each, strict=True))
+
+    def _replayed(self, feed: Feed) -> LogitsAndStates | None:
+        """``_fed`` of one feed by a CUDA graph; None where none takes it."""
+        cache, n = feed.cache, feed.ids.shape[1]
         slot = cache.write_slot() if self.decoder else None
         size = self.graphs.size(n, slot) if slot else None
-        if offset is not None:
-            if slot and size:
-                logits, states = self.graphs(ids, slot, cache.position, cache.length, size, offset)
-                return logits[n - rows :], states[n - rows :]
-            with moved(cache, int(offset)):  # waits for the device
-                return self._computed(ids, cache, rows)
-        if slot and size:
-            logits, states = self.graphs(ids, slot, cache.position, cache.reach(n) - n, size)
-            logits, states = logits[n - rows :], states[n - rows :]
+        if slot is None or size is None:
+            return None
+        index = cache.length if feed.offset is not None else cache.reach(n) - n
+        ids = self.embedded(feed.ids[0])
+        logits, states = self.graphs(ids, slot, cache.position, index, size, feed.offset)
+        if feed.offset is None:
             cache.wrote(n, size)
-        else:
-            logits, states = self._computed(ids, cache, rows)
-        cache.advance(n)
-        return logits, states
-
-    def _computed(self, ids: Tensor, cache: KVCache, rows: int) -> tuple[Tensor, Tensor]:
-        """``_fed`` without a graph."""
-        states = self._hidden(ids, cache)[len(ids) - rows :]
-        return self._logits(states), states
+            cache.advance(n)
+        return logits[n - feed.rows :], states[n - feed.rows :]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.decoder.logits if self.decoder else self.model.lm_head
@@ -302,7 +360,7 @@ class Runner:
     def prefill(self, ids: Tensor, cache: KVCache) -> None:
         """Feed ids [n] for their keys and values; computes no logits."""
         with self.on_device():
-            self._hidden(self.embedded(ids), cache)
+            self._hidden([(self.embedded(ids), cache)])
         cache.advance(len(ids))
 
     def on_device(self) -> AbstractContextManager[Any]:
@@ -315,25 +373,37 @@ class Runner:
             return self.subset.embedded(ids)
         return ids.clamp_max(self.known - 1) if self.known < self.vocabulary else ids
 
-    def _hidden(self, ids: Tensor, cache: KVCache) -> Tensor:
-        """Last hidden states [n, C] of ids [n]; the cache receives their keys and values layer by layer."""
-        positions = torch.arange(cache.position, cache.position + len(ids), device=self.device)
-        added = self._added(cache, len(ids))
+    def _hidden(self, fed: Sequence[tuple[Tensor, KVCache]]) -> Tensor:
+        """Last hidden states [m, C] of the m ids of several sequences, one after the other.
+
+        Each cache receives the keys and values of its ids [n] layer by layer.
+        """
+        ids = joined([each for each, _ in fed])
+        positions = joined([self._steps(cache.position, len(own)) for own, cache in fed])
+        added = None if self.reader is None else joined([self._added(cache, len(own)) for own, cache in fed])
+        parts = [attention.Part(cache, len(own)) for own, cache in fed]
         if self.decoder:
-            return self.decoder(ids, positions, partial(attention.attend_in, cache), added)
+            return self.decoder(ids, positions, partial(attention.attend_in, parts), added)
         given = {"input_ids": ids[None]}
         if added is not None:
             given = {"inputs_embeds": self.model.get_input_embeddings()(ids[None]) + added}
-        out = self.model.base_model(**given, position_ids=positions[None], use_cache=False, kv=cache)
+        out = self.model.base_model(**given, position_ids=positions[None], use_cache=False, kv=parts)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _added(self, cache: KVCache, n: int) -> Tensor | None:
-        """What is added to the embeddings [n, C] of the next n tokens; None for nothing."""
-        if self.reader is None:
-            return None
+    def _steps(self, start: int, n: int) -> Tensor:
+        return torch.arange(start, start + n, device=self.device)
+
+    def _added(self, cache: KVCache, n: int) -> Tensor:
+        """What a draft's reader adds to the embeddings [n, C] of the next n tokens."""
+        assert self.reader is not None
         end = cache.reach(n)
-        return self.reader.rows(torch.arange(end - n, end, device=self.device))
+        return self.reader.rows(self._steps(end - n, n))
+
+
+def joined(rows: Sequence[Tensor]) -> Tensor:
+    """Tensors one after the other; a single one is not copied."""
+    return rows[0] if len(rows) == 1 else torch.cat([*rows])
 
 
 def feed(model: Forward, cache: KVCache, ids: Tensor) -> None:

@@ -62,6 +62,22 @@ class NoCalibrations:
         return Calibration()
 
 
+class ReadOnlyCalibrations:
+    """Gives what ``store`` knows, and keeps nothing there."""
+
+    def __init__(self, store: CalibrationStore) -> None:
+        self.store = store
+
+    def key(self, options: StackOptions) -> str:
+        return self.store.key(options)
+
+    def read(self, options: StackOptions) -> Calibration:
+        return self.store.read(options)
+
+    def write(self, options: StackOptions, news: Calibration) -> Calibration:  # noqa: ARG002
+        return self.read(options)
+
+
 class MemoryCalibrations:
     """Keeps calibrations as long as the process lives, for stacks that are replaced and come back."""
 

@@ -89,6 +89,10 @@ class Planner:
     ``gamma`` fixes the tokens to draft in each round; None chooses up to ``most``. ``plain`` allows rounds without a
     draft; otherwise the first arm always drafts, and only the number of tokens is chosen. ``investment`` limits what
     graphs may be captured for the sake of a plan.
+
+    ``sequences`` counts those whose forwards run together, this one included. Then rates are those of all of them: a
+    looked-up token costs all of them a row of the verification and gains one of them something, as the others have no
+    match just then; the drafts of an arm are made at the same time, and all gain.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Planner:
         self.lacking: Lacking = nothing_lacking
         self.most = (gamma or most) if arms or lookup else 0
         self.may_be_plain = plain
+        self.sequences = 1
         self.expected = Expected(0.0, 0.0)
         self._begin()
 
@@ -309,7 +314,7 @@ class Planner:
         able = [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n) for arm in able if arm.measured]
         if self.may_be_plain and (self.times.known or self.undrafted.weight):
-            options += [Plan(0, rate=1 / self._plain), self._looked_up(n, match)]
+            options += [Plan(0, rate=self.sequences / self._plain), self._looked_up(n, match)]
         best = max(options, key=self._appeal, default=Plan(0))
         trial = self._trial(able, best.rate, n)
         if trial:
@@ -354,18 +359,18 @@ class Planner:
 
     def _looked_up(self, most: int, match: int) -> Plan:
         if self.lookup is None or not match:
-            return Plan(0, rate=1 / self._round[0])
+            return Plan(0, rate=self.sequences / self._round[0])
         record, hopes = self._record, [0.0, *accumulate(self.lookup.survival(match, most))]
         first, more = self._round
-        rates = {n: (1 + record * hopes[n]) / (first + more * n) for n in sizes(0, most)}
+        rates = {n: (self.sequences + record * hopes[n]) / (first + more * n) for n in sizes(0, most)}
         n = self._best(None, rates)
         return Plan(n, rate=rates[n])
 
     def _drafted(self, arm: Arm, most: int) -> Plan:
         hopes = [0.0, *accumulate(arm.curve.chances(arm.makes(most)))]
-        (first, more), each = self._round, arm.cost.mean
+        (first, more), each, all_ = self._round, arm.cost.mean, self.sequences
         made = {n: arm.makes(n) for n in sizes(1, most)}
-        rates = {n: (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
+        rates = {n: all_ * (1 + hopes[m]) / (first + (all_ * more + each) * m) for n, m in made.items()}
         appeal = {n: rate * self._habit(arm, n) for n, rate in rates.items()}
         n = self._best(arm, appeal)
         if not n and self.may_be_plain:

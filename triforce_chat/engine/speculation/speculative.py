@@ -197,6 +197,7 @@ class Speculative:
         return self._choose(seq, end, 0 if self._match(seq) is None or self.found is None else self.found[2])
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
+        self.planner.sequences = self.model.sequences
         return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1), match)
 
     def _match(self, seq: TokenBuffer) -> Match | None:

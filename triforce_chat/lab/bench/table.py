@@ -11,6 +11,7 @@ from triforce_chat.lab.bench.row import Row
 
 if TYPE_CHECKING:
     from triforce_chat.lab.bench.profile import Profile
+    from triforce_chat.lab.bench.together import Together
 
 COLUMNS = (
     "context",
@@ -26,6 +27,10 @@ COLUMNS = (
     "fresh",
     "prefill tok/s",
     "peak GB",
+)
+TOGETHER_COLUMNS = (
+    *("context", "contender", "T", "answers", "one, s", "all, s", "spread", "all/one"),
+    *("ms/token", "tokens/round", "fresh"),
 )
 EQUAL = "equal"  # tokens of a peer's answers before the first that differs from ours
 
@@ -52,6 +57,20 @@ def table(rows: Sequence[Row]) -> Table:
             f"{row.prefill_tokens_per_s:.0f}",
             f"{row.peak_bytes / 1e9:.2f}",
             *([] if row.leading_equal is None else [f"{row.leading_equal}/{row.tokens}"]),
+        )
+    return made
+
+
+def together_table(rows: Sequence[Together]) -> Table:
+    """One line per text and contender for questions that were answered at once."""
+    made = lined(TOGETHER_COLUMNS)
+    for row in rows:
+        low, high = row.spread_s
+        made.add_row(
+            *(f"{row.context:,}", row.contender, f"{row.temperature:g}", f"{row.sequences}"),
+            *(f"{row.one_s:.2f}", f"{row.together_s:.2f}", f"{low:.2f}-{high:.2f}", f"{row.times_one:.2f}"),
+            *(f"{row.ms_per_token:.1f}", f"{row.tokens_per_round:.2f}"),
+            "" if row.fresh is None else f"{row.fresh:.2f}",
         )
     return made
 

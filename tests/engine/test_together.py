@@ -1,0 +1,229 @@
+"""Several sequences at once: each says what it says alone, whoever joins, leaves or is interrupted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from greenlet import getcurrent
+from support.labs import SMALL_BUDGET, Lab, perturbed, random_model, spell
+
+from triforce_chat.engine import prefix_cache, together
+from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.detokenizer import TextCodec
+from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.prefix_store import DocumentSpan
+from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.stack_specs import STACKS
+from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.together import answer_together, shared_prefix
+
+BOOK = [int(token) for token in torch.randint(1, 48, (150,), generator=torch.Generator().manual_seed(3))]
+SPANS = (DocumentSpan(len(BOOK), "a book"),)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 64)
+
+
+def engine_of(lab: Lab, stack: str = "triforce", **options: Any) -> Engine:
+    made = StackOptions(name=stack, budget=SMALL_BUDGET, **options)
+    return Engine(lab.target, 700, TextCodec(spell), lab.draft, made)
+
+
+def engine_on_gpu(stack: str, **changes: Any) -> Engine:
+    torch.manual_seed(11)
+    model = random_model(**changes)
+    runners = [Runner(copy.deepcopy(each).to("cuda")) for each in (model, perturbed(model, 0.02))]
+    options = StackOptions(name=stack, budget=SMALL_BUDGET)
+    return Engine(runners[0], 700, TextCodec(spell), runners[1], options)
+
+
+def questions(count: int, sampling: Sampling | None = None) -> list[Request]:
+    """Requests about one book whose questions and answers have different lengths."""
+    generator = torch.Generator().manual_seed(count)
+    made = []
+    for i in range(count):
+        own = torch.randint(1, 48, (5 + 13 * i,), generator=generator).tolist()
+        given = sampling or Sampling()
+        made.append(Request([*BOOK, *own], 30 + 17 * i, given, spans=SPANS))
+    return made
+
+
+def answered(engine: EngineProtocol, request: Request) -> Generator[Event, None, None]:
+    return engine.answer(request)
+
+
+def answers(engine: EngineProtocol, requests: list[Request], width: int) -> list[list[int]]:
+    """The tokens of each answer; all must have ended."""
+    made: list[list[int]] = [[] for _ in requests]
+    finished, ended = [], []
+    for number, event in answer_together(engine, requests, answered, width):
+        if isinstance(event, Text):
+            assert number is not None
+            made[number] += event.token_ids
+        if isinstance(event, Finished):
+            finished.append(number)
+        if event is None:
+            ended.append(number)
+    assert finished == ended
+    assert sorted(each for each in ended if each is not None) == list(range(len(requests)))
+    return made
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("width", [2, 5])
+def test_greedy_answers_are_those_of_each_question_alone(lab: Lab, stack: str, width: int) -> None:
+    requests = questions(5)
+    alone = [tokens_of(engine_of(lab, stack), request) for request in requests]
+    assert answers(engine_of(lab, stack), requests, width) == alone
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [8, 16])  # without and with fused blocks
+@pytest.mark.parametrize("stack", STACKS)
+def test_greedy_answers_on_a_gpu(stack: str, head_dim: int) -> None:
+    requests = questions(5)
+    alone = [tokens_of(engine_on_gpu(stack, head_dim=head_dim), request) for request in requests]
+    assert answers(engine_on_gpu(stack, head_dim=head_dim), requests, 3) == alone
+
+
+@pytest.mark.parametrize("stack", ["triforce", "naive", "lookup", "autoregressive"])
+def test_sampled_answers_are_those_of_each_question_alone(lab: Lab, stack: str) -> None:
+    """With fixed draft lengths the random numbers of an answer are used as they are alone."""
+    sampling = Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, seed=5)
+    requests, made = questions(4, sampling), partial(engine_of, lab, stack, gamma=5, draft_gamma=2)
+    alone = [tokens_of(made(), request) for request in requests]
+    assert answers(made(), requests, 3) == alone
+
+
+def test_every_architecture_and_no_document(any_lab: Lab) -> None:
+    requests = [Request([7, 3 + i, 11, *range(1, 20 + 9 * i)], 40) for i in range(3)]
+    alone = [tokens_of(engine_of(any_lab), request) for request in requests]
+    origin = engine_of(any_lab)
+    assert shared_prefix(origin, requests) == 0
+    assert answers(origin, requests, 3) == alone
+
+
+def test_the_book_is_read_once_and_kept_once(lab: Lab) -> None:
+    requests, origin = questions(3), engine_of(lab)
+    assert shared_prefix(origin, requests) == len(BOOK)
+    fed: list[int] = []
+    prefill = Runner.prefill
+
+    def counted(self: Runner, ids: torch.Tensor, cache: Any) -> None:
+        fed.append(len(ids))
+        prefill(self, ids, cache)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "prefill", counted)
+        answers(origin, requests, 3)
+    assert sum(fed) == len(BOOK) + sum(len(request.prompt) - 1 - len(BOOK) for request in requests)
+    places = together.Places(origin, len(BOOK), requests, 2)
+    forked = [origin.fork(len(BOOK), 300, together.Gathered(), places.take(number)) for number in range(2)]
+    assert [each.cached for each in forked] == [BOOK, BOOK]
+    views = [each.full.storage.view(1, len(BOOK) + 1).shared for each in forked]
+    prefixes = {view.prefix.keys.data_ptr() for view in views if view}
+    assert prefixes == {origin.full.storage.view(1, 1).keys.data_ptr()}
+
+
+def test_prompts_that_share_less_than_a_chunk_share_nothing(lab: Lab) -> None:
+    origin = engine_of(lab)
+    same = [Request([*BOOK[:63], i, 5, 6], 5) for i in range(2)]
+    more = [Request([*BOOK[:64], i, 5, 6], 5) for i in range(2)]
+    assert [shared_prefix(origin, requests) for requests in (same, more)] == [0, 64]
+    # A prompt that ends there keeps a token of its own, from which the first forward starts.
+    assert shared_prefix(origin, [Request(BOOK[:65], 5), Request(BOOK[:64], 5)]) == 0
+
+
+def test_verifications_run_together(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    together_now: list[tuple[bool, int]] = []
+    compute = Runner.compute
+
+    def counted(self: Runner, feeds: Any) -> Any:
+        together_now.append((feeds[0].cache.verifies, len(feeds)))
+        return compute(self, feeds)
+
+    monkeypatch.setattr(Runner, "compute", counted)
+    requests = [Request(request.prompt, 60, spans=SPANS) for request in questions(4)]
+    answers(engine_of(lab), requests, 4)
+    sizes = [size for verifies, size in together_now if verifies]
+    assert (
+        sum(sizes) / len(sizes) > 3
+    )  # of four; the first ones to begin and the last ones to end verify with fewer
+
+
+def test_a_retrieval_cache_is_chosen_for_each_sequence(lab: Lab) -> None:
+    requests = questions(3)
+    accepted: dict[int | None, int] = {}
+    for number, event in answer_together(engine_of(lab), requests, answered, 3):
+        if isinstance(event, Verified) and event.level == "retrieval":
+            accepted[number] = accepted.get(number, 0) + 1
+    assert set(accepted) == {0, 1, 2}
+
+
+def test_closing_keeps_the_others_engine_usable(lab: Lab) -> None:
+    origin, requests = engine_of(lab), questions(4)
+    expected = tokens_of(engine_of(lab), requests[1])
+    for count in (1, 8, 25, 60):
+        with closing(answer_together(origin, requests, answered, 4)) as events:  # type: ignore[type-var]
+            for _ in range(count):
+                next(events)
+        assert tokens_of(origin, requests[1]) == expected
+
+
+def test_an_error_ends_all_and_is_raised_where_they_are_run(lab: Lab) -> None:
+    closed: list[int] = []
+
+    def failing(engine: EngineProtocol, request: Request) -> Generator[Event, None, None]:
+        try:
+            for event in engine.answer(request):
+                yield event
+                if isinstance(event, Text) and len(request.prompt) == len(BOOK) + 18:
+                    raise OSError("a broken disk")
+        finally:
+            closed.append(len(request.prompt))
+
+    with pytest.raises(OSError, match="a broken disk"):
+        list(answer_together(engine_of(lab), questions(3), failing, 3))
+    assert sorted(closed) == sorted(len(request.prompt) for request in questions(3))
+
+
+def test_an_interrupt_within_a_sequence_reaches_whoever_runs_them(lab: Lab) -> None:
+    main = getcurrent()
+
+    def interrupted(engine: EngineProtocol, request: Request) -> Generator[Event, None, None]:
+        for event in engine.answer(request):
+            yield event
+            if isinstance(event, Text):
+                assert getcurrent() is not main
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(answer_together(engine_of(lab), questions(3), interrupted, 3))
+
+
+def test_reading_is_reported(lab: Lab) -> None:
+    first = next(iter(answer_together(engine_of(lab), questions(2), answered, 2)))
+    assert first[0] is None
+    assert isinstance(first[1], Prefilled)
+    assert first[1].total == len(BOOK)
+
+
+def test_what_cannot_run_together_runs_one_after_the_other(lab: Lab) -> None:
+    requests = questions(2)
+    alone = [tokens_of(engine_of(lab), request) for request in requests]
+    options = StackOptions(name="triforce", budget=SMALL_BUDGET)
+    streamed = Engine(lab.target, 700, TextCodec(spell), lab.draft, options, storage=OffloadedKV)
+    assert streamed.forkable is None
+    assert answers(streamed, requests, 2) == alone
