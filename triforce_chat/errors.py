@@ -67,6 +67,12 @@ class RankLost(TriforceError):
         self.exit_code = exit_code  # that of the error which ended the rank
 
 
+class TimeLimit(TriforceError):
+    """An answer took longer than the user allows."""
+
+    code = "time_limit"
+
+
 class Incomplete(TriforceError):
     """Some answers of a batch are missing; names which."""
 

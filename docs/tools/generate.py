@@ -10,13 +10,14 @@ import re
 import sys
 from pathlib import Path
 
+import archive
 import profiles
 import quality
 import reference
 import speed
 from records import ROOT
 
-TABLES = {**speed.TABLES, **quality.TABLES, **profiles.TABLES}
+TABLES = {**speed.TABLES, **quality.TABLES, **profiles.TABLES, **archive.TABLES}
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCS = ROOT / "docs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -80,7 +81,7 @@ def test_lines_with_an_error_are_forgotten(path: Path) -> None:
     with opened(path) as output:
         for name, error in (("a", None), ("b", ERROR), ("c", None), ("d", ERROR)):
             output.append(record(name, error))
-        output.forget_failed()
+        output.forget(output.failed)
         assert (ids(path), output.failed) == (["a", "c"], set())
         output.append(record("b"))
         with pytest.raises(UsageError, match="another process"):
@@ -107,13 +108,40 @@ def test_a_file_that_was_replaced_before_it_was_locked_is_opened_again(
     def late(file: int, how: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
         with opened(path) as other:
-            other.forget_failed()
+            other.forget(other.failed)
         lock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
     with opened(path) as output:
         output.append(record("c"))
     assert ids(path) == ["a", "c"]
+
+
+def test_where_the_file_system_has_no_locks(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a network without a lock server: one process of the machine writes all the same."""
+    (tmp_path / "runtime").mkdir(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    lock, locked = fcntl.flock, []
+
+    def refused(file: int, how: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{file}")
+        if name.startswith(str(path)):
+            raise OSError(errno.ENOLCK, "No locks available")
+        locked.append(name)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with opened(path) as output:
+        output.append(record("a"))
+        output.append(record("b", ERROR))
+        output.forget(output.failed)
+        with pytest.raises(UsageError, match="another process writes to"):
+            opened(path)
+    assert all(name.startswith(str(tmp_path / "runtime")) for name in locked)
+    with opened(path) as output:
+        assert output.answered == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -153,6 +181,6 @@ def test_a_full_disk_leaves_whole_lines(path: Path) -> None:
         assert ids(path) == ["a"]
         output.append(record("b", ERROR))
         with full_disk(9), pytest.raises(NotWritten, match="File too large"):
-            output.forget_failed()
+            output.forget(output.failed)
         assert (ids(path), output.failed) == (["a", "b"], {"b"})
     assert os.listdir(path.parent) == [path.name]

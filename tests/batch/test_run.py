@@ -5,28 +5,24 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.batch_toys import HEAD, Toy, toys
 
-from triforce_chat.batch.lines import Answered, Each, Line
+from triforce_chat.batch.crew import Done, ThisProcess, relayed
+from triforce_chat.batch.lines import Answered, Answering, Line, within
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.batch.run import answer_lines, missing, require_all
-from triforce_chat.errors import Incomplete, Interrupted
+from triforce_chat.engine.events import Text
+from triforce_chat.errors import Incomplete, Interrupted, TimeLimit
 from triforce_chat.ui.batch_progress import BatchView
 from triforce_chat.ui.terminal import Leave
 
 ERROR = {"code": "usage", "message": "No."}
 
 
-@dataclass(frozen=True)
-class Named:
-    id: str
-    name: str
-
-
-LINES = [Named(str(number), f"book {number // 2}") for number in range(10)]
+LINES = [Toy(str(number), f"book {number // 2}") for number in range(10)]
 
 
 class Answerer:
@@ -35,7 +31,8 @@ class Answerer:
     def __init__(self, at: str = "", then: Callable[[], None] = lambda: None) -> None:
         self.at, self.then = at, then
 
-    def answer(self, line: Line, each: Each) -> Answered:  # noqa: ARG002
+    def answer(self, line: Line) -> Answering:
+        yield Text((1,), "a")
         if line.id == self.at:
             self.then()
         return Answered({"id": line.id, "error": ERROR if line.id == "3" else None}, 1)
@@ -43,7 +40,7 @@ class Answerer:
 
 @pytest.fixture
 def output(tmp_path: Path) -> Iterator[OutputFile]:
-    with OutputFile(tmp_path / "out.jsonl", "id", b'{"id":') as made:
+    with OutputFile(tmp_path / "out.jsonl", "id", HEAD) as made:
         yield made
 
 
@@ -56,7 +53,7 @@ def press() -> None:
 
 
 def test_all_lines(output: OutputFile) -> None:
-    assert not answer_lines(LINES, Answerer(), output, view())
+    assert not answer_lines(LINES, ThisProcess(Answerer()), output, view())
     assert (len(output.answered), output.failed) == (9, {"3"})
     assert missing(LINES, output) == "1 of 10 answers is missing (book 1)"
     with pytest.raises(Incomplete, match="--retry-failed"):
@@ -66,7 +63,7 @@ def test_all_lines(output: OutputFile) -> None:
 
 def test_ctrl_c_lets_the_running_answer_finish(output: OutputFile) -> None:
     before = signal.getsignal(signal.SIGINT)
-    assert answer_lines(LINES, Answerer("1", press), output, view())
+    assert answer_lines(LINES, ThisProcess(Answerer("1", press)), output, view())
     assert output.answered == {"0", "1"}
     assert signal.getsignal(signal.SIGINT) is before
     assert missing(LINES, output) == "8 of 10 answers are missing (book 1, book 2, book 3 and 1 more)"
@@ -81,5 +78,35 @@ def test_ctrl_c_again_ends_at_once_however_late(output: OutputFile, monkeypatch:
         press()
 
     with pytest.raises(Leave):
-        answer_lines(LINES, Answerer("1", press_twice), output, view())
+        answer_lines(LINES, ThisProcess(Answerer("1", press_twice)), output, view())
     assert output.answered == {"0"}
+
+
+def test_an_answer_that_takes_too_long_is_given_up() -> None:
+    seconds = iter([0.0, 1.0, 2.5])
+
+    def answering() -> Answering:
+        try:
+            for _ in range(5):
+                yield Text((1,), "a")
+        except TimeLimit as error:
+            return Answered({"error": str(error)})
+        return Answered({"error": None})
+
+    *events, done = relayed(0, within(answering(), 2, lambda: next(seconds)))
+    assert len(events) == 2
+    assert done == Done(0, Answered({"error": "no answer within 2 s"}))
+
+
+def test_ten_thousand_lines_begin_at_once(tmp_path: Path) -> None:
+    lines = toys(2500, 4)
+    started = time.process_time()
+
+    def stop() -> None:
+        assert time.process_time() - started < 1.0  # it takes a tenth
+        raise Leave
+
+    with OutputFile(tmp_path / "other.jsonl", "id", HEAD) as output:
+        with pytest.raises(Leave):
+            answer_lines(lines, ThisProcess(Answerer("0-0", stop)), output, BatchView([], True))
+        assert missing(lines, output).startswith("10,000 of 10,000 answers are missing")

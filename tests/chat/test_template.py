@@ -197,6 +197,7 @@ def test_time_is_limited_in_every_thread() -> None:
                 endless()
         except TimeOver:
             return "stopped"
+        return "went on"
 
     with ThreadPoolExecutor() as pool:
         assert pool.submit(run).result(timeout=30) == "stopped"

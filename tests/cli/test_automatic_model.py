@@ -20,6 +20,7 @@ from triforce_chat.errors import UsageError
 from triforce_chat.loading import choose_model
 from triforce_chat.loading.choose_model import BEST, MIDDLE, SMALL, Choice
 from triforce_chat.loading.spec import EngineSpec
+from triforce_chat.models import inventory
 from triforce_chat.models.presets import find_preset
 from triforce_chat.settings.options import Options
 from triforce_chat.storage.sessions.session_opener import portable_name
@@ -138,7 +139,8 @@ def test_notes_on_a_terminal(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) ->
 
     chosen("tiny")
     assert noted() == [ADVICE, "loading tiny", "tiny answers (auto)"]
-    monkeypatch.setattr(choose_model, "is_missing", lambda _: False)
+    for module in (choose_model, inventory):
+        monkeypatch.setattr(module, "is_missing", lambda _: False)
     assert noted() == ["tiny answers (auto)"]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from support.serving import PATIENCE, save_chat_model
 from triforce_chat.batch.books import HEAD, KEY
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.chat.session import ChatSession
-from triforce_chat.cli import batch as module
+from triforce_chat.cli import batch_job as module
 from triforce_chat.cli import reading
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.errors import RankLost
@@ -314,7 +315,8 @@ def test_requests(batch: Batch) -> None:
         *("context_length_exceeded", "invalid_request_error", "invalid_request_error"),
         *("unknown_parameter", None),
     ]
-    assert all(set(row) == {"id", "custom_id", "response", "error"} for row in found)
+    made_of = [set(row) - {"id", "custom_id", "response", "error"} for row in found]
+    assert made_of == [set() if row["error"] else {"fingerprint"} for row in found]
     body = found[0]["response"]["body"]
     assert (body["object"], body["usage"]["completion_tokens"]) == ("chat.completion", 6)
     assert found[9]["response"]["body"]["usage"]["prompt_tokens_details"]["cached_tokens"] > 800
@@ -342,6 +344,121 @@ def test_corrected_requests_are_answered(batch: Batch) -> None:
 def test_documents_of_requests_are_read_before_a_model_is_loaded(batch: Batch) -> None:
     Path("in.jsonl").write_text(request("a"))
     batch("gone.txt", "--requests", "in.jsonl", "--out", "out.jsonl").is_refusal(3, "gone.txt: no such file")
+
+
+def test_requests_about_documents_of_their_own(batch: Batch, flags: tuple[str, ...]) -> None:
+    two, torn = ["books/0.txt", "books/1.txt"], ["books/0.txt", "gone.txt"]
+    lines = [
+        request("a", documents=two, max_tokens=12),
+        request("b", documents=two),
+        request("c", documents=torn),
+        request("d", documents="books/0.txt"),
+        request("e", documents=["-"]),
+        request("f"),
+        request("g", documents=["books/long.txt"]),
+    ]
+    Path("books/long.txt").write_text("word " * 2000)
+    Path("in.jsonl").write_text("\n".join(lines))
+    assert batch("--requests", "in.jsonl", "--out", "out.jsonl").code == 9
+    found = {row["custom_id"]: row for row in rows()}
+    bad = [found[name] for name in "cdeg"]
+    assert codes(bad) == [
+        *("unreadable_document", "invalid_request_error", "invalid_request_error", "context_length_exceeded")
+    ]
+    assert [row["response"] and row["response"]["status_code"] for row in bad] == [400, None, None, 400]
+    assert bad[0]["response"]["body"]["error"]["param"] == "documents"
+    alone = run("ask", *two, "Who is a?", "--json", *flags).json
+    assert found["a"]["response"]["body"]["choices"][0]["message"]["content"] == alone["text"]
+    prompts = {name: found[name]["response"]["body"]["usage"] for name in "abf"}
+    book = len(Path("books/0.txt").read_text())
+    assert prompts["f"]["prompt_tokens"] < book
+    assert prompts["b"]["prompt_tokens_details"]["cached_tokens"] > 2 * book
+    assert [file["path"] for file in found["a"]["fingerprint"]["files"]] == two
+
+
+# What has changed since
+
+
+ASKED = ("books/0.txt", "books/1.txt", "--question", "Who?", "--out", "out.jsonl")
+
+
+def test_a_changed_book_is_noticed(batch: Batch) -> None:
+    assert batch(*ASKED).code == 0
+    before = rows()
+    Path("books/0.txt").touch()  # another time, the same content
+    assert batch(*ASKED, "--json").json["new"] == 0
+    Path("books/1.txt").write_text("Another book. " * 30)
+    batch(*ASKED).is_refusal(
+        2, "out.jsonl: 1 answer of another books/1.txt; --retry-changed asks again, another --out keeps both"
+    )
+    assert rows() == before
+    assert batch(*ASKED, "--retry-changed", "--json").json["new"] == 1
+    assert rows()[0] == before[0]
+    assert rows()[1]["fingerprint"] != before[1]["fingerprint"]
+    assert batch(*ASKED, "--json").json["new"] == 0
+
+
+def test_a_book_that_is_gone_has_its_answers(batch: Batch) -> None:
+    assert batch(*ASKED).code == 0
+    Path("books/1.txt").unlink()
+    assert batch(*ASKED, "--json").json["new"] == 0
+
+
+def test_another_model_and_other_settings_are_noticed(
+    batch: Batch, flags: tuple[str, ...], model: Path, tmp_path: Path
+) -> None:
+    assert batch(*ASKED).code == 0
+    batch(*ASKED, "--top-k", "3").is_refusal(2, "2 answers of other settings")
+    batch(*ASKED, "--system", "Be brief.").is_refusal(2, "2 answers of other settings")
+    twin = tmp_path / "twin"
+    shutil.copytree(model, twin)
+    with_twin = ("batch", *ASKED, *flags, "--model", twin, "--stack", "autoregressive")
+    assert run(*with_twin, "--json").json["new"] == 0  # the same weights, and a stack changes no answer
+    weights = bytearray((twin / "model.safetensors").read_bytes())
+    for place in range(len(weights) // 2, len(weights), 1000):
+        weights[place] ^= 1
+    (twin / "model.safetensors").write_bytes(weights)
+    run(*with_twin).is_refusal(2, "2 answers of another model")
+    assert run(*with_twin, "--retry-changed", "--json").json["new"] == 2
+
+
+def test_a_changed_request_is_noticed(batch: Batch) -> None:
+    asked = ("--requests", "in.jsonl", "--out", "out.jsonl")
+    Path("in.jsonl").write_text("\n".join([request("a"), request("b")]))
+    assert batch(*asked).code == 0
+    Path("in.jsonl").write_text("\n".join([request("b"), request("a", max_tokens=7)]))
+    batch(*asked).is_refusal(2, "1 answer of another request")
+    batch("books/0.txt", *asked).is_refusal(2, "2 answers of other documents, another request")
+    assert batch(*asked, "--retry-changed", "--json").json["new"] == 1
+
+
+def test_answers_of_earlier_versions_are_kept(batch: Batch) -> None:
+    assert batch(*ASKED).code == 0
+    old = [{name: value for name, value in row.items() if name != "fingerprint"} for row in rows()]
+    Path("out.jsonl").write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in old))
+    assert batch(*ASKED, "--top-k", "3", "--json").json["new"] == 0
+
+
+# Shards
+
+
+def test_shards_are_the_whole(batch: Batch) -> None:
+    assert batch(*BOOK).code == 0
+    asked = BOOK[:-2]
+    for index in range(3):
+        name = f"shard-{index}.jsonl"
+        summary = batch(*asked, "--shard", f"{index}/3", "--out", name, "--json").json
+        assert summary["lines"] == summary["new"] == len(rows(name)) if Path(name).exists() else 0
+    parts = [rows(f"shard-{index}.jsonl") for index in range(3)]
+    assert sum(map(len, parts)) == 12
+    assert told([row for part in parts for row in part]) == told(rows())
+    books = [{row["file"] for row in part} for part in parts]
+    assert sum(map(len, books)) == BOOKS
+
+
+def test_what_is_no_shard(batch: Batch) -> None:
+    for text in ("3/3", "1", "0/0", "-1/3", "a/b"):
+        batch(*BOOK, f"--shard={text}").is_refusal(2, f"'{text}' is no shard")
 
 
 # Real processes

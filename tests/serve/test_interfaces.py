@@ -67,12 +67,22 @@ def test_a_response_continues_a_conversation(server: Running) -> None:
 
 
 def test_what_a_response_cannot_have(server: Running) -> None:
-    for wrong in ({"previous_response_id": "x"}, {"tools": [{"type": "web_search"}]}, {"truncation": "auto"}):
+    fields: tuple[Any, ...] = (
+        {"previous_response_id": "x"},
+        {"tools": [{"type": "web_search"}]},
+        {"truncation": "auto"},
+    )
+    inputs: tuple[Any, ...] = (
+        [{"type": "function_call"}],
+        [{"role": "user", "content": [{"type": "input_image"}]}],
+        7,
+    )
+    for wrong in fields:
         with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
-            server.openai.responses.create(model="default", input="Why?", **wrong)  # type: ignore[call-overload]
-    for input_ in ([{"type": "function_call"}], [{"role": "user", "content": [{"type": "input_image"}]}], 7):
+            server.openai.responses.create(model="default", input="Why?", **wrong)
+    for input_ in inputs:
         with pytest.raises(openai.BadRequestError, match="input"):
-            server.openai.responses.create(model="default", input=input_)  # type: ignore[call-overload]
+            server.openai.responses.create(model="default", input=input_)
 
 
 def test_a_completion(server: Running) -> None:

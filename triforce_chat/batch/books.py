@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce_chat.batch.lines import Answered, Each, Line, error_object
-from triforce_chat.chat.events import Tally
+from triforce_chat.batch.fingerprint import Fingerprint, Maker
+from triforce_chat.batch.lines import Answered, Answering, Line, error_object
+from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.chat.records import SCHEMA, RunInfo, answer_object
 from triforce_chat.documents import Document
 from triforce_chat.documents.encoding import decode
@@ -40,6 +42,29 @@ class BookLine:
     def name(self) -> str:
         return self.file
 
+    @property
+    def group(self) -> str:
+        return self.file
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        return (self.file,)
+
+    @property
+    def digest(self) -> str:
+        return ""  # the question is part of the id
+
+    def answered(self, answer: dict[str, Any], fingerprint: Fingerprint) -> dict[str, Any]:
+        """The record of this line with the object of an answer."""
+        return {**self._head, **answer, "fingerprint": fingerprint, "error": None}
+
+    def refused(self, error: dict[str, str]) -> dict[str, Any]:
+        return {**self._head, "error": error}
+
+    @property
+    def _head(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "custom_id": self.id, "file": self.file, "question": self.question}
+
 
 def book_lines(files: Sequence[str], questions: Sequence[str]) -> list[BookLine]:
     """All questions about the first file, then about the next one."""
@@ -63,7 +88,7 @@ class BookAnswerer:
     """Answers lines; those of one book should follow each other, because the last book stays in the cache.
 
     ``begin`` makes a conversation without documents, ``read`` reads a document, ``describe`` names the model that
-    answered.
+    answered, and ``maker`` what the answers were made of.
     """
 
     def __init__(
@@ -71,45 +96,41 @@ class BookAnswerer:
         begin: Callable[[], ChatSession],
         read: Callable[[str], Document],
         describe: Callable[[ChatSession], RunInfo],
+        maker: Maker,
     ) -> None:
-        self._begin, self._read, self._describe = begin, read, describe
-        self._file, self._opened = (
-            "",
-            begin(),
-        )  # the last book, and the conversation about it or why there is none
-        self._error: dict[str, str] | None = None
+        self._begin, self._read, self._describe, self._maker = begin, read, describe, maker
+        self._file, self._opened = "", begin()  # the last book, and the conversation about it
+        self._fingerprint: Fingerprint = {}
+        self._error: dict[str, str] | None = None  # why there is no such conversation
 
-    def answer(self, line: Line, each: Each) -> Answered:
+    def answer(self, line: Line) -> Answering:
         assert isinstance(line, BookLine)
         if line.file != self._file:
             self._open(line.file)
-        head = {"custom_id": line.id, "file": line.file, "question": line.question}
-        if self._error is None:
-            try:
-                tally = self._ask(line.question, each)
-                answer = answer_object(tally, self._describe(self._opened))
-                return Answered(_record(head, answer, None), len(tally.token_ids))
-            except Exception as error:
-                return Answered(_record(head, {}, error_object(error)))
-        return Answered(_record(head, {}, self._error))
+        if self._error is not None:
+            return Answered(line.refused(self._error))
+        try:
+            tally = yield from self._ask(line.question)
+            answer = answer_object(tally, self._describe(self._opened))
+            return Answered(line.answered(answer, self._fingerprint), len(tally.token_ids))
+        except Exception as error:
+            return Answered(line.refused(error_object(error)))
 
     def _open(self, file: str) -> None:
         self._file, self._error, self._opened = file, None, self._begin()
         try:
             self._opened.add(self._read(file))
+            self._fingerprint = self._maker.fingerprint([file])
         except Exception as error:
             self._error = error_object(error)
 
-    def _ask(self, question: str, each: Each) -> Tally:
+    def _ask(self, question: str) -> Generator[ChatEvent, None, Tally]:
         tally, session = Tally(), self._opened
         try:
-            for event in session.ask(question):
-                tally.add(event)
-                each(event)
+            with closing(session.ask(question)) as events:
+                for event in events:
+                    tally.add(event)
+                    yield event
         finally:
             session.clear()  # the next question follows the document, too
         return tally
-
-
-def _record(head: dict[str, str], answer: dict[str, Any], error: dict[str, str] | None) -> dict[str, Any]:
-    return {"schema": SCHEMA, **head, **answer, "error": error}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from triforce_chat.batch.locked_file import LockedFile
 from triforce_chat.errors import StateError, UsageError
 from triforce_chat.serve.completion import json_bytes
-from triforce_chat.settings.umask import open_to_others
 
 END = b"\n"
 
@@ -24,8 +24,9 @@ class NotWritten(StateError):
 class OutputFile:
     """An output file that one process at a time may write; used as a context manager.
 
-    The file itself is locked: the system frees the lock when the process ends, however it ends. Half a line at the end,
-    which a killed process or a full disk leaves, is cut off.
+    The file itself is locked: the system frees the lock when the process ends, however it ends. Where a file system has
+    no locks, as over a network without a lock server, a file of this machine is locked in its place. Half a line at
+    the end, which a killed process or a full disk leaves, is cut off.
     """
 
     def __init__(self, path: Path, key: str, head: bytes) -> None:
@@ -36,14 +37,17 @@ class OutputFile:
         self.path, self._key, self._head = path, key, head
         self.answered: set[str] = set()  # the ids of the lines without an error
         self.failed: set[str] = set()  # of those with one
+        self.fingerprints: dict[
+            str, dict[str, Any]
+        ] = {}  # what answers were made of, by the ids of their lines
         try:
-            self._file = _opened(path)
+            self._file = LockedFile.of(path)
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
         try:
             self._read()
         except BaseException:
-            os.close(self._file)
+            self._file.close()
             raise
 
     def __enter__(self) -> Self:
@@ -52,39 +56,39 @@ class OutputFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._file)
+        self._file.close()
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one line to the disk. Raises NotWritten."""
-        line, start = json_bytes(record) + END, os.fstat(self._file).st_size
+        line, start = json_bytes(record) + END, os.fstat(self._file.number).st_size
         try:
-            _write(self._file, line)
+            _write(self._file.number, line)
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(self._file, start)
+                os.ftruncate(self._file.number, start)
             raise NotWritten(f"{self.path}: {error.strerror}") from None
         self._count(record)
 
-    def forget_failed(self) -> None:
-        """Delete the lines with an error, in a copy that then takes the file's place.
+    def forget(self, ids: Set[str]) -> None:
+        """Delete the lines of these ids, in a copy that then takes the file's place.
 
         Raises NotWritten; the file is then as it was.
         """
-        if not self.failed:
+        if not ids:
             return
         copy = self.path.with_name(f"{self.path.name}.part")
         try:
-            new = _locked(copy, os.O_TRUNC)
+            new = LockedFile.open(copy, os.O_TRUNC)
             with open(self.path, "rb") as lines:
-                _write(new, b"".join(line for line in lines if json.loads(line)["error"] is None))
-            os.fchmod(new, os.fstat(self._file).st_mode & 0o777)
+                _write(new.number, b"".join(line for line in lines if json.loads(line)[self._key] not in ids))
+            os.fchmod(new.number, os.fstat(self._file.number).st_mode & 0o777)
             copy.replace(self.path)
         except OSError as error:
             copy.unlink(missing_ok=True)
             raise NotWritten(f"{copy}: {error.strerror}") from None
-        os.close(self._file)  # only now: whoever waits for the old file finds a new one in its place
-        self._file = new
-        self.failed = set()
+        # The old file is closed only now: whoever waits for it finds a new one in its place.
+        self._file = new.in_place_of(self._file)
+        self.answered, self.failed = self.answered - ids, self.failed - ids
 
     def _read(self) -> None:
         end = 0
@@ -95,7 +99,7 @@ class OutputFile:
                     end += len(line)
                 elif not self._head.startswith(line[: len(self._head)]):
                     raise self._foreign(number)
-        os.ftruncate(self._file, end)
+        os.ftruncate(self._file.number, end)
 
     def _parsed(self, number: int, line: bytes) -> dict[str, Any]:
         try:
@@ -112,32 +116,8 @@ class OutputFile:
 
     def _count(self, record: dict[str, Any]) -> None:
         (self.answered if record["error"] is None else self.failed).add(record[self._key])
-
-
-def _opened(path: Path) -> int:
-    """The file descriptor of a file, which is made if need be, with its lock. Raises OSError and UsageError."""
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no file; name one that answers can be appended to")
-    is_new = not path.exists()
-    while True:
-        file = _locked(path)
-        # The file may have been replaced by a copy without failures since it was opened.
-        if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
-            break
-        os.close(file)
-    if is_new:
-        open_to_others(path)
-    return file
-
-
-def _locked(path: Path, more: int = 0) -> int:
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        raise UsageError(f"another process writes to {path}; wait for it or choose another --out") from None
-    return file
+        if isinstance(made_of := record.get("fingerprint"), dict):
+            self.fingerprints[record[self._key]] = made_of
 
 
 def _write(file: int, data: bytes) -> None:

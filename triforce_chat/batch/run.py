@@ -1,13 +1,17 @@
-"""Answering the lines of a batch one after the other, until the last one or Ctrl-C."""
+"""Answering the lines of a batch until the last one or Ctrl-C, and what is said of those without an answer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from triforce_chat.batch.lines import Answerer, Line
+from triforce_chat.batch.crew import Crew
+from triforce_chat.batch.driver import Driver
+from triforce_chat.batch.fingerprint import Maker
+from triforce_chat.batch.lines import Line
 from triforce_chat.batch.output_file import OutputFile
-from triforce_chat.errors import Incomplete, Interrupted, TriforceError
+from triforce_chat.batch.queue import Queue
+from triforce_chat.errors import Incomplete, Interrupted, TriforceError, UsageError
 from triforce_chat.ui.batch_progress import BatchView
 from triforce_chat.ui.formatting import count, shorten
 from triforce_chat.ui.terminal import Interrupt
@@ -16,26 +20,22 @@ MOST_NAMED = 3  # lines that a message names
 NAME_LENGTH = 80  # characters
 
 
-class LastAnswer(Interrupt):
-    """While entered, Ctrl-C lets the running answer be the last one; again it raises ``Leave``, however late."""
+class LastAnswers(Interrupt):
+    """While entered, Ctrl-C lets the running answers be the last ones; again it raises ``Leave``, however late."""
 
     WINDOW = math.inf
 
 
-def answer_lines(lines: Sequence[Line], answerer: Answerer, output: OutputFile, view: BatchView) -> bool:
-    """Answer the lines and write each answer to the disk; returns whether Ctrl-C stopped that.
+def answer_lines(
+    lines: Sequence[Line], crew: Crew, output: OutputFile, view: BatchView, limit: float | None = None
+) -> bool:
+    """Have the lines answered and write each answer to the disk; returns whether Ctrl-C stopped that.
 
-    Raises NotWritten and RankLost.
+    ``limit``: seconds for an answer. Raises what ``Driver.run`` raises.
     """
-    with LastAnswer(view.stopping) as interrupt, view:
-        for line in lines:
-            view.begin(line.name)
-            answered = answerer.answer(line, view.add)
-            output.append(answered.record)
-            view.answered(answered.tokens, answered.failed)
-            if interrupt.requested:
-                return True
-    return False
+    with LastAnswers(view.stopping) as interrupt, view, crew:
+        Driver(Queue(lines), crew, output, view, limit).run(lambda: interrupt.requested)
+    return interrupt.requested
 
 
 def missing(lines: Sequence[Line], output: OutputFile) -> str:
@@ -64,6 +64,28 @@ def stopped(error: TriforceError, lines: Sequence[Line], output: OutputFile) -> 
     return Incomplete(f"{error}; {missing(lines, output)}; the same command goes on")
 
 
-def unanswered(lines: Sequence[Line], known: Collection[str]) -> list[Line]:
+def what_changed(lines: Sequence[Line], output: OutputFile, maker: Maker) -> dict[str, str]:
+    """The lines whose answers were made of something else than a new one would be: what has changed, by id."""
+    told = {
+        line.id: maker.changes(output.fingerprints[line.id], line)
+        for line in lines
+        if line.id in output.answered and line.id in output.fingerprints
+    }
+    return {identifier: change for identifier, change in told.items() if change}
+
+
+def refuse_changed(changes: dict[str, str], output: OutputFile) -> None:
+    """Raise UsageError if there are such lines: answers that cost hours are not deleted unasked."""
+    if changes:
+        kinds = list(dict.fromkeys(shorten(change, NAME_LENGTH) for change in changes.values()))
+        more = f" and {len(kinds) - MOST_NAMED:,} more" if len(kinds) > MOST_NAMED else ""
+        raise UsageError(
+            f"{output.path}: {count(len(changes), 'answer')} of {', '.join(kinds[:MOST_NAMED])}{more}; "
+            "--retry-changed asks again, another --out keeps both"
+        )
+
+
+def unanswered(lines: Sequence[Line], output: OutputFile) -> list[Line]:
     """The lines that the output does not have."""
+    known = output.answered | output.failed
     return [line for line in lines if line.id not in known]

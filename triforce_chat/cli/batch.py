@@ -2,202 +2,197 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.ask import planned, run_info_of
-from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
-from triforce_chat.cli.output import print_record, screen_of, show_warning
-from triforce_chat.cli.reading import read_all, read_one
+from triforce_chat.cli.batch_job import BatchJob
+from triforce_chat.cli.batch_plans import BatchFiles, Plan, plan_of
+from triforce_chat.cli.engines import compile_ahead, fetch, with_shown_model
+from triforce_chat.cli.output import print_record, screen_of
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
-    from triforce_chat.batch.lines import Answerer, Line
+    from triforce_chat.batch.crew import Crew
+    from triforce_chat.batch.lines import Line
     from triforce_chat.batch.output_file import OutputFile
-    from triforce_chat.chat.records import RunInfo
-    from triforce_chat.chat.session import ChatSession
     from triforce_chat.documents import Document
     from triforce_chat.ui.batch_progress import BatchView
     from triforce_chat.ui.terminal import Screen
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFiles:
-    """What a batch is made of, and where its answers go."""
+class BatchWork:
+    """Who answers, how long an answer may take, and which lines are answered again."""
 
-    out: Annotated[Path, typer.Option(help="File that answers are appended to, as JSON lines.")]
-    question: Annotated[
-        list[str] | None, typer.Option(help="A question about every book; may be repeated.")
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Worker processes, each with an engine (default: one per GPU, or per --tp of them; without "
+            "several GPUs this process answers by itself).",
+        ),
     ] = None
-    questions: Annotated[Path | None, typer.Option(help="File with one question per line.")] = None
-    files: Annotated[Path | None, typer.Option(help="File with one book's path per line.")] = None
-    requests: Annotated[
-        Path | None, typer.Option(help="File of requests in the format of OpenAI's Batch API.")
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Workers on a Ray cluster: auto, local, or an address."),
     ] = None
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds that an answer may take, reading its book included."),
+    ] = None
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Answer the lines with an error again.")
+    ] = False
+    retry_changed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-changed",
+            help="Answer again where a book, a request, the model or the settings are no longer the same.",
+        ),
+    ] = False
 
 
 def batch(
     paths: BatchFiles,
     options: Options,
+    how: BatchWork,
     documents: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[BOOK...]", help="Files, folders and patterns; with --requests the documents of all."
         ),
     ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Answer the lines with an error again.")
-    ] = False,
 ) -> None:
     """Answer questions about many books, or a file of requests; the same command goes on after an interruption."""
+    from triforce_chat.batch.driver import NoWorkerLeft
     from triforce_chat.batch.output_file import NotWritten
-    from triforce_chat.batch.run import require_all, stopped, unanswered
+    from triforce_chat.batch.run import require_all, stopped
 
     if options.jsonl:
         raise UsageError("--jsonl goes with ask and summarize")
-    plan = (BookPlan if paths.requests is None else RequestPlan)(paths, documents or [], options)
-    work, interrupted, refused = Work(), False, None
+    if how.ray is not None:
+        check_ray(options)
+    plan = plan_of(paths, documents or [])
+    shared = () if paths.requests is None else tuple(documents or ())
+    run = Run(plan, BatchJob(options, options.model == AUTO, paths.requests, shared), how)
+    interrupted, refused = False, None
     with plan.output() as output:
         try:
-            if retry_failed:
-                output.forget_failed()
-            left = unanswered(plan.lines, output.answered | output.failed)
-            if left:
-                interrupted = answer(plan, left, output, options, work)
-        except NotWritten as error:
+            interrupted = run.answer(output)
+        except (NotWritten, NoWorkerLeft) as error:
             refused = stopped(error, plan.lines, output)
         except KeyboardInterrupt:
             interrupted = True
         if options.json:
-            print_record(summary(plan.lines, output, work))
+            print_record(summary(plan.lines, output, run.view))
         if refused:
             raise refused
         require_all(plan.lines, output, interrupted)
 
 
-@dataclass(slots=True)
-class Work:
-    """What this run has done; without a view nothing."""
+def check_ray(options: Options) -> None:
+    """Raises UsageError if a cluster cannot be used."""
+    from triforce_chat.batch.ray_actors import require_extra
 
-    view: BatchView | None = None
-    load_s: float = 0.0  # seconds it took to load the model
-
-
-class BookPlan:
-    """Every question about every book."""
-
-    has_books = True
-
-    def __init__(self, paths: BatchFiles, named: list[str], options: Options) -> None:
-        from triforce_chat.batch.books import book_lines, read_lines
-        from triforce_chat.documents.files import find_files
-
-        if "-" in named:
-            raise UsageError("batch reads files, not standard input")
-        questions = [*(paths.question or []), *(read_lines(paths.questions) if paths.questions else [])]
-        if not questions:
-            raise UsageError("no question given; use --question, --questions or --requests")
-        if not all(question.strip() for question in questions):
-            raise UsageError("a question is empty")
-        files = find_files([*named, *(read_lines(paths.files) if paths.files else [])])
-        if not files:
-            raise UsageError("no book given; name files, folders or patterns")
-        self._out, self._options = paths.out, options
-        self.lines: Sequence[Line] = book_lines(files, list(dict.fromkeys(questions)))
-
-    def output(self) -> OutputFile:
-        from triforce_chat.batch.books import HEAD, KEY
-        from triforce_chat.batch.output_file import OutputFile
-
-        return OutputFile(self._out, KEY, HEAD)
-
-    def documents(self, screen: Screen) -> list[Document]:  # noqa: ARG002
-        """None yet: each book is read when it is its turn."""
-        return []
-
-    def answerer(self, session: ChatSession, run_info: RunInfo, screen: Screen) -> Answerer:
-        from triforce_chat.batch.books import BookAnswerer
-        from triforce_chat.chat.session import ChatSession
-
-        options = self._options
-
-        def read(path: str) -> Document:
-            document = read_one(path, options, options.pages, several=True)
-            if document.warning:
-                show_warning(options, screen, f"{document.title}: {document.warning}")
-            return document
-
-        def begin() -> ChatSession:
-            return ChatSession(session.engine, session.loaded, options.settings, options.system_text)
-
-        return BookAnswerer(begin, read, partial(planned, run_info))
+    require_extra()
+    if options.model == AUTO:
+        raise UsageError(
+            "--ray needs a --model: the one that suits this machine may not suit those of the cluster"
+        )
 
 
-class RequestPlan:
-    """Every request of a file, all about the same documents, if any."""
+class Run:
+    """One run of the command; until something is answered it has no view."""
 
-    has_books = False
+    def __init__(self, plan: Plan, job: BatchJob, how: BatchWork) -> None:
+        self._plan, self._job, self._how = plan, job, how
+        self._documents: list[Document] | None = None  # of the command line, once they have been read
+        self.view: BatchView | None = None
 
-    def __init__(self, paths: BatchFiles, named: list[str], options: Options) -> None:
-        from triforce_chat.batch.requests import request_lines
+    def answer(self, output: OutputFile) -> bool:
+        """Answer what the output lacks; returns whether Ctrl-C stopped that. Raises UsageError for changed answers."""
+        from triforce_chat.batch.run import unanswered
 
-        assert paths.requests is not None
-        if paths.question or paths.questions or paths.files:
-            raise UsageError(
-                "--requests holds the questions; --question, --questions and --files go without it"
-            )
-        if "-" in named:
-            raise UsageError("batch reads files, not standard input")
-        self._out, self._requests, self._named, self._options = paths.out, paths.requests, named, options
-        self.lines: Sequence[Line] = request_lines(paths.requests)
+        if self._how.retry_failed:
+            output.forget(output.failed)
+        # Which model "auto" is takes seconds to find out, which a finished batch is not worth.
+        if not self._job.automatic or unanswered(self._plan.lines, output):
+            self._check_changes(output)
+        left = unanswered(self._plan.lines, output)
+        return bool(left) and self._answer(left, output)
 
-    def output(self) -> OutputFile:
-        from triforce_chat.batch.output_file import OutputFile
-        from triforce_chat.batch.requests import HEAD, KEY
+    def _check_changes(self, output: OutputFile) -> None:
+        from triforce_chat.batch.run import refuse_changed, what_changed
 
-        return OutputFile(self._out, KEY, HEAD)
+        changes = what_changed(self._plan.lines, output, self._chosen().maker())
+        if self._how.retry_changed:
+            output.forget(changes.keys())
+        else:
+            refuse_changed(changes, output)
 
-    def documents(self, screen: Screen) -> list[Document]:
-        """Those that the command line names, as for ``serve``."""
-        return read_all(self._named, self._options, screen)
+    def _chosen(self) -> BatchJob:
+        """The job with the model that answers, whose documents have been read."""
+        options = self._job.options
+        if options.model == AUTO:
+            screen = screen_of(options)
+            self._documents = self._plan.documents(options, screen)
+            self._job = dataclasses.replace(self._job, options=with_shown_model(options, screen))
+        return self._job
 
-    def answerer(self, session: ChatSession, run_info: RunInfo, screen: Screen) -> Answerer:  # noqa: ARG002
-        from triforce_chat.batch.requests import RequestAnswerer
-        from triforce_chat.serve.adapter import SessionAdapter
+    def _answer(self, lines: Sequence[Line], output: OutputFile) -> bool:
+        from triforce_chat.batch.run import answer_lines
+        from triforce_chat.ui.batch_progress import batch_view
 
-        return RequestAnswerer(self._requests, SessionAdapter(session), session.loaded.name)
+        options = self._chosen().options
+        screen = screen_of(options)
+        crew = self._crew(lines, screen)
+        quiet, names = options.quiet or options.json, [line.name for line in lines]
+        self.view = batch_view(names, self._plan.has_books, screen.err, quiet, options.plain)
+        return answer_lines(lines, crew, output, self.view, self._how.time_limit)
+
+    def _crew(self, lines: Sequence[Line], screen: Screen) -> Crew:
+        groups = len({line.group for line in lines})
+        return self._crew_here(groups, screen) if self._how.ray is None else self._crew_of_ray(groups, screen)
+
+    def _crew_of_ray(self, groups: int, screen: Screen) -> Crew:
+        from triforce_chat.batch.ray_actors import RayActors
+
+        options, how = self._job.options, self._how
+        self._plan.documents(options, screen)  # what cannot be read is told before a cluster is asked
+        return RayActors(self._job, how.ray or "", options.settings, how.workers, groups, how.time_limit)
+
+    def _crew_here(self, groups: int, screen: Screen) -> Crew:
+        """Workers on this machine, or this process, whose model is then loaded."""
+        from triforce_chat.batch.crew import ThisProcess
+        from triforce_chat.batch.places import environments, worker_count
+        from triforce_chat.loading.gpu import count_gpus
+        from triforce_chat.loading.spec import EngineSpec
+        from triforce_chat.parallel.rank_info import by_torchrun
+
+        wanted, settings, gpus = self._how.workers, self._job.options.settings, count_gpus()
+        workers = None if by_torchrun(os.environ) else worker_count(wanted, settings, gpus, groups)
+        compile_ahead(EngineSpec(settings), screen)
+        documents = (
+            self._plan.documents(self._job.options, screen) if self._documents is None else self._documents
+        )
+        if workers is None:
+            return ThisProcess(*self._job.load(documents, screen), limit=self._how.time_limit)
+        from triforce_chat.batch.processes import Processes
+
+        fetch(screen, self._job.options.model)
+        return Processes(self._job, environments(workers, settings, gpus, os.environ), self._how.time_limit)
 
 
-def answer(
-    plan: BookPlan | RequestPlan, lines: Sequence[Line], output: OutputFile, options: Options, work: Work
-) -> bool:
-    """Load the model and answer, which ``work`` records; returns whether Ctrl-C stopped it."""
-    from triforce_chat.batch.run import answer_lines
-    from triforce_chat.loading.spec import EngineSpec
-    from triforce_chat.ui.batch_progress import batch_view
-
-    screen = screen_of(options)
-    compile_ahead(EngineSpec(options.settings), screen)
-    texts, automatic = plan.documents(screen), options.model == AUTO
-    options = with_shown_model(options, screen)
-    session, work.load_s = open_session(texts, options, screen)
-    answerer = plan.answerer(session, run_info_of(options, automatic, session, work.load_s), screen)
-    quiet = options.quiet or options.json
-    names = [line.name for line in lines]
-    work.view = batch_view(names, plan.has_books, screen.err, quiet, options.plain)
-    return answer_lines(lines, answerer, output, work.view)
-
-
-def summary(lines: Sequence[Line], output: OutputFile, work: Work) -> dict[str, Any]:
+def summary(lines: Sequence[Line], output: OutputFile, view: BatchView | None) -> dict[str, Any]:
     """The state of a batch and the work of this run, for ``--json``."""
-    ids, view = [line.id for line in lines], work.view
+    ids = [line.id for line in lines]
     tokens, seconds = (view.tokens, view.seconds) if view else (0, 0.0)
     answered, failed = (sum(each in known for each in ids) for known in (output.answered, output.failed))
     return {
@@ -209,7 +204,7 @@ def summary(lines: Sequence[Line], output: OutputFile, work: Work) -> dict[str, 
         "new": view.done if view else 0,
         "completion_tokens": tokens,
         "timing": {
-            "load_s": work.load_s,
+            "load_s": view.load_s if view else 0.0,
             "seconds": seconds,
             "tokens_per_s": tokens / seconds if seconds else 0.0,
         },

@@ -41,7 +41,7 @@ def summarize_chapters(documents: list[str], question: str, options: Options) ->
     opened, load_s = open_session([], options, screen)
     run_info = run_info_of(options, automatic, opened, load_s)
     for title, chapter, text in parts:
-        session = ChatSession(opened.engine, opened.loaded, options.settings, options.system)
+        session = ChatSession(opened.engine, opened.loaded, options.settings, options.system_text)
         session.add(text)
         tally = _summary(session, question, text.title, options, screen)
         if options.json:

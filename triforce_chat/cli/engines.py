@@ -44,10 +44,11 @@ def with_model(options: Options, screen: Screen) -> Options:
     busy = screen.err.status("choosing a model") if screen.detail == "live" else nullcontext()
     with no_garbage_collection(), busy:
         from triforce_chat.loading import choose_model  # imports torch, which takes seconds
+        from triforce_chat.models.inventory import is_missing
 
         settings = options.settings
         choice = choose_model.choose(settings, choose_model.this_computer(settings))
-        is_new = choose_model.is_missing(choice.model)
+        is_new = is_missing(choice.model)
     if is_new and choice.advice:
         show_notes([choice.advice], screen)
     model, line = choose_model.obtain(choice.models, partial(fetch, screen))
@@ -66,7 +67,7 @@ def with_shown_model(options: Options, screen: Screen) -> Options:
 
 def fetch(screen: Screen, name: str) -> None:
     """Download a model, with progress on the screen, unless it is on this machine. Raises ModelError."""
-    from triforce_chat.loading.choose_model import is_missing
+    from triforce_chat.models.inventory import is_missing
     from triforce_chat.models.registry import resolve
     from triforce_chat.ui.loading import loading
 

@@ -23,8 +23,7 @@ from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.inputs import Machine, available_memory, describe_draft
 from triforce_chat.models.describe import Description, as_stored, describe
 from triforce_chat.models.drafts import draft_for
-from triforce_chat.models.inventory import folder_of
-from triforce_chat.models.presets import find_preset
+from triforce_chat.models.inventory import is_missing
 from triforce_chat.settings.layers import user_values
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.paths import failed_download_mark
@@ -175,12 +174,6 @@ def failed_lately() -> bool:
         return 0 <= time.time() - failed_download_mark().stat().st_mtime < RETRY_AFTER
     except OSError:
         return False
-
-
-def is_missing(name: str) -> bool:
-    """True if the preset of that name is not on this machine."""
-    preset = find_preset(name)
-    return preset is None or folder_of(preset) is None
 
 
 def _failure(fetch: Fetch, name: str) -> ModelError | None:

@@ -33,6 +33,17 @@ def find_gpu(device: str) -> Gpu | None:
         return None
 
 
+def count_gpus() -> int:
+    """How many GPUs this process may use."""
+    number = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL(DRIVER)
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return 0
+    return 0 if failed else number.value
+
+
 def _gpu(driver: ctypes.CDLL, number: int) -> Gpu | None:
     device, memory = ctypes.c_int(), ctypes.c_size_t()
     major, minor = ctypes.c_int(), ctypes.c_int()

@@ -11,7 +11,13 @@ from triforce_chat.models.fetch import download_folder, is_complete, packed_fold
 from triforce_chat.models.gguf_cache import Conversion, conversions
 from triforce_chat.models.model_cache import LOCK, MANIFEST
 from triforce_chat.models.pickles import conversion_folder
-from triforce_chat.models.presets import PRESETS, Preset
+from triforce_chat.models.presets import PRESETS, Preset, find_preset
+
+
+def is_missing(name: str) -> bool:
+    """True if no preset has this name, or its weights are not on this machine."""
+    preset = find_preset(name)
+    return preset is None or folder_of(preset) is None
 
 
 def folder_of(preset: Preset) -> Path | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import sys
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from triforce_chat.engine.group import GraphOwner
 from triforce_chat.errors import UsageError
-from triforce_chat.parallel.rank_info import RankInfo
+from triforce_chat.parallel.rank_info import RankInfo, usable_cores
 from triforce_chat.parallel.rendezvous import NO_TIMEOUT
 
 if TYPE_CHECKING:
@@ -107,10 +106,3 @@ def share_cores(info: RankInfo) -> None:
     loopback = next((name for name in LOOPBACK if name in names), None)
     if loopback and info.local_size == info.size:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -35,7 +35,9 @@ class Stopped(Exception):
 
 
 class Inbox:
-    """Receives rank 0's commands. When the connection closes the process exits at once: no rank outlives rank 0."""
+    """Receives rank 0's commands, or a driver's. When the connection closes the process exits at once: no rank outlives
+    rank 0.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -64,18 +66,19 @@ def run_started(descriptor: int, rank: int, size: int) -> None:
     """The main function of a rank that rank 0 started; ``descriptor`` is its end of the pipe."""
     end_with_parent()
     info = RankInfo(rank, rank, size, size)
-    inbox = _open_inbox(Connection(descriptor))
+    inbox = open_inbox(Connection(descriptor))
     run(inbox, info, lambda: join_store(inbox.receive(), size))
 
 
 def run_launched(info: RankInfo) -> None:
     """The main function of a rank that torchrun started."""
     store = torchrun_store()
-    run(_open_inbox(connect_to_rank_zero(store, info.rank)), info, lambda: store)
+    run(open_inbox(connect_to_rank_zero(store, info.rank)), info, lambda: store)
 
 
-def _open_inbox(connection: Connection) -> Inbox:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles the terminal's Ctrl-C
+def open_inbox(connection: Connection) -> Inbox:
+    """The inbox of a process that another one started, and that leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process handles the terminal's
     return Inbox(connection)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -17,7 +18,7 @@ from triforce_chat.ui.clean import one_line
 REDRAWS = 2  # per second
 LINE_EVERY = 10.0  # seconds between two lines of a log
 NAME_WIDTH = 40  # columns
-STOPPING = "stopping after this answer; Ctrl-C again stops at once"
+STOPPING = "stopping after the running answers; Ctrl-C again stops at once"
 
 
 class BatchView:
@@ -31,11 +32,13 @@ class BatchView:
         self, names: Sequence[str], has_books: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock, self._started = clock, clock()
-        self._lines, self._books, self._has_books = len(names), len(set(names)), has_books
-        self._begun: set[str] = set()
-        self._name = ""
-        self._decoded = 0  # tokens of the running answer
+        self._lines, self._has_books = len(names), has_books
+        self._left = Counter(names)  # lines without an answer, by their name
+        self._names: dict[int, str] = {}  # of the lines that workers are answering
+        self._decoded: Counter[int] = Counter()  # tokens of these answers
+        self._noted: set[str] = set()
         self.done = self.failed = self.tokens = 0
+        self.load_s = 0.0  # the longest loading of a model
 
     def __enter__(self) -> Self:
         return self
@@ -48,30 +51,45 @@ class BatchView:
         """Since the beginning."""
         return self._clock() - self._started
 
-    def begin(self, name: str) -> None:
-        """A line of this name is answered next."""
-        self._name = name
-        self._begun.add(name)
+    def begin(self, worker: int, name: str) -> None:
+        """A worker answers a line of this name next."""
+        if not self._names:
+            self._started = self._clock()  # the models are loaded
+        self._names[worker] = name
         self.show()
 
-    def add(self, event: ChatEvent) -> None:
-        """Something happened in the running answer."""
+    def add(self, worker: int, event: ChatEvent) -> None:
+        """Something happened in the answer of a worker."""
         if isinstance(event, Text):
-            self._decoded += len(event.token_ids)
+            self._decoded[worker] += len(event.token_ids)
         elif isinstance(event, Prefilled):
-            self.reading(event)
+            self.reading(worker, event)
 
-    def answered(self, tokens: int, failed: bool) -> None:
-        """The running answer has ended."""
+    def dropped(self, worker: int) -> None:
+        """The answer of a worker was lost."""
+        self._decoded[worker] = 0
+
+    def answered(self, worker: int, tokens: int, failed: bool) -> None:
+        """The answer of a worker has ended, or one that it would have been given."""
         self.done, self.failed = self.done + 1, self.failed + failed
-        self.tokens, self._decoded = self.tokens + tokens, 0
+        self.tokens, self._decoded[worker] = self.tokens + tokens, 0
+        self._left[self._names[worker]] -= 1
         self.show()
+
+    def note(self, line: str) -> None:
+        """Say something to the user, once."""
+        if line not in self._noted:
+            self._noted.add(line)
+            self.say(line)
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
 
     def stopping(self) -> None:
         """Ctrl-C was pressed once."""
 
-    def reading(self, event: Prefilled) -> None:
-        """The prompt of the running answer is being read."""
+    def reading(self, worker: int, event: Prefilled) -> None:
+        """The prompt of a worker's answer is being read."""
 
     def show(self) -> None:
         """Show the present state."""
@@ -82,9 +100,9 @@ class BatchView:
             f"{self.done:,} of {formatting.count(self._lines, 'question' if self._has_books else 'request')}"
         ]
         if self._has_books:
-            finished = len(self._begun) - (self.done < self._lines and bool(self._begun))
-            words.append(f"{finished:,} of {formatting.count(self._books, 'book')}")
-        words.append(formatting.token_rate(self.tokens + self._decoded, self.seconds))
+            finished = sum(not left for left in self._left.values())
+            words.append(f"{finished:,} of {formatting.count(len(self._left), 'book')}")
+        words.append(formatting.token_rate(self.tokens + self._decoded.total(), self.seconds))
         words += [f"{self.failed:,} failed"] if self.failed else []
         if 0 < self.done < self._lines:
             left = self.seconds / self.done * (self._lines - self.done)
@@ -112,13 +130,16 @@ class BatchLines(BatchView):
         if self._clock() - self._said >= LINE_EVERY:
             self._say(formatting.SEPARATOR.join(self.status()))
 
-    def reading(self, event: Prefilled) -> None:
+    def reading(self, worker: int, event: Prefilled) -> None:
         if self._clock() - self._said >= LINE_EVERY:
             share = formatting.percent(event.done / event.total if event.total else None)
-            self._say(f"reading {one_line(self._name)}: {share}")
+            self._say(f"reading {one_line(self._names[worker])}: {share}")
 
     def stopping(self) -> None:
         self._say(STOPPING)
+
+    def say(self, line: str) -> None:
+        self._console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
     def _say(self, line: str) -> None:
         self._said = self._clock()
@@ -145,15 +166,18 @@ class BatchBar(BatchView):
         self._bar.stop()
         self._bar.console.print(formatting.SEPARATOR.join(self.status()), markup=False, highlight=False)
 
-    def begin(self, name: str) -> None:
+    def begin(self, worker: int, name: str) -> None:
         self._doing = formatting.shorten(one_line(name), NAME_WIDTH)
-        super().begin(name)
+        super().begin(worker, name)
 
-    def reading(self, event: Prefilled) -> None:
+    def reading(self, worker: int, event: Prefilled) -> None:
         share = formatting.percent(event.done / event.total if event.total else None)
         reading = f", {share} read" if event.done < event.total else ""
-        self._doing = f"{formatting.shorten(one_line(self._name), NAME_WIDTH)}{reading}"
+        self._doing = f"{formatting.shorten(one_line(self._names[worker]), NAME_WIDTH)}{reading}"
         self.show()
+
+    def say(self, line: str) -> None:
+        self._bar.console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
     def stopping(self) -> None:
         self._warning = STOPPING

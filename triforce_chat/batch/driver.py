@@ -1,0 +1,153 @@
+"""The driver of a batch: it alone hands out the lines and writes the answers, and it outlives its workers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triforce_chat.batch.crew import Crew, Done, Lost, Progress, Ready, Report, Said, Unusable
+from triforce_chat.batch.lines import Answered, Line, error_object, late
+from triforce_chat.batch.output_file import OutputFile
+from triforce_chat.batch.queue import Queue
+from triforce_chat.errors import TriforceError
+from triforce_chat.ui.batch_progress import BatchView
+
+TRIES = 2  # for a line whose worker ends
+STARTS = 5  # of a worker that ends before it has loaded its model, in a row
+GRACE = 5.0  # seconds beyond the time limit in which a worker may give up an answer by itself
+
+
+class WorkerLost(TriforceError):
+    """The worker that answered a line ended, and so did the one that tried again."""
+
+    code = "worker_lost"
+
+
+class NoWorkerLeft(TriforceError):
+    """All workers of a batch ended and cannot be started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A line that a worker is answering."""
+
+    line: Line
+    since: float  # on the driver's clock
+
+
+class Driver:
+    """Has the lines of a queue answered by a crew."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        crew: Crew,
+        output: OutputFile,
+        view: BatchView,
+        limit: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``limit``: seconds for an answer, after which a worker that does not give it up by itself is replaced."""
+        self._queue, self._crew, self._output, self._view, self._clock = queue, crew, output, view, clock
+        self._limit = limit if crew.replaceable else None
+        self._starts = dict.fromkeys(range(crew.size), 1)  # of each worker since it last had a model
+        self._ready: set[int] = set()
+        self._running: dict[int, Running] = {}
+        self._losses: Counter[str] = Counter()  # of workers, by the line that they answered
+        self._proven: set[str] = set()  # groups of which a line was answered
+        self._seen = clock()  # when there last was a worker with a model
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Answer the lines; once ``stopping``, only those that are begun.
+
+        Raises NotWritten, RankLost, NoWorkerLeft, and the error of workers that cannot load their model.
+        """
+        while True:
+            if not stopping():
+                self._hand_out()
+            if not self._running and (stopping() or not self._queue):
+                return
+            for report in self._crew.reports():
+                self._take(report)
+            self._check_clock()
+
+    def _hand_out(self) -> None:
+        for worker in sorted(self._ready - self._running.keys()):
+            line = self._queue.next(worker)
+            if line is not None:
+                self._running[worker] = Running(line, self._clock())
+                self._view.begin(worker, line.name)
+                self._crew.give(worker, line)
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Ready(worker, load_s):
+                self._ready.add(worker)
+                self._starts[worker], self._view.load_s = 0, max(self._view.load_s, load_s)
+            case Progress(worker, event):
+                self._view.add(worker, event)
+            case Done(worker, answered):
+                self._proven.add(self._running.pop(worker).line.group)
+                self._write(worker, answered)
+            case Said(_, line):
+                self._view.note(line)
+            case Lost(worker, why):
+                self._lost(worker, why)
+            case Unusable(worker, error):
+                self._dismiss(worker, error)
+
+    def _write(self, worker: int, answered: Answered) -> None:
+        self._output.append(answered.record)
+        self._view.answered(worker, answered.tokens, answered.failed)
+
+    def _lost(self, worker: int, why: str) -> None:
+        """Try the worker's line once more, with whichever worker is free first: another start may have no place."""
+        running = self._running.pop(worker, None)
+        if running is not None:
+            self._view.dropped(worker)
+            self._losses[running.line.id] += 1
+            if self._losses[running.line.id] < TRIES:
+                self._queue.put_back(worker, running.line)
+            else:
+                self._refuse(worker, running.line, WorkerLost(f"the worker ended {TRIES} times: {why}"))
+        if self._starts[worker] < STARTS:
+            self._view.note(f"worker {worker + 1}: {why}; another one starts")
+            self._replace(worker)
+        else:
+            self._dismiss(worker, NoWorkerLeft(f"no worker is left: {why}"))
+
+    def _refuse(self, worker: int, line: Line, error: TriforceError) -> None:
+        """Write an error; also for the rest of a group of which no line was answered: each would end like this one."""
+        rest = () if line.group in self._proven else self._queue.drop_group(worker)
+        for each in (line, *rest):
+            self._write(worker, Answered(each.refused(error_object(error))))
+
+    def _replace(self, worker: int) -> None:
+        self._ready.discard(worker)
+        self._queue.release(worker)
+        self._starts[worker] += 1
+        self._crew.replace(worker)
+
+    def _dismiss(self, worker: int, error: TriforceError) -> None:
+        """Go on without a worker. Raises the error if it was the last one."""
+        self._ready.discard(worker)
+        del self._starts[worker]
+        self._queue.release(worker)
+        self._crew.dismiss(worker)
+        if not self._starts:
+            raise error
+
+    def _check_clock(self) -> None:
+        now, limit, patience = self._clock(), self._limit, self._crew.patience
+        for worker, running in list(self._running.items()):
+            if limit is not None and now - running.since > limit + GRACE:
+                del self._running[worker]
+                self._view.dropped(worker)
+                self._refuse(worker, running.line, late(limit))
+                self._replace(worker)
+        if self._ready:
+            self._seen = now
+        elif patience is not None and now - self._seen > patience:
+            raise NoWorkerLeft(f"no worker is left: none could be started within {patience:g} s")
