@@ -84,6 +84,6 @@ def _advice(added: TokenizedDocument, room: int) -> str:
             break
         fitting += 1
     if not fitting:
-        return "not even its first page fits: choose a model with a longer context"
+        return "the document's first page alone does not fit: choose a model with a longer context"
     numbers = runs(page.number for page in added.document.pages[:fitting])
     return f"--pages {numbers} would fit, or choose a model with a longer context"

@@ -6,12 +6,15 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
-from triforce_chat.chat.citations import check_citations
+from triforce_chat.chat.citations import check_citations, check_quotes
 from triforce_chat.chat.context_check import check_document, check_question
 from triforce_chat.chat.conversation import StoredTurn, Turn
+from triforce_chat.chat.denial import is_denial, standing
 from triforce_chat.chat.events import ChatEvent, Comparison, Side, Sourced, Tally
+from triforce_chat.chat.repetition import stopped_in_circles
 from triforce_chat.chat.sources import top_sources
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.chat.transcript import Transcript
@@ -20,12 +23,16 @@ from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.engine.together import answer_together
-from triforce_chat.errors import DoesNotFit
+from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
 from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import CHANGEABLE, Settings
+
+if TYPE_CHECKING:
+    from triforce_chat.chat.json_schema import Grammars
 
 
 class ChatSession:
@@ -45,6 +52,7 @@ class ChatSession:
         ``stop``: strings that end an answer, in addition to those of the chat format.
         """
         self.engine, self.loaded, self.settings, self.stop = engine, loaded, settings, stop
+        self.schema: dict[str, Any] | None = None  # of answers in JSON
         self.transcript = transcript or Transcript(
             ChatFormat(loaded.tokenizer), loaded.eos_ids, engine.decode, system
         )
@@ -109,18 +117,30 @@ class ChatSession:
     def clear(self) -> None:
         self.transcript.clear()
 
+    def undo(self) -> Turn:
+        return self.transcript.undo()
+
+    def drop(self, number: int) -> Document:
+        return self.transcript.drop(number)
+
     def restore(self, turns: Sequence[StoredTurn], pending: Sequence[Document]) -> int:
         """Continue from stored turns; returns how many had to be tokenized again. Raises DoesNotFit.
 
         ``pending``: documents that belong to the next question.
         """
-        retokenized = self.transcript.restore(turns, pending, self.vocabulary)
+        known = [turn if self._knows(turn) else replace(turn, vocabulary="") for turn in turns]
+        retokenized = self.transcript.restore(known, pending, self.vocabulary)
         if self.context_used > self.context_limit:
             raise DoesNotFit(
                 f"the session has {self.context_used:,} tokens, but the context holds {self.context_limit:,}; "
                 "choose a longer --context or a model that has one"
             )
         return retokenized
+
+    def _knows(self, turn: StoredTurn) -> bool:
+        """Whether the model has all tokens of a stored turn, whatever its damaged record says."""
+        ids = [*turn.question_ids, *turn.turn.tally.token_ids]
+        return max(ids, default=0) < self.loaded.vocab_size
 
     def prefill(self) -> Generator[ChatEvent, None, None]:
         prefix = self.transcript.prefix()
@@ -138,7 +158,7 @@ class ChatSession:
         request = self.request(ids)
         try:
             with convert_out_of_memory():
-                yield from self._answer(request, tally, sources)
+                yield from self._answer(question, request, tally, sources)
         finally:
             self._record(question, ids, tally)
 
@@ -152,8 +172,10 @@ class ChatSession:
         """
         requests = [self.request(self.question_ids(question)) for question in questions]
 
+        asked = {id(request): question for request, question in zip(requests, questions, strict=True)}
+
         def answer(engine: EngineProtocol, request: Request) -> Generator[ChatEvent, None, None]:
-            return self._answer(request, Tally(), sources, engine)
+            return self._answer(asked[id(request)], request, Tally(), sources, engine)
 
         with convert_out_of_memory():
             yield from answer_together(self.engine, requests, answer, width)
@@ -161,6 +183,10 @@ class ChatSession:
     def retry(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no question to answer again") as last:
             yield from self.ask(last.turn.question)
+
+    def revise(self, question: str) -> Generator[ChatEvent, None, None]:
+        with self.transcript.last_reopened("there is no question to change"):
+            yield from self.ask(question)
 
     def resume(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no answer to continue") as last:
@@ -171,7 +197,7 @@ class ChatSession:
             whole = replace(deepcopy(last.turn.tally), token_ids=[*before], text=text, sourced=None)
             try:
                 with convert_out_of_memory():
-                    for event in self._answer(request, whole):
+                    for event in self._answer(last.turn.question, request, whole):
                         continuation.add(event)
                         yield event
             finally:
@@ -213,29 +239,51 @@ class ChatSession:
             (*self.transcript.format.stop, *self.stop),
             prompt.spans,
             answer_so_far,
+            constraint=self._constraint(),
         )
 
+    def _constraint(self) -> MakeConstraint | None:
+        """Makes the constraint of an answer. Raises UsageError for a schema that cannot be followed."""
+        if self.schema is None:
+            return None
+        if self.settings.tp > 1:
+            raise UsageError("answers of a JSON schema are made in one process: leave --tp out")
+        make = partial(grammars(self.loaded).of_schema, self.schema)
+        make()
+        return make
+
     def _answer(
-        self, request: Request, tally: Tally, sources: bool = True, engine: EngineProtocol | None = None
+        self,
+        question: str,
+        request: Request,
+        tally: Tally,
+        sources: bool = True,
+        engine: EngineProtocol | None = None,
     ) -> Generator[ChatEvent, None, None]:
         """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them.
 
         ``engine``: one of several that answer at once; None for the session's own.
         """
         engine = engine or self.engine
-        for event in engine.answer(request):
+        answer = engine.answer(request)
+        for event in stopped_in_circles(answer, len(request.history), self.settings.loop_guard):
             tally.add(event)
             yield event
         if sources and self.documents and tally.token_ids:
-            for found in self._sources(engine, request, tally):
+            for found in self._sources(question, engine, request, tally):
                 tally.add(found)
                 yield found
 
     def _sources(
-        self, engine: EngineProtocol, request: Request, tally: Tally
+        self, question: str, engine: EngineProtocol, request: Request, tally: Tally
     ) -> Generator[ChatEvent, None, None]:
-        """Find the pages that an answer attended to, and check the pages that it names."""
+        """Find the pages that an answer attended to, and check the pages that it names and what it quotes."""
         started = time.perf_counter()
+        cited, quotes = check_citations(tally.text, self.documents), check_quotes(tally.text, self.documents)
+        if is_denial(tally.text):
+            stands = standing(question, self.documents)
+            yield Sourced((), cited, time.perf_counter() - started, quotes, stands)
+            return
         documents = self.transcript.tokenized_documents
         weights = yield from engine.attribute(request, tally.token_ids)
         pages = [
@@ -244,8 +292,7 @@ class ChatSession:
             for page in document.page_weights(weights, span.end - len(document.ids))
         ]
         found = top_sources(pages, self.transcript.format)
-        cited = check_citations(tally.text, self.documents)
-        yield Sourced(found, cited, time.perf_counter() - started)
+        yield Sourced(found, cited, time.perf_counter() - started, quotes)
 
     def _record(self, question: str, ids: Sequence[int], tally: Tally) -> None:
         """Record a turn, even an interrupted one, unless it has no token."""
@@ -254,6 +301,14 @@ class ChatSession:
         if tally.finished is None:
             tally.add(_interrupted(tally))
         self.transcript.append(question, ids, tally)
+
+
+@lru_cache(1)
+def grammars(loaded: LoadedModel) -> Grammars:
+    """The grammars of a model's vocabulary. Raises UsageError."""
+    from triforce_chat.chat.json_schema import Grammars
+
+    return Grammars(loaded.tokenizer, loaded.vocab_size, loaded.eos_ids)
 
 
 def _joined(first: Tally, second: Tally, tokens: int) -> Finished:

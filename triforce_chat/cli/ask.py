@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import time
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -77,19 +80,40 @@ def ask(
     options: Options,
     several: Questions,
     compare_autoregressive: Compare = False,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Answer in JSON of the JSON Schema in this file.")
+    ] = None,
 ) -> None:
     """Ask a question about documents, or with --questions many at once."""
     if several.questions:
         if compare_autoregressive:
             raise UsageError("--compare-autoregressive answers one question; leave --questions away")
+        if schema is not None:
+            raise UsageError("--schema answers one question; leave --questions away")
         answer_several(arguments, several, options)
         return
     *documents, question = arguments
-    if not documents and is_document(question):
-        raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
+    if is_document(question):
+        named = " ".join(map(quote, arguments))
+        raise UsageError(f'no question given, only documents; use: triforce-chat ask {named} "QUESTION"')
     if not question.strip():
         raise UsageError("the question is empty")
-    answer(documents, question, options, compare_autoregressive)
+    answer(
+        documents, question, options, compare_autoregressive, None if schema is None else read_schema(schema)
+    )
+
+
+def read_schema(path: Path) -> dict[str, Any]:
+    """The JSON Schema in a file. Raises UsageError."""
+    try:
+        read = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: not JSON") from None
+    if not isinstance(read, dict):
+        raise UsageError(f"{path}: a JSON Schema is an object")
+    return read
 
 
 def is_document(text: str) -> bool:
@@ -102,9 +126,16 @@ def is_document(text: str) -> bool:
         return False
 
 
-def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
-    """Answer one question in the form that the options ask for."""
+def answer(
+    documents: list[str],
+    question: str,
+    options: Options,
+    compare: bool,
+    schema: dict[str, Any] | None = None,
+) -> None:
+    """Answer one question in the form that the options ask for, and in JSON of the ``schema`` if there is one."""
     session, options, screen, run_info = opened(documents, options)
+    session.schema = schema
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)
     if reason == "interrupted":
@@ -158,6 +189,7 @@ def answer_once(
     """Show the answer, print its events or its record; returns why it ended."""
     from triforce_chat.chat.records import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
+    from triforce_chat.ui.notify import LONG, notify
 
     as_json = options.json or options.jsonl
     events = session.ask(question, sources=as_json or screen.detail != "bare")  # only if they are shown
@@ -167,7 +199,16 @@ def answer_once(
         if options.json:
             print_json(answer_object(tally, planned(run_info, session)))
     else:
-        tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
+        began = time.monotonic()
+        tally = show_answer(
+            events,
+            screen,
+            title=options.stack,
+            limit=session.context_limit,
+            most=session.settings.max_tokens,
+        )
+        if time.monotonic() - began >= LONG:
+            notify(options.notify, "answered", screen)
     return tally.finished.reason if tally.finished else "interrupted"
 
 

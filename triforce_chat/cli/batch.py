@@ -135,7 +135,7 @@ class BookPlan:
             return document
 
         def begin() -> ChatSession:
-            return ChatSession(session.engine, session.loaded, options.settings, options.system)
+            return ChatSession(session.engine, session.loaded, options.settings, options.system_text)
 
         return BookAnswerer(begin, read, partial(planned, run_info))
 

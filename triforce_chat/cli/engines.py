@@ -144,8 +144,11 @@ def open_answering(
         from triforce_chat.parallel.rendezvous import connect_workers
 
         info = this_rank(spec.settings.tp, os.environ)
+        from triforce_chat.parallel.launcher import Launcher, check_split
+
+        if not info.by_torchrun:  # before hundreds of processes are started for nothing
+            check_split(spec, info, hooks)
         workers, store = connect_workers(info)
-        from triforce_chat.parallel.launcher import Launcher
 
         if remembering:
             hooks.note("with --tp the document cache is not used")
@@ -172,7 +175,7 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
     )
     from triforce_chat.chat.session import ChatSession
 
-    session = ChatSession(engine, target, options.settings, options.system)
+    session = ChatSession(engine, target, options.settings, options.system_text)
     for document in documents:
         session.add(document)
     return session, seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,12 @@ def serve(
     token: Annotated[
         str | None, typer.Option(envvar="TRIFORCE_CHAT_TOKEN", help="API key that clients must send.")
     ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="Let pages of this origin call the server; repeatable, * for all."
+        ),
+    ] = None,
 ) -> None:
     """Answer programs over HTTP, with OpenAI's chat completions interface."""
     from triforce_chat.loading.spec import EngineSpec
@@ -45,7 +52,11 @@ def serve(
 
         listener.listen()
         print(f"listening on {url(listener)}", flush=True)
-        run(session, listener, token, None if options.quiet else screen.err)
+        if not options.quiet:
+            print(
+                f"chat with it in a browser: {url(listener).removesuffix('v1')}", file=sys.stderr, flush=True
+            )
+        run(session, listener, token, None if options.quiet else screen.err, cors or [])
 
 
 def local(documents: list[str]) -> list[str]:

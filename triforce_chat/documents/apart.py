@@ -7,6 +7,7 @@ limits of a process hold whatever the trick is. It starts in 40 ms, and the pars
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -65,6 +66,7 @@ def late(seconds: int) -> DocumentError:
 def request(data: bytes, kind: str, password: str | None, ocr: bool = False) -> bytes:
     """What the process reads from its standard input, where no other user can see a password."""
     asked = {"kind": kind, "password": password, "ocr": ocr, "seconds": patience(kind, len(data))}
+    asked["parent"] = os.getpid()
     return json.dumps(asked).encode() + b"\n" + data
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triforce_chat.errors import UsageError
 from triforce_chat.settings.settings import SPECIFICATIONS, Parameters, Settings
 from triforce_chat.settings.specification import setting, specifications
+
+NOTIFICATIONS = ("off", "bell", "osc9", "osc777")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,11 @@ class Options(Parameters):
     """Options that every command with a model shares, as flags, file and environment gave them."""
 
     system: str | None = setting(None, "System prompt.", example="Answer in one sentence.")
+    role: str | None = setting(
+        None,
+        "System prompt from a file: its path, or a name in the folder roles beside the configuration file.",
+        example="editor",
+    )
     no_cache: bool = setting(
         False, "Neither read nor write the document cache on the disk.", flags=("--no-cache",)
     )
@@ -37,7 +45,24 @@ class Options(Parameters):
     plain: bool = setting(
         False, "Whole lines only, for screen readers: no panel, colour or redrawing.", flags=("--plain",)
     )
+    notify: str = setting(
+        "off",
+        f"Tell when reading or an answer took long: {', '.join(NOTIFICATIONS)}.",
+        choices=NOTIFICATIONS,
+    )
+    vi: bool = setting(False, "Edit the prompt of a chat with vi's keys.", flags=("--vi",))
     debug: bool = setting(False, "Show tracebacks.", flags=("--debug",), persistent=False)
+
+    def __post_init__(self) -> None:
+        if self.notify not in NOTIFICATIONS:
+            raise UsageError(f"no notify '{self.notify}'; choose one of {', '.join(NOTIFICATIONS)}")
+
+    @property
+    def system_text(self) -> str | None:
+        """The system prompt, of the role if one is named. Raises UsageError."""
+        from triforce_chat.settings.roles import read_role
+
+        return self.system if self.role is None else read_role(self.role)
 
     @property
     def settings(self) -> Settings:

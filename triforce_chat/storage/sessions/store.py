@@ -11,6 +11,7 @@ from typing import Any
 from triforce_chat.chat.conversation import Turn
 from triforce_chat.documents import Document
 from triforce_chat.engine.events import Text
+from triforce_chat.storage.sessions.cells import text_of
 from triforce_chat.storage.sessions.database import Database
 from triforce_chat.storage.sessions.lease import LOCK_TIMEOUT, InUse, Lease
 from triforce_chat.storage.sessions.names import free_name
@@ -77,6 +78,14 @@ class SessionStore:
         with self.database.transaction():
             self._insert_document(session, document)
 
+    def remove_document(self, session: int, document: Document) -> None:
+        """Delete the first document of a session that has this title and these pages."""
+        self.database.query(
+            "DELETE FROM documents WHERE id = "
+            "(SELECT min(id) FROM documents WHERE session = ? AND title = ? AND hash = ?)",
+            *(session, storable(document.title), pages_digest(document)),
+        )
+
     # Turns
 
     def begin_turn(
@@ -131,7 +140,7 @@ class SessionStore:
             self._end(turn, "", b"", INTERRUPTED, None)
 
     def delete_turn(self, turn: int) -> None:
-        """Delete a turn that was to replace another one and did not."""
+        """Delete a turn; its documents then belong to the next question."""
         self.database.query("DELETE FROM turns WHERE id = ?", turn)
 
     def last_answered_turn(self, session: int) -> int | None:
@@ -183,4 +192,5 @@ class SessionStore:
         pieces: list[Any] = self.database.query(
             "SELECT text, ids FROM pieces WHERE turn = ? ORDER BY number", turn
         )
-        return "".join(text for text, _ in pieces), b"".join(ids for _, ids in pieces)
+        ids = b"".join(ids for _, ids in pieces if isinstance(ids, bytes))
+        return "".join(text_of(text) for text, _ in pieces), ids
