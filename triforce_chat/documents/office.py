@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from typing import Any
+from xml.parsers import expat
 from zipfile import ZipFile
 
 from triforce_chat.documents.archive import Archive
@@ -54,6 +55,8 @@ def parse_pptx(data: bytes) -> Parsed:
 def parse_odf(data: bytes) -> Parsed:
     """An OpenDocument text, or a presentation with a page for each slide."""
     _checked(data, "odf", "odfpy")
+    with ZipFile(BytesIO(data)) as file:  # odfpy would keep what stands before an error
+        expat.ParserCreate().Parse(file.read("content.xml"), True)
     from odf.opendocument import load
     from odf.teletype import extractText
 
