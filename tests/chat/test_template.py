@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from support.tiny_models import save_tokenizer
 from tokenizers import decoders
 
 from triforce_chat.chat.template import PLAIN_STOP, ChatFormat, Message
+from triforce_chat.chat.time_limit import TimeOver, time_limited
+from triforce_chat.errors import ModelError
 
 NO_SYSTEM = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -153,3 +156,48 @@ def test_an_empty_message_is_a_message(tokenizer: Any) -> None:
     form = ChatFormat(tokenizer)
     assert form.encode("") == []
     assert decoded(tokenizer, form.render(conversation(form, "", ""))).count("<|im_end|>") == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 1 + 'a' }}", "unsupported operand"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ cycler() }}", "at least one item"),
+        ("{% for", "unexpected 'end of template'"),
+        ("{{ raise_exception('never') }}", "never"),
+        (
+            "{% for message in messages %}{{ message.content * 3 }}{% endfor %}",
+            "cannot render this conversation",
+        ),
+        ("\ue0009\ue001{% for message in messages %}{{ message.content }}{% endfor %}", "cannot render"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "does not end"),
+    ],
+)
+def test_a_template_that_fails_is_one_line(
+    folder: Path, template: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triforce_chat.chat.template.RENDER_SECONDS", 0.3)
+    form = ChatFormat(tokenizer_of(folder, template))
+    for _ in range(2):
+        with pytest.raises(ModelError, match=reason) as error:
+            form.render([Message("system", [1]), Message("user", [2])])
+        assert "\n" not in str(error.value)
+
+
+def test_time_is_limited_in_every_thread() -> None:
+    def endless() -> None:
+        while True:
+            pass
+
+    def run() -> str:
+        try:
+            with time_limited(0.05):
+                endless()
+        except TimeOver:
+            return "stopped"
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run).result(timeout=30) == "stopped"
+    assert run() == "stopped"

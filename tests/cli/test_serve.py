@@ -24,6 +24,7 @@ from triforce_chat.serve import listen_address
 from triforce_chat.serve.listen_address import ListenAddress, is_loopback, url
 from triforce_chat.serve.server import stopped_by_signals
 
+PAGE_LINE = r"chat with it in a browser: http://127\.0\.0\.1:\d+/\n"
 LONG_ENOUGH = 60_000  # tokens: minutes of work even for a tiny model
 
 
@@ -67,7 +68,8 @@ def ask(client: openai.OpenAI, **options: Any) -> Any:
     return client.chat.completions.create(model="default", messages=messages, **options)
 
 
-def test_a_process_serves_until_ctrl_c(folder: Path) -> None:
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_serves_until_a_signal(folder: Path, ending: signal.Signals) -> None:
     with process(folder, TRIFORCE_CHAT_TOKEN="secret") as running, client_of(running, "secret") as client:
         assert [model.model_dump()["documents"] for model in client.models.list()] == [["book"]]
         assert ask(client, max_tokens=4).usage.prompt_tokens_details.cached_tokens > 20
@@ -75,15 +77,14 @@ def test_a_process_serves_until_ctrl_c(folder: Path) -> None:
             ask(client.with_options(api_key="guess"))
         stream = ask(client, max_tokens=LONG_ENOUGH, stream=True)
         next(stream)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(ending)
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
         rest, stderr = running.communicate(timeout=PATIENCE)
     assert (running.returncode, rest) == (0, "")
     line = r"\d\d:\d\d:\d\d · "  # figures, nothing of the content
-    assert re.fullmatch(
-        line + r"stopped at the limit of 4 tokens.*\n" + line + r"stopped · .* tokens? read: .*\n", stderr
-    )
+    stopped = r"stopped at the limit of 4 tokens.*\n" + line + r"stopped · .* tokens? read: .*\n"
+    assert re.fullmatch(PAGE_LINE + line + stopped, stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.labs import SMALL_BUDGET, Lab, spell
@@ -10,6 +11,9 @@ from support.labs import SMALL_BUDGET, Lab, spell
 from triforce_chat.chat.events import Tally
 from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.events import Finished, Text, Verified
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.errors import DoesNotFit, ModelError, UsageError
 
 LONG = 40
 STACKS = ("triforce", "lookup", "naive", "streaming", "autoregressive")
@@ -150,3 +154,47 @@ def test_half_a_character_at_the_limit_is_shown_as_broken(lab: Lab) -> None:
     result = tally(engine, Request(prompt, 2))
     assert result.text == "\ufffd"
     assert tally(engine, Request(prompt, 3)).text == "€"
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_scores_that_are_no_numbers_end_the_answer(
+    lab: Lab, stack: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens stay that were made before."""
+    engine, prompt = lab.engine(stack), lab.text(40, seed=3)
+    request = Request(prompt, LONG, Sampling(temperature, top_p=0.9, seed=1))
+    forward, made = Runner.__call__, list[int]()
+
+    def failing(self: Runner, *given: Any) -> Any:
+        logits = forward(self, *given)
+        return logits * float("nan") if made and self is engine.target else logits
+
+    def answer() -> None:
+        for event in engine.answer(request):
+            made.extend(event.token_ids if isinstance(event, Text) else ())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "__call__", failing)
+        with pytest.raises(ModelError, match="no finite scores"):
+            answer()
+    assert made
+    assert engine.cached == [*prompt, *made][:-1]
+    assert tally(lab.engine(stack), Request(prompt, 12)).token_ids == lab.greedy(prompt, 12)
+
+
+def test_more_than_the_context_is_refused_by_the_engine(lab: Lab) -> None:
+    engine, prompt = lab.engine(context=50), lab.text(51)
+    with pytest.raises(DoesNotFit, match="51 tokens do not fit into the engine's context of 50"):
+        next(engine.answer(Request(prompt, 5)))
+    with pytest.raises(DoesNotFit, match="51 tokens"):
+        engine.prefill(prompt)
+    assert engine.cached == []
+
+
+@pytest.mark.parametrize("options", [{"gamma": 33}, {"draft_gamma": 33}, {"gamma": 0}])
+def test_longer_drafts_than_there_is_room_for_are_refused_by_the_engine(
+    lab: Lab, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="must be from 1 to 32 tokens"):
+        lab.engine("triforce", **options)

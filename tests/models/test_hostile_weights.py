@@ -173,3 +173,31 @@ def test_damaged_gguf_headers_end(intact: Path, edits: list[tuple[int, bytes]]) 
     file.write_bytes(data)
     with suppress(ModelError):
         check_gguf(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("quantization_config", [1], "an unnamed method"),
+        ("quantization_config", "int4", "an unnamed method"),
+        ("quantization_config", {"quant_method": {}}, "an unnamed method"),
+        ("num_hidden_layers", 0, "num_hidden_layers is 0"),
+        ("num_hidden_layers", -1, "num_hidden_layers is -1"),
+        ("num_attention_heads", 0, ""),
+        ("max_position_embeddings", 10**30, "max_position_embeddings is 1000"),
+        ("layer_types", 3, ""),
+        ("rope_scaling", "x", ""),
+        ("dual_chunk_attention_config", [3], ""),
+    ],
+)
+def test_a_configuration_of_odd_values(tmp_path: Path, key: str, value: object, said: str) -> None:
+    made = save_model(tmp_path / "model")
+    changed(made / "config.json", **{key: value})
+    assert said in refusal(made)
+
+
+@pytest.mark.parametrize("value", ["x", [["a"]], {"a": 1}, 1.5, [None], True])
+def test_an_odd_end_token(tmp_path: Path, value: object) -> None:
+    made = save_model(tmp_path / "model")
+    changed(made / "generation_config.json", eos_token_id=value)
+    assert "eos_token_id is" in refusal(made)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.commands import run
 from support.labs import Lab
 from support.tiny_models import save_model
 from torch import Tensor
@@ -33,6 +34,7 @@ from triforce_chat.memory_plan.plan import Memory
 from triforce_chat.models.describe import describe_source
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.sharding import check_ranks, divided_sizes
+from triforce_chat.parallel import rendezvous
 from triforce_chat.parallel.commands import Call, Command, Step
 from triforce_chat.parallel.failure import describe_error, is_lost_peer
 from triforce_chat.parallel.group import DistributedGroup, device_of
@@ -375,3 +377,13 @@ def test_the_store_is_not_reachable_from_the_network() -> None:
     assert join_store(store.port, 2).get("here") == b"yes"
     with pytest.raises(OSError, match=r"refused|unreachable|assign"):  # another address of this machine
         socket.create_connection(("127.0.0.2", store.port), timeout=5).close()
+
+
+def test_a_split_that_cannot_be_is_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "connect_workers", lambda _: pytest.fail("started"))
+    model = save_model(tmp_path / "model")
+    (tmp_path / "book.txt").write_text("some words")
+    done = run("ask", "--model", model, "--device", "cpu", "--tp", 999, tmp_path / "book.txt", "Why?")
+    done.is_refusal(2, "--tp 999 does not divide what")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,15 @@ from triforce_chat.settings.settings import Settings
 from triforce_chat.settings.specification import TYPES, SettingSpec
 from triforce_chat.settings.toml import template, toml
 
-NOT_PERSISTENT = {"pages", "password", "json", "jsonl", "debug"}  # of one document, or of one run
+NOT_PERSISTENT = {
+    "pages",
+    "chapters",
+    "until",
+    "password",
+    "json",
+    "jsonl",
+    "debug",
+}  # of one document, or of one run
 # What file, environment and flag say of a key; by kind unless only some values make sense.
 SAID: dict[str, tuple[Any, Any, Any]] = {
     "stack": ("lookup", "triforce", "naive"),
@@ -279,3 +288,15 @@ def test_toml(value: Any) -> None:
     read = tomllib.loads(f"key = {written}")["key"]
     assert (type(read), read) == (type(value), value)
     assert written.isprintable()
+
+
+def test_a_file_without_end_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    long = tmp_path / "long.toml"
+    long.write_bytes(b"#" * (layers.MAX_FILE + 1))
+    assert from_file(pipe).problems == [f"{pipe}: a pipe, not a file"]
+    for endless in (Path("/dev/zero"), long):
+        (problem,) = from_file(endless).problems
+        assert problem.startswith(f"{endless}: longer than the 1,048,576 bytes")
+    assert from_file(Path(os.devnull)).problems == []

@@ -73,7 +73,7 @@ class ScriptedDecoder:
     def __init__(self, engine: Engine, ids: list[int]) -> None:
         self.engine, self.ids = engine, iter(ids)
 
-    def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Iterator[list[int]]:  # noqa: ARG002
+    def decode(self, seq: TokenBuffer, sampler: Sampler, most: int, constraint: None) -> Iterator[list[int]]:  # noqa: ARG002
         return ([token] for token in self.ids)
 
     def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:  # noqa: ARG002

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -85,12 +85,13 @@ def serving(
     answer: Callable[[ChatCompletionRequest], Generator[ChatEvent, None, None]],
     served: ServedModel,
     token: str | None = None,
+    origins: Sequence[str] = (),
 ) -> Iterator[Running]:
     jobs: list[Job] = []
     worker = Worker(answer, jobs.append)
     listener = ListenAddress("127.0.0.1", 0).bind()
     listener.listen()
-    server = Server(build_app(worker, served, token), worker)
+    server = Server(build_app(worker, served, token, origins), worker)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     running = Running(url(listener), worker, jobs)
     thread.start()

@@ -372,8 +372,32 @@ def print_of(state: list[dict[str, Any]]) -> str:
     return repr([{k: v for k, v in values.items() if k not in skip} for values in state])
 
 
+@dataclass(frozen=True)
+class ToyConstraint:
+    """Allows what ``may`` says after a context; after a token that it forbids, everything."""
+
+    may: Callable[[Context], list[bool]]
+    context: Context
+
+    def allowed(self, drafted: Sequence[int], vocabulary: int) -> Tensor:
+        rows = torch.ones(len(drafted) + 1, vocabulary, dtype=torch.bool)
+        for n in range(len(drafted) + 1):
+            rows[n] = torch.tensor(self.may((*self.context, *drafted[:n])))
+            if n < len(drafted) and not rows[n, drafted[n]]:
+                break
+        return rows
+
+    def advance(self, ids: Sequence[int]) -> None:  # noqa: ARG002
+        raise AssertionError("each round has a constraint of its own")
+
+
 def rounds(
-    stack: Stack, sampler: Branching, tokens: Context, most: int, forced: Context = ()
+    stack: Stack,
+    sampler: Branching,
+    tokens: Context,
+    most: int,
+    forced: Context = (),
+    may: Callable[[Context], list[bool]] | None = None,
 ) -> Iterator[tuple[Context, float, Any]]:
     """Every outcome of one round from the state that the stack is in."""
     start = stack.save()
@@ -382,6 +406,7 @@ def rounds(
     while scripts:
         stack.load(start)
         walk.begin(scripts.pop())
+        stack.top.constraint = None if may is None else ToyConstraint(may, tokens)
         made = stack.top.step(TokenBuffer.of(tokens, ROOM, CPU, forced), sampler, most)[1].ids
         assert len(made) >= 1
         scripts += [[*prefix, other] for prefix, other in walk.open]
@@ -389,7 +414,12 @@ def rounds(
 
 
 def distribution_of(
-    stack: Stack, sampling: Sampling, n: int, lump: bool = True, prompt: Context = PROMPT
+    stack: Stack,
+    sampling: Sampling,
+    n: int,
+    lump: bool = True,
+    prompt: Context = PROMPT,
+    may: Callable[[Context], list[bool]] | None = None,
 ) -> Distribution:
     """The exact distribution of the first ``n`` tokens that the stack emits behind the prompt."""
     horizon = len(prompt) + n
@@ -399,7 +429,7 @@ def distribution_of(
     while waiting:
         (tokens, _), (mass, state) = waiting.popitem()
         stack.load(state)
-        for after, chance, left in rounds(stack, sampler, tokens, horizon - len(tokens) - 1):
+        for after, chance, left in rounds(stack, sampler, tokens, horizon - len(tokens) - 1, (), may):
             if len(after) >= horizon:
                 made = after[len(prompt) : horizon]
                 found[made] = found.get(made, 0.0) + mass * chance
@@ -410,7 +440,13 @@ def distribution_of(
     return found
 
 
-def exact_distribution(model: ToyModel, sampling: Sampling, n: int, prompt: Context = PROMPT) -> Distribution:
+def exact_distribution(
+    model: ToyModel,
+    sampling: Sampling,
+    n: int,
+    prompt: Context = PROMPT,
+    may: Callable[[Context], list[bool]] | None = None,
+) -> Distribution:
     """The product of the target's conditionals, straight from the definition."""
     sampler = Sampler(sampling, len(prompt))
     found: Distribution = {(): 1.0}
@@ -418,7 +454,10 @@ def exact_distribution(model: ToyModel, sampling: Sampling, n: int, prompt: Cont
         longer: Distribution = {}
         for made, mass in found.items():
             context = (*prompt, *made)
-            probs = sampler.probs(model.logits(context)[None], torch.tensor(context))[0]
+            logits = model.logits(context)
+            if may is not None:
+                logits = logits.masked_fill(~torch.tensor(may(context)), -torch.inf)
+            probs = sampler.probs(logits[None], torch.tensor(context))[0]
             for token, chance in enumerate(probs.tolist()):
                 if chance > 0:
                     longer[(*made, token)] = mass * chance

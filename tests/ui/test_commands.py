@@ -63,6 +63,17 @@ def test_pages() -> None:
     assert chat.ask("/pages 4-")[1].count("book.pdf") == 2
 
 
+def test_chapters() -> None:
+    chat = Chat()
+    assert "there is no document" in chat.ask("/chapters")[1]
+    chat.ask("/doc book.pdf")
+    assert chat.ask("/chapters")[1] == "book.pdf: 2 chapters\n1  1 Night  p. 1\n2  2 Day    p. 3\n"
+    assert chat.ask("/chapter 2")[1] == "book.pdf, 2 Day\nIt was day.End.\n"
+    assert chat.ask("/chapter night")[1].startswith("book.pdf, 1 Night\n")
+    assert "has no chapter 7; it has 1-2" in chat.ask("/chapter 7")[1]
+    assert "/chapter needs a number" in chat.ask("/chapter")[1]
+
+
 def test_set_and_system() -> None:
     chat = Chat()
     assert "temperature = 0.6\n" in chat.ask("/set")[1]

@@ -159,6 +159,7 @@ def test_for_programs() -> None:
         "page": 31,
         "share": 0.2,
         "sentence": "No.",
+        "where": "",
     }
     assert told["citations"][1] == {
         "unit": "page",

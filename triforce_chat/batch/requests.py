@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +150,10 @@ class RequestAnswerer:
                 raise invalid_field(name, f"must be '{value}'")
         for name in sorted(fields.keys() - {"custom_id", "body", *FIELDS}):
             raise invalid_field(name[:80], "unknown field", "unknown_parameter")
-        request = parse_fields(fields.get("body"), names_of(self._model))
+        body = fields.get("body")
+        request = parse_fields(body, names_of(self._model))
+        if not (isinstance(body, dict) and body.get("sources")):
+            request = replace(request, sources=False)  # they take time, which a batch has other uses for
         if request.stream:
             raise invalid_field("stream", "a batch does not stream; leave it out", "unsupported_parameter")
         return request

@@ -29,6 +29,7 @@ class Source(Place):
 
     share: float  # of the attention that the documents got
     sentence: str  # the one that got the most on this page
+    where: str = ""  # its chapter and lines; empty where the page's number tells the place
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 from triforce_chat.chat.citations import check_citations, check_quotes
 from triforce_chat.chat.context_check import check_document, check_question
@@ -22,12 +23,16 @@ from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.engine.together import answer_together
-from triforce_chat.errors import DoesNotFit
+from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
 from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import CHANGEABLE, Settings
+
+if TYPE_CHECKING:
+    from triforce_chat.chat.json_schema import Grammars
 
 
 class ChatSession:
@@ -47,6 +52,7 @@ class ChatSession:
         ``stop``: strings that end an answer, in addition to those of the chat format.
         """
         self.engine, self.loaded, self.settings, self.stop = engine, loaded, settings, stop
+        self.schema: dict[str, Any] | None = None  # of answers in JSON
         self.transcript = transcript or Transcript(
             ChatFormat(loaded.tokenizer), loaded.eos_ids, engine.decode, system
         )
@@ -122,13 +128,19 @@ class ChatSession:
 
         ``pending``: documents that belong to the next question.
         """
-        retokenized = self.transcript.restore(turns, pending, self.vocabulary)
+        known = [turn if self._knows(turn) else replace(turn, vocabulary="") for turn in turns]
+        retokenized = self.transcript.restore(known, pending, self.vocabulary)
         if self.context_used > self.context_limit:
             raise DoesNotFit(
                 f"the session has {self.context_used:,} tokens, but the context holds {self.context_limit:,}; "
                 "choose a longer --context or a model that has one"
             )
         return retokenized
+
+    def _knows(self, turn: StoredTurn) -> bool:
+        """Whether the model has all tokens of a stored turn, whatever its damaged record says."""
+        ids = [*turn.question_ids, *turn.turn.tally.token_ids]
+        return max(ids, default=0) < self.loaded.vocab_size
 
     def prefill(self) -> Generator[ChatEvent, None, None]:
         prefix = self.transcript.prefix()
@@ -227,7 +239,18 @@ class ChatSession:
             (*self.transcript.format.stop, *self.stop),
             prompt.spans,
             answer_so_far,
+            constraint=self._constraint(),
         )
+
+    def _constraint(self) -> MakeConstraint | None:
+        """Makes the constraint of an answer. Raises UsageError for a schema that cannot be followed."""
+        if self.schema is None:
+            return None
+        if self.settings.tp > 1:
+            raise UsageError("answers of a JSON schema are made in one process: leave --tp out")
+        make = partial(grammars(self.loaded).of_schema, self.schema)
+        make()
+        return make
 
     def _answer(
         self,
@@ -278,6 +301,14 @@ class ChatSession:
         if tally.finished is None:
             tally.add(_interrupted(tally))
         self.transcript.append(question, ids, tally)
+
+
+@lru_cache(1)
+def grammars(loaded: LoadedModel) -> Grammars:
+    """The grammars of a model's vocabulary. Raises UsageError."""
+    from triforce_chat.chat.json_schema import Grammars
+
+    return Grammars(loaded.tokenizer, loaded.vocab_size, loaded.eos_ids)
 
 
 def _joined(first: Tally, second: Tally, tokens: int) -> Finished:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
+from triforce_chat.chat.time_limit import TimeOver, time_limited
 from triforce_chat.errors import ModelError
 from triforce_chat.models.end_tokens import END_MARKERS
+from triforce_chat.models.failures import one_line_of
 
 _PLACEHOLDER = "\ue000{}\ue001"  # private-use characters stand for contents while the template is rendered
-_PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue001")
+_PLACEHOLDERS = re.compile("\ue000([0-9]{1,9})\ue001")
 _PLAIN = (
     "{{ bos_token or '' }}{% for message in messages %}"
     "{{ message.role }}:{{ '' if message.role == 'assistant' else ' ' }}{{ message.content }}\n\n"
     "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
 PLAIN_STOP = "\nuser:"
+ENDLESS = "the model's chat template does not end"
+# Of processor time, beyond which a template is taken to run for ever: for any conversation, and for each message.
+RENDER_SECONDS, RENDER_SECONDS_PER_MESSAGE = 5.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,8 @@ class ChatFormat:
     tokenizer: Any
     _known: dict[str, list[int]] = field(default_factory=dict)  # ids of pieces of the template
     _structural: dict[str, int] | None = None
+    _problem: str = ""  # why the template failed last
+    _endless: bool = False
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -100,24 +108,36 @@ class ChatFormat:
             both = f"{system['content']}\n\n{first['content']}"
             rendered = self._try_template([{"role": "user", "content": both}, *rest])
         if rendered is None:
-            raise ModelError("the model's chat template cannot render this conversation")
+            reason = f": {self._problem}" if self._problem else ""
+            raise ModelError(f"the model's chat template cannot render this conversation{reason}")
         return rendered
 
     def _try_template(self, marked: list[dict[str, str]]) -> str | None:
-        """The rendered template; None if it raises an error or leaves a message out."""
-        from jinja2 import TemplateError
+        """The rendered template; None if it fails, leaves a message out or repeats a question.
 
+        Raises ModelError if it does not end.
+        """
+        if self._endless:
+            raise ModelError(ENDLESS)
+        self._problem = ""
         try:
-            rendered: str = self.tokenizer.apply_chat_template(
-                marked,
-                chat_template=self.tokenizer.chat_template or _PLAIN,
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except TemplateError:
-            return None
-        complete = all(message["content"] in rendered for message in marked)
-        return rendered if complete else None
+            with time_limited(RENDER_SECONDS + RENDER_SECONDS_PER_MESSAGE * len(marked)):
+                rendered: str = self.tokenizer.apply_chat_template(
+                    marked,
+                    chat_template=self.tokenizer.chat_template or _PLAIN,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+        except MemoryError:
+            raise
+        except TimeOver:
+            self._endless = True
+            raise ModelError(ENDLESS) from None
+        except Exception as error:  # a template is a program of the model's authors, and may fail in any way
+            self._problem = one_line_of(error)
+        else:
+            return rendered if _is_whole(rendered, marked) else None
+        return None
 
     def _structural_tokens(self) -> dict[str, int]:
         """Special tokens, and markers of turns and their ends, which some tokenizers do not declare special.
@@ -163,3 +183,11 @@ class ChatFormat:
     def _tokenize(self, text: Any, **options: bool) -> Any:
         """Ids of a text; of several texts, a list of such lists."""
         return self.tokenizer(text, add_special_tokens=False, verbose=False, **options)["input_ids"]
+
+
+def _is_whole(rendered: str, marked: Sequence[dict[str, str]]) -> bool:
+    """Whether each message stands in the rendered text, and documents and questions, which are the user's, once."""
+    placed = Counter(map(int, _PLACEHOLDERS.findall(rendered)))
+    of = [(each["role"], int(n)) for each in marked for n in _PLACEHOLDERS.findall(each["content"])]
+    counted = all(placed[n] == 1 if role == "user" else placed[n] for role, n in of)
+    return counted and len(placed) == len(of)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
+from enum import StrEnum
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,12 +42,35 @@ class Questions:
     parallel: Annotated[int, typer.Option(min=1, help="Questions answered at once.")] = 8
 
 
-def summarize(documents: Documents, options: Options, compare_autoregressive: Compare = False) -> None:
+class Division(StrEnum):
+    """What a document is divided into."""
+
+    CHAPTER = "chapter"
+
+
+By = Annotated[
+    Division | None, typer.Option("--by", help="Summarize each chapter by itself, under its title.")
+]
+
+
+def summarize(
+    documents: Documents, options: Options, compare_autoregressive: Compare = False, by: By = None
+) -> None:
     """Summarize documents."""
     from triforce_chat.prompts import prompt
 
     # A summary is of the whole; its prompt's words would find passages that merely share them.
-    answer(documents, prompt("summarize"), dataclasses.replace(options, passages=0), compare_autoregressive)
+    options, question = dataclasses.replace(options, passages=0), prompt("summarize")
+    if by is None:
+        answer(documents, question, options, compare_autoregressive)
+    elif compare_autoregressive:
+        raise UsageError(
+            "--by chapter answers once for each chapter; --compare-autoregressive compares one answer"
+        )
+    else:
+        from triforce_chat.cli.by_chapter import summarize_chapters
+
+        summarize_chapters(documents, question, options)
 
 
 def ask(
@@ -55,11 +80,16 @@ def ask(
     options: Options,
     several: Questions,
     compare_autoregressive: Compare = False,
+    schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Answer in JSON of the JSON Schema in this file.")
+    ] = None,
 ) -> None:
     """Ask a question about documents, or with --questions many at once."""
     if several.questions:
         if compare_autoregressive:
             raise UsageError("--compare-autoregressive answers one question; leave --questions away")
+        if schema is not None:
+            raise UsageError("--schema answers one question; leave --questions away")
         answer_several(arguments, several, options)
         return
     *documents, question = arguments
@@ -68,20 +98,44 @@ def ask(
         raise UsageError(f'no question given, only documents; use: triforce-chat ask {named} "QUESTION"')
     if not question.strip():
         raise UsageError("the question is empty")
-    answer(documents, question, options, compare_autoregressive)
+    answer(
+        documents, question, options, compare_autoregressive, None if schema is None else read_schema(schema)
+    )
+
+
+def read_schema(path: Path) -> dict[str, Any]:
+    """The JSON Schema in a file. Raises UsageError."""
+    try:
+        read = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: not JSON") from None
+    if not isinstance(read, dict):
+        raise UsageError(f"{path}: a JSON Schema is an object")
+    return read
 
 
 def is_document(text: str) -> bool:
-    """True for standard input and for a file that exists."""
+    """True for standard input, for a file or a folder that exists, and for an address in the web."""
+    from triforce_chat.documents.addresses import is_url
+
     try:
-        return text == "-" or Path(text).is_file()
+        return text == "-" or is_url(text) or Path(text).exists()
     except (OSError, ValueError):  # too long or too odd for a path
         return False
 
 
-def answer(documents: list[str], question: str, options: Options, compare: bool) -> None:
-    """Answer one question in the form that the options ask for."""
+def answer(
+    documents: list[str],
+    question: str,
+    options: Options,
+    compare: bool,
+    schema: dict[str, Any] | None = None,
+) -> None:
+    """Answer one question in the form that the options ask for, and in JSON of the ``schema`` if there is one."""
     session, options, screen, run_info = opened(documents, options)
+    session.schema = schema
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)
     if reason == "interrupted":

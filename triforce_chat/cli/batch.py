@@ -96,7 +96,8 @@ class BookPlan:
     has_books = True
 
     def __init__(self, paths: BatchFiles, named: list[str], options: Options) -> None:
-        from triforce_chat.batch.books import book_lines, find_files, read_lines
+        from triforce_chat.batch.books import book_lines, read_lines
+        from triforce_chat.documents.files import find_files
 
         if "-" in named:
             raise UsageError("batch reads files, not standard input")

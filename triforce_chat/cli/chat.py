@@ -115,7 +115,7 @@ def talk_in(opener: SessionOpener, start: Start, screen: Screen) -> Start | int:
     options = dataclasses.replace(options, model=session.settings.model)
     repl = Repl(
         conversation,
-        lambda path, pages: read_one(path, options, pages),
+        lambda path, pages: read_one(path, whole(options), pages),
         screen,
         lambda: Labels(label, session.settings.stack),
         writable_history(),
@@ -194,6 +194,11 @@ def free_memory() -> None:
 
     gc.unfreeze()
     gc.collect()
+
+
+def whole(options: Options) -> Options:
+    """The options for a document that is added later: the chapters wanted are those of the first ones."""
+    return dataclasses.replace(options, chapters=None, until=None)
 
 
 def begin(

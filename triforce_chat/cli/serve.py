@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,12 @@ def serve(
     token: Annotated[
         str | None, typer.Option(envvar="TRIFORCE_CHAT_TOKEN", help="API key that clients must send.")
     ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN", help="Let pages of this origin call the server; repeatable, * for all."
+        ),
+    ] = None,
 ) -> None:
     """Answer programs over HTTP, with OpenAI's chat completions interface."""
     from triforce_chat.loading.spec import EngineSpec
@@ -38,14 +45,27 @@ def serve(
     address, screen = ListenAddress(host, port, token), screen_of(options)
     with address.bind() as listener:
         compile_ahead(EngineSpec(options.settings), screen)
-        texts = read_all(documents or [], options, screen)
+        texts = read_all(local(documents or []), options, screen)
         session, _ = open_session(texts, with_shown_model(options, screen), screen)
         prefill(session, screen, options.stack)
         from triforce_chat.serve.server import serve as run
 
         listener.listen()
         print(f"listening on {url(listener)}", flush=True)
-        run(session, listener, token, None if options.quiet else screen.err)
+        if not options.quiet:
+            print(
+                f"chat with it in a browser: {url(listener).removesuffix('v1')}", file=sys.stderr, flush=True
+            )
+        run(session, listener, token, None if options.quiet else screen.err, cors or [])
+
+
+def local(documents: list[str]) -> list[str]:
+    """The documents. Raises UsageError for an address in the web: a server fetches nothing."""
+    from triforce_chat.documents.addresses import is_url
+
+    if found := next(filter(is_url, documents), None):
+        raise UsageError(f"serve reads files and fetches nothing; download {found} first")
+    return documents
 
 
 def prefill(session: ChatSession, screen: Screen, title: str) -> None:

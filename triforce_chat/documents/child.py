@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,6 +18,8 @@ from triforce_chat.documents.model import Parsed
 from triforce_chat.documents.quiet import quiet
 from triforce_chat.errors import DocumentError
 
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent ends
+LOOK_EVERY = 0.5  # seconds between looks at the parent, where the system sends no such signal
 MEMORY = 1 << 30  # bytes of address space for any file; Python and the parsers take 150 MiB of it
 MEMORY_PER_BYTE = 4  # in addition: the file, the streams in it, the text
 
@@ -26,10 +30,29 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     asked = sys.stdin.buffer.read()
+    end_with(json.loads(asked.partition(b"\n")[0])["parent"])
     limit(asked)
     with out:
         out.write(answer(asked))
     os._exit(0)  # the memory of millions of small objects need not be put in order first
+
+
+def end_with(parent: int) -> None:
+    """Have this process ended with its parent, which nobody would read the answer for."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    elif os.name == "posix":
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.name == "posix" and os.getppid() != parent:  # it ended before
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_EVERY)
+    os._exit(1)
 
 
 def limit(asked: bytes) -> None:
@@ -80,6 +103,10 @@ def parser(kind: str, password: str | None, ocr: bool) -> Callable[[bytes], Pars
             from triforce_chat.documents.html import parse_html
 
             return parse_html
+        case "Word" | "PowerPoint" | "OpenDocument":
+            from triforce_chat.documents import office
+
+            return {"Word": office.parse_docx, "PowerPoint": office.parse_pptx}.get(kind, office.parse_odf)
     from triforce_chat.documents.text import parse_markdown, parse_text
 
     return parse_markdown if kind == "Markdown" else parse_text

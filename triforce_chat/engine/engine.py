@@ -27,6 +27,7 @@ from triforce_chat.engine.events import (
 from triforce_chat.engine.forward.runner import Gathering, Runner
 from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
+from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -40,6 +41,7 @@ from triforce_chat.engine.speculation.calibrator import (
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
+from triforce_chat.errors import DoesNotFit
 
 PLAIN = StackOptions(name="autoregressive")
 SCRATCH = 256  # tokens after the longest answer, for drafts of all levels
@@ -59,6 +61,7 @@ class Request:
     past_end: bool = False  # ignore end-of-sequence tokens, to measure answers of equal length
     # For benchmarks: the first tokens that the answer is going to be, accepted as often as if they had been sampled.
     forced: Sequence[int] = ()
+    constraint: MakeConstraint | None = None  # which tokens the answer may have; None: all
 
     @property
     def history(self) -> list[int]:
@@ -108,12 +111,14 @@ class Engine:
 
     @property
     def forkable(self) -> Engine | None:
-        """This engine, if ``fork`` can make others like it.
+        """This engine, if ``fork`` can make others like it, whose forwards are worth running together.
 
-        Not where every forward streams keys and values from host memory, which would have to come once for each, nor
-        where a draft reads the state of the target's latest forward.
+        Not on a GPU, where one answer after the other by captured graphs takes no longer; nor where every forward
+        streams keys and values from host memory, which would have to come once for each; nor where a draft reads the
+        state of the target's latest forward.
         """
-        return None if self.full.storage.streams or self.target.state is not None else self
+        alone = self.full.storage.streams or self.target.state is not None
+        return None if alone or self.target.device.type != "cpu" else self
 
     def fork(
         self, shared: int, context: int, gathering: Gathering, storage: Callable[[Shape, int], KVStorage]
@@ -180,12 +185,17 @@ class Engine:
     ) -> Generator[Prefilled, None, None]:
         """Bring the full cache to exactly ``prompt``; may be closed after any event and resumed later.
 
-        ``sampling``: of the answer that will follow; meanwhile a GPU's graphs are captured for it.
+        ``sampling``: of the answer that will follow; meanwhile a GPU's graphs are captured for it. Raises DoesNotFit.
         """
+        self._check(len(prompt))
         if sampling is None:
             return self.prefix.prefill(prompt, spans)
         sampler = self.sampler(Request(prompt, 0, sampling))
         return self.prefix.prefill(prompt, spans, self.top.preparations(len(prompt), sampler))
+
+    def _check(self, tokens: int) -> None:
+        if tokens > self.context:
+            raise DoesNotFit(f"{tokens:,} tokens do not fit into the engine's context of {self.context:,}")
 
     def prepare(self, request: Request) -> None:
         """Capture at once all graphs that the answer to a prefilled request may need; nothing on a CPU."""
@@ -201,8 +211,10 @@ class Engine:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
 
         May be closed after any event: the tokens of all ``Text`` events stay in the caches, and nothing else. Raises
-        ValueError for an empty prompt.
+        ValueError for an empty prompt, DoesNotFit for one that is longer than the context, and ModelError if the model
+        computes no distribution.
         """
+        self._check(len(request.history))
         if not request.prompt:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()
@@ -310,7 +322,7 @@ class Answer:
         history = TokenBuffer.of(request.history, room, device, request.forced)
         self.engine.pending.clear()
         try:
-            for ids in self.top.decode(history, self.sampler, self.most) if self.most > 0 else ():
+            for ids in self._decode(history):
                 self.first = self.first or time.perf_counter()
                 yield from self._drain()
                 yield self._commit(ids)
@@ -318,6 +330,15 @@ class Answer:
                     break
         finally:
             self.engine.settle([*self.request.history, *self.made])
+
+    def _decode(self, history: TokenBuffer) -> Iterator[list[int]]:
+        """The committed tokens of each round, within the constraint of the request."""
+        if self.most <= 0:
+            return iter(())
+        constraint = self.request.constraint() if self.request.constraint else None
+        if constraint is not None:
+            constraint.advance(self.request.said)
+        return self.top.decode(history, self.sampler, self.most, constraint)
 
     def _commit(self, ids: Sequence[int]) -> Text:
         """Append tokens up to the first stop, whichever position of the round it is at."""

@@ -39,6 +39,12 @@ _FAMILIES = {
 }
 REASONS = {model_type: reason for reason, names in _FAMILIES.items() for model_type in names.split()}
 
+SIZES = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"),
+    "max_position_embeddings",
+)
+LARGEST_SIZE = 2**31
+
 # Their frequencies change as the text grows, which invalidates cached keys.
 SHIFTING_ROPE = ("dynamic", "longrope")
 
@@ -58,7 +64,9 @@ def check_declared(name: str, config: Mapping[str, Any]) -> None:
             f"{name}: config.json names other weights (transformers_weights), which are not read"
         )
     if "quantization_config" in config:
-        method = (config["quantization_config"] or {}).get("quant_method", "an unnamed method")
+        quantized = config["quantization_config"]
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        method = method if isinstance(method, str) else "an unnamed method"
         raise ModelError(
             f"{name}: weights quantized with {method} are not supported; use plain safetensors or GGUF"
         )
@@ -71,12 +79,23 @@ def check_config(name: str, config: Any) -> None:
     """
     if config.model_type not in SUPPORTED:
         raise _refusal(name, config.model_type, _reason(config.model_type, {}))
+    check_sizes(name, config)
     if _uses_sliding_window(config):
         raise _refusal(name, config.model_type, SLIDING)
     rope = (config.rope_parameters or {}).get("rope_type", "default")
     if rope in SHIFTING_ROPE:
         reason = f"with {rope!r} RoPE scaling invalidates cached keys as the text grows"
         raise _refusal(name, config.model_type, reason)
+
+
+def check_sizes(name: str, config: Any) -> None:
+    """Check that the sizes from which everything is allocated are such. Raises ModelError."""
+    for size in SIZES:
+        value = getattr(config, size, None)
+        if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+            raise ModelError(
+                f"{name}: {size} is {value!r:.40}, not a whole number from 1 to {LARGEST_SIZE:,}"
+            )
 
 
 def _uses_sliding_window(config: Any) -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 
 from tokenizers import normalizers
 
+from triforce_chat.errors import ModelError
+
 # A base model's config often names only the end-of-text token, while its chat template ends turns with another.
 END_MARKERS = (
     "<|im_end|>",
@@ -21,7 +23,10 @@ NORMALIZED = ("qwen2", "qwen3")  # families whose published tokenizers normalize
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The end token ids of the generation config, the config, the tokenizer, and well-known special tokens."""
+    """The end token ids of the generation config, the config, the tokenizer, and well-known special tokens.
+
+    Raises ModelError for something else in their place.
+    """
     configs = (getattr(model, "generation_config", None), model.config, tokenizer)
     declared = [_as_ids(getattr(config, "eos_token_id", None)) for config in configs]
     return frozenset[int]().union(*declared, _marker_ids(tokenizer))
@@ -42,10 +47,11 @@ def repair_gguf_tokenizer(tokenizer: Any, config: Any) -> None:
         tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
 
 
-def _as_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
+def _as_ids(value: Any) -> frozenset[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(number) is int for number in ids):
+        raise ModelError(f"eos_token_id is {value!r:.40}, neither the id of a token nor a list of them")
+    return frozenset(ids)
 
 
 def _marker_ids(tokenizer: Any) -> frozenset[int]:

@@ -24,8 +24,12 @@ def convert_errors(name: str, device: str) -> Iterator[None]:
             raise OutOfMemory(
                 f"{name} does not fit into the memory of {device}; use a smaller model"
             ) from error
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        raise ModelError(f"{name} cannot be loaded: {first or type(error).__name__}") from error
+        raise ModelError(f"{name} cannot be loaded: {one_line_of(error)}") from error
+
+
+def one_line_of(error: Exception) -> str:
+    """The first line of a library's error that says something, else the name of its class."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from triforce_chat.loading.device import device_and_dtype
 from triforce_chat.loading.load_engine import HOOKS
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models.load import LoadedModel, check_ranks
 from triforce_chat.models.shapes import BigShape
 from triforce_chat.parallel.commands import Load
+from triforce_chat.parallel.group import device_of
 from triforce_chat.parallel.rank_info import RankInfo
 from triforce_chat.parallel.rank_loader import RankLoader
 from triforce_chat.parallel.rank_zero import RankZeroEngine, shut_down_on_error
@@ -18,12 +20,22 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
+def check_split(spec: EngineSpec, info: RankInfo, hooks: LoadHooks = HOOKS) -> None:
+    """Raises UsageError unless this machine has a device for the rank and the model can be split over all of them.
+
+    Reads no weights and starts no process.
+    """
+    settings = spec.settings
+    device_of(device_and_dtype(settings)[0], info)
+    check_ranks(settings.model, settings.tp, divided_sizes(spec.shape), hooks.progress)
+
+
 class Launcher:
     """Loads models on rank 0 and on ``workers``; the ranks find each other through ``store``."""
 
     def __init__(self, info: RankInfo, workers: Workers, store: Store) -> None:
         self.workers = workers
-        self.loader = RankLoader(info, store)
+        self.info, self.loader = info, RankLoader(info, store)
 
     def load(self, spec: EngineSpec, hooks: LoadHooks = HOOKS) -> tuple[RankZeroEngine, LoadedModel]:
         """Load models and build an engine on all ranks.
@@ -31,10 +43,8 @@ class Launcher:
         Raises what ``load_engine`` raises, and UsageError before any weights are read if the model cannot be split
         over this many ranks.
         """
-        settings = spec.settings
         with shut_down_on_error(self.workers):
-            self.loader.device(settings)
-            check_ranks(settings.model, settings.tp, divided_sizes(spec.shape), hooks.progress)
+            check_split(spec, self.info, hooks)
             self.workers.send(Load(spec))
             engine, loaded = self.loader.load(spec, hooks)
         return RankZeroEngine(engine, self.workers), loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -39,7 +39,7 @@ class SessionAdapter:
         if stack != session.engine.options:
             session.engine.restack(stack)
         try:
-            with closing(session.ask(request.question, sources=False)) as events:
+            with closing(session.ask(request.question, request.sources)) as events:
                 yield from events
         finally:
             self._remember(request, session.transcript.exchanges[len(request.turns) :])
@@ -48,14 +48,17 @@ class SessionAdapter:
         """A session with the turns of the request, and the documents before its first question."""
         base = self.base
         transcript = base.transcript.without_turns(request.system)
-        for n, (question, answer) in enumerate(request.turns):
-            ids = self.answer_ids.get(answer_key(request, n, answer)) or base.encode(answer)
+        for (question, answer), key in zip(request.turns, turn_keys(request), strict=False):
+            ids = self.answer_ids.get(key) or base.encode(answer)
             transcript.append(question, base.encode(question), Tally(token_ids=list(ids), text=answer))
         # Clients know no such end of an answer, and may have asked for a repetition.
         changes: dict[str, Any] = {"loop_guard": 0, **dict(request.settings)}
+        if request.speculation is not None:
+            changes["stack"] = request.speculation
         settings = replace(base.settings, **changes)
         session = ChatSession(base.engine, base.loaded, settings, transcript=transcript, stop=request.stop)
         session.settings = self._limited(session, request)
+        session.schema = None if request.schema is None else json.loads(request.schema)
         return session
 
     def _limited(self, session: ChatSession, request: ChatCompletionRequest) -> Settings:
@@ -81,15 +84,17 @@ class SessionAdapter:
         if request.stop:
             return
         for exchange in exchanges:
-            key = answer_key(request, len(request.turns), exchange.turn.answer)
+            *_, key = turn_keys(request, exchange.turn.answer)
             self.answer_ids[key] = tuple(exchange.turn.tally.token_ids)
             self.answer_ids.move_to_end(key)
         while len(self.answer_ids) > MAX_ANSWERS:
             self.answer_ids.popitem(last=False)
 
 
-def answer_key(request: ChatCompletionRequest, n: int, answer: str) -> bytes:
-    """A hash of the answer to turn ``n`` and of the whole conversation before it."""
-    questions = [*(question for question, _ in request.turns), request.question]
-    conversation = [request.system, request.turns[:n], questions[n], answer]
-    return hashlib.sha256(json.dumps(conversation).encode()).digest()
+def turn_keys(request: ChatCompletionRequest, answer: str | None = None) -> Iterator[bytes]:
+    """For each answer a hash of it and of the whole conversation before it; ``answer``: to the request's question."""
+    running = hashlib.sha256(json.dumps(request.system).encode())
+    last = [] if answer is None else [(request.question, answer)]
+    for turn in [*request.turns, *last]:
+        running.update(json.dumps(turn).encode())
+        yield running.digest()

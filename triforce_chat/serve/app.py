@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,9 +20,28 @@ from starlette.types import Receive, Scope, Send
 from triforce_chat.serve import api_error
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.serve.auth import AuthMiddleware
-from triforce_chat.serve.chat_request import MAX_BODY_BYTES, names_of, parse_request, unknown_model
+from triforce_chat.serve.chat_request import (
+    MAX_BODY_BYTES,
+    ChatCompletionRequest,
+    names_of,
+    parse_fields,
+    read_json,
+    unknown_model,
+)
+from triforce_chat.serve.completion import CompletionEncoder
+from triforce_chat.serve.metrics import CONTENT_TYPE
 from triforce_chat.serve.responses import CompletionResponse, JsonResponse, error_response
+from triforce_chat.serve.responses_api import ResponsesEncoder, parse_responses
+from triforce_chat.serve.text_completion import TextEncoder, parse_text_request
 from triforce_chat.serve.worker import Worker
+
+PAGE = Path(__file__).with_name("page.html")
+PAGE_HEADERS = {  # everything that the page needs is in it, and it talks to this server only
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +59,7 @@ class ServedModel:
 
     def record(self) -> dict[str, Any]:
         return {
-            "id": self.name,
+            "id": self.names[0],
             "object": "model",
             "created": self.created,
             "owned_by": "triforce-chat",
@@ -47,8 +68,27 @@ class ServedModel:
         }
 
 
-def build_app(worker: Worker, served: ServedModel, token: str | None) -> Starlette:
-    """The application. Every request must send ``token``; with None only programs on this machine are admitted."""
+def build_app(
+    worker: Worker, served: ServedModel, token: str | None, origins: Sequence[str] = ()
+) -> Starlette:
+    """The application. Every request must send ``token``; with None only programs on this machine are admitted.
+
+    Pages from ``origins`` may call it, too; its own page needs no permission.
+    """
+    page = PAGE.read_bytes()
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("authorization", "content-type"),
+    )
+
+    async def home(_request: Request) -> Response:
+        return Response(page, media_type="text/html", headers=PAGE_HEADERS)
+
+    async def metrics(_request: Request) -> Response:
+        text = worker.metrics.text(len(worker.queue), worker.current is not None)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def models(_request: Request) -> Response:
         return JsonResponse({"object": "list", "data": [served.record()]})
@@ -65,27 +105,42 @@ def build_app(worker: Worker, served: ServedModel, token: str | None) -> Starlet
 
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", ChatCompletions(worker, served), methods=["POST"]),
+            Route("/", home),
+            Route("/v1/chat/completions", Endpoint(worker, served, parse_fields), methods=["POST"]),
+            Route(
+                "/v1/completions", Endpoint(worker, served, parse_text_request, TextEncoder), methods=["POST"]
+            ),
+            Route(
+                "/v1/responses", Endpoint(worker, served, parse_responses, ResponsesEncoder), methods=["POST"]
+            ),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/health", health),
+            Route("/metrics", metrics),
         ],
-        middleware=[Middleware(AuthMiddleware, token=token)],
+        middleware=[*([cors] if origins else []), Middleware(AuthMiddleware, token=token)],
         exception_handlers=HANDLERS,
     )
 
 
-class ChatCompletions:
-    """The endpoint POST /v1/chat/completions."""
+class Endpoint:
+    """One of the interfaces that answer: how its requests are parsed, and how its answers are encoded."""
 
-    def __init__(self, worker: Worker, served: ServedModel) -> None:
-        self.worker, self.served = worker, served
+    def __init__(
+        self,
+        worker: Worker,
+        served: ServedModel,
+        parse: Callable[[object, Sequence[str]], ChatCompletionRequest],
+        encoder: type[CompletionEncoder] = CompletionEncoder,
+    ) -> None:
+        self.worker, self.served, self.parse, self.encoder = worker, served, parse, encoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = Request(scope, receive)
-        request = parse_request(await read_body(http), self.served.names)
+        request = self.parse(read_json(await read_body(http)), self.served.names)
         job = self.worker.submit(client_key(http, request.user), request)
-        await CompletionResponse(self.worker, job, self.served.name)(scope, receive, send)
+        encoder = self.encoder(job, self.served.names[0])
+        await CompletionResponse(self.worker, job, encoder)(scope, receive, send)
 
 
 def client_key(request: Request, user: str) -> Hashable:

@@ -22,7 +22,8 @@ class AuthMiddleware:
         self.app, self.token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(Headers(scope=scope)) if scope["type"] == "http" else None
+        public = self.token is not None and scope.get("path") == "/"  # the page asks for the token itself
+        error = None if public or scope["type"] != "http" else self._error(Headers(scope=scope))
         await (error_response(error) if error else self.app)(scope, receive, send)
 
     def _error(self, headers: Headers) -> ApiError | None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from triforce_chat.serve.api_error import ApiError, invalid_field
-from triforce_chat.settings.settings import request_parameters
+from triforce_chat.settings.settings import STACKS, request_parameters
 
 DEFAULT = "default"  # an alias of every served model
 MAX_BODY_BYTES = 16 * 2**20  # a million tokens of text, and the overhead of JSON
+SYSTEM_ROLES = ("system", "developer")  # two names for the same, of which the latter is the newer
+OFF = "off"  # no speculation
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000  # characters
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values that change nothing
@@ -28,7 +31,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -44,7 +46,7 @@ IGNORED = frozenset(  # addressed to the provider, without effect on the answer
 SUPPORTED = frozenset(  # besides the numbers in ``NUMBERS``
     {
         *("model", "messages", "stream", "stream_options", "stop", "user", "max_tokens"),
-        "max_completion_tokens",
+        *("max_completion_tokens", "response_format", "sources", "speculation"),
     }
 )
 
@@ -62,15 +64,22 @@ class ChatCompletionRequest:
     stream: bool = False
     include_usage: bool = False  # at the end of a stream
     user: str = ""
+    sources: bool = True  # find the pages that the answer came from
+    speculation: str | None = None  # the stack that answers; None for the server's own
+    schema: str | None = None  # JSON Schema of the answer
+
+
+def read_json(body: bytes) -> object:
+    """A request's body. Raises ApiError."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is not JSON") from None
 
 
 def parse_request(body: bytes, names: Sequence[str]) -> ChatCompletionRequest:
     """Parse a request's body; ``names`` are those that the model answers to, its own first. Raises ApiError."""
-    try:
-        read = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ApiError(400, "the body is not JSON") from None
-    return parse_fields(read, names)
+    return parse_fields(read_json(body), names)
 
 
 def parse_fields(body: object, names: Sequence[str]) -> ChatCompletionRequest:
@@ -90,6 +99,9 @@ def parse_fields(body: object, names: Sequence[str]) -> ChatCompletionRequest:
         stream=stream,
         include_usage=_include_usage(fields, stream),
         user=typed(fields, "user", str) or "",
+        sources=typed(fields, "sources", bool) is not False,
+        speculation=_speculation(typed(fields, "speculation", str)),
+        schema=_schema(typed(fields, "response_format", dict)),
     )
 
 
@@ -117,9 +129,10 @@ def _check_model(fields: Mapping[str, Any], names: Sequence[str]) -> None:
         raise unknown_model(model, names)
 
 
-def names_of(model: str) -> tuple[str, str]:
-    """The names that the model answers to, its own first."""
-    return model, DEFAULT
+def names_of(model: str) -> tuple[str, ...]:
+    """The names that the model answers to, its own first; a model of a folder is called by the folder's name."""
+    own = Path(model).name if Path(model).is_absolute() else model
+    return tuple(dict.fromkeys((own, model, DEFAULT)))
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
@@ -152,7 +165,10 @@ def _integer(name: str, value: Any) -> int:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise invalid_field(name, "must be a number")
-    return value
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        raise invalid_field(name, "is too large") from None
 
 
 NUMBERS: Mapping[str, Callable[[str, Any], float]] = {
@@ -162,6 +178,30 @@ NUMBERS: Mapping[str, Callable[[str, Any], float]] = {
 
 def _settings(fields: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     return tuple((name, check(name, fields[name])) for name, check in NUMBERS.items() if name in fields)
+
+
+def _speculation(name: str | None) -> str | None:
+    """The name of the stack that a request asks for."""
+    stack = "autoregressive" if name == OFF else name
+    if stack is not None and stack not in STACKS:
+        raise invalid_field("speculation", f"must be one of {', '.join((OFF, *STACKS))}")
+    return stack
+
+
+def _schema(given: Mapping[str, Any] | None) -> str | None:
+    """The JSON Schema that a response format asks for."""
+    kind = "text" if given is None else given.get("type")
+    if kind == "text" or given is None:
+        return None
+    if kind == "json_object":
+        return json.dumps({"type": "object"})
+    named = given.get("json_schema")
+    schema = named.get("schema") if isinstance(named, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise invalid_field(
+            "response_format", "must be of type text, json_object, or json_schema with a schema"
+        )
+    return json.dumps(schema)
 
 
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
@@ -197,13 +237,13 @@ def _include_usage(fields: Mapping[str, Any], stream: bool) -> bool:
 def parse_messages(given: Any) -> tuple[str | None, tuple[tuple[str, str], ...], str]:
     """Split a list of messages into (system text, answered turns, question).
 
-    The messages are an optional system message, then user and assistant in turn, ending with the user.
+    The messages are an optional system or developer message, then user and assistant in turn, ending with the user.
     Raises ApiError for any other order.
     """
     if not isinstance(given, list) or not given:
         raise invalid_field("messages", "must be a list of messages")
     messages = [_message(index, message) for index, message in enumerate(given)]
-    system = messages.pop(0)[1] if messages[0][0] == "system" else None
+    system = messages.pop(0)[1] if messages[0][0] in SYSTEM_ROLES else None
     first = len(given) - len(messages)
     for index, (role, text) in enumerate(messages, first):
         expected = "assistant" if (index - first) % 2 else "user"
@@ -223,8 +263,8 @@ def _message(index: int, given: Any) -> tuple[str, str]:
     if not isinstance(given, dict):
         raise invalid_field(path, "must be an object")
     role = given.get("role")
-    if role not in ("system", "user", "assistant"):
-        raise invalid_field(f"{path}.role", "must be system, user or assistant")
+    if role not in (*SYSTEM_ROLES, "user", "assistant"):
+        raise invalid_field(f"{path}.role", "must be system, developer, user or assistant")
     for name, value in given.items():
         if name not in ("role", "content") and value:  # clients send back answers with their empty fields
             raise invalid_field(f"{path}.{name[:80]}", "not supported", "unsupported_parameter")

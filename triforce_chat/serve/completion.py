@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from triforce_chat.chat.events import ChatEvent, Tally
-from triforce_chat.chat.records import speculation_object, timing_object
+from triforce_chat.chat.records import sources_object, speculation_object, timing_object
 from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.serve.chat_request import ChatCompletionRequest
 
 DONE = b"data: [DONE]\n\n"
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def json_bytes(value: Any) -> bytes:
@@ -24,6 +27,11 @@ def json_bytes(value: Any) -> bytes:
 def sse_event(value: Any) -> bytes:
     """One server-sent event."""
     return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def sources_of(tally: Tally) -> dict[str, Any]:
+    """The pages that an answer came from and those that it cites, as ``--json`` has them, if they were looked for."""
+    return sources_object(tally.sourced) if tally.sourced else {}
 
 
 class Answering(Protocol):
@@ -50,7 +58,8 @@ class CompletionEncoder:
         """The whole answer."""
         message = {"role": "assistant", "content": self.job.tally.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish_reason}
-        return {**self.head, "object": "chat.completion", "choices": [choice], "usage": self.usage()}
+        whole = {**self.head, "object": "chat.completion", "choices": [choice], "usage": self.usage()}
+        return {**whole, **sources_of(self.job.tally)}
 
     def first_chunk(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
@@ -63,7 +72,7 @@ class CompletionEncoder:
 
     def last_chunks(self) -> bytes:
         """The end of a stream, with the usage if it was requested."""
-        end = self._chunk({}, self._finish_reason)
+        end = self._chunk({}, self._finish_reason, sources_of(self.job.tally))
         if self.job.request.include_usage:
             end += sse_event(
                 {**self.head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage()}
@@ -89,7 +98,11 @@ class CompletionEncoder:
         done = self.job.tally.finished
         return done.reason if done else "stop"
 
-    def _chunk(self, delta: dict[str, str], reason: str | None = None) -> bytes:
+    def _chunk(
+        self, delta: dict[str, str], reason: str | None = None, more: Mapping[str, Any] = EMPTY
+    ) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if self.job.request.include_usage else {}
-        return sse_event({**self.head, "object": "chat.completion.chunk", "choices": [choice], **usage})
+        return sse_event(
+            {**self.head, "object": "chat.completion.chunk", "choices": [choice], **usage, **more}
+        )

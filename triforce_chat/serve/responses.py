@@ -34,9 +34,8 @@ def error_response(error: ApiError) -> JsonResponse:
 class CompletionResponse:
     """An answer, whole or as a stream. If the client disconnects, its job is cancelled."""
 
-    def __init__(self, worker: Worker, job: Job, model: str) -> None:
-        self.worker, self.job = worker, job
-        self.encoder = CompletionEncoder(job, model)
+    def __init__(self, worker: Worker, job: Job, encoder: CompletionEncoder) -> None:
+        self.worker, self.job, self.encoder = worker, job, encoder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.create_task(self._watch(receive))

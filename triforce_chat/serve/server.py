@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
@@ -49,14 +49,23 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(session: ChatSession, listener: socket.socket, token: str | None, console: Console | None) -> None:
-    """Answer requests about the session's documents until Ctrl-C; ``console`` receives one line per request."""
+def serve(
+    session: ChatSession,
+    listener: socket.socket,
+    token: str | None,
+    console: Console | None,
+    origins: Sequence[str] = (),
+) -> None:
+    """Answer requests about the session's documents until Ctrl-C or SIGTERM.
+
+    ``console`` receives one line per request; pages from ``origins`` may send some.
+    """
     worker = Worker(SessionAdapter(session).answer, console_log(console) if console else no_log)
     titles = tuple(document.title for document in session.documents)
     served = ServedModel(session.loaded.name, session.context_limit, titles)
     try:
         with stopped_by_signals():
-            Server(build_app(worker, served, token), worker).run(sockets=[listener])
+            Server(build_app(worker, served, token, origins), worker).run(sockets=[listener])
     finally:
         worker.close()
         worker.stop()

@@ -14,6 +14,7 @@ from triforce_chat.serve import api_error
 from triforce_chat.serve.api_error import ApiError, to_api_error
 from triforce_chat.serve.chat_request import ChatCompletionRequest
 from triforce_chat.serve.fair_queue import FairQueue, QueueFull
+from triforce_chat.serve.metrics import Metrics
 
 MAX_QUEUED = 64  # requests
 MAX_QUEUED_PER_CLIENT = 16  # requests
@@ -62,6 +63,7 @@ class Worker:
         self.queue: FairQueue[Job] = FairQueue(MAX_QUEUED, MAX_QUEUED_PER_CLIENT)
         self.current: Job | None = None
         self.last_s = 1.0  # duration of the last answer
+        self.metrics = Metrics()
         self.thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self.thread.start()
 
@@ -73,6 +75,7 @@ class Worker:
         except QueueFull:
             if self.queue.closed:
                 raise api_error.shutting_down() from None
+            self.metrics.rejected()
             wait = {"Retry-After": str(max(1, math.ceil(self.last_s)))}
             raise ApiError(
                 429, "too many requests are waiting; try again", "queue_full", None, wait
@@ -104,6 +107,7 @@ class Worker:
                 job.post(to_api_error(error))
             finally:
                 self.current, self.last_s = None, time.perf_counter() - job.started
+                self.metrics.ended(job)
                 with suppress(OSError, ValueError):  # the log's terminal or file is gone
                     self.log(job)
                 job.post(None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from triforce_chat.settings.sizes import GIGABYTE
 from triforce_chat.settings.specification import PREFIX, TYPES, SettingSpec
 
 OTHER_VARIABLES = (CONFIG_VARIABLE, CACHE_VARIABLE, "TRIFORCE_CHAT_TOKEN")  # recognized, but not settings
+MAX_FILE = 1 << 20  # bytes
 DEFAULT = "default"  # origin of a value that the user has not set
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -90,7 +92,7 @@ def from_file(path: Path) -> Layer:
     for key, value in table.items():
         try:
             spec = _find(key)
-            layer.values[spec.name] = _check_type(spec, value)
+            layer.values[spec.name] = typed_value(spec, value)
             layer.origins[spec.name] = str(path)
         except UsageError as error:
             layer.problems.append(f"{path}: {error}")
@@ -101,7 +103,7 @@ def from_file(path: Path) -> Layer:
 def _read_table(path: Path) -> dict[str, Any]:
     """The parsed file; empty if there is none, unless the user named it. Raises UsageError."""
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
+        return tomllib.loads(_bounded(path).decode("utf-8-sig"))
     except FileNotFoundError:
         if os.environ.get(CONFIG_VARIABLE):
             raise UsageError(f"no such file; {CONFIG_VARIABLE} names it") from None
@@ -112,6 +114,20 @@ def _read_table(path: Path) -> dict[str, Any]:
         raise UsageError("not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"not TOML: {error}") from None
+
+
+def _bounded(path: Path) -> bytes:
+    """The bytes of a file that ends. Raises UsageError for one that may not, such as a device or a pipe."""
+    reading = os.open(
+        path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+    )  # so that a pipe without a writer opens
+    with open(reading, "rb") as file:
+        if stat.S_ISFIFO(os.fstat(reading).st_mode):
+            raise UsageError("a pipe, not a file")
+        data = file.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise UsageError(f"longer than the {MAX_FILE:,} bytes that settings may take")
+    return data
 
 
 def from_environment(environment: Mapping[str, str], below: Mapping[str, Any]) -> Layer:
@@ -151,8 +167,8 @@ def _suggestion(name: str, known: list[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def _check_type(spec: SettingSpec, value: Any) -> Any:
-    """A value of the file in the setting's type. Raises UsageError if it has another one."""
+def typed_value(spec: SettingSpec, value: Any) -> Any:
+    """A stored value in the setting's type. Raises UsageError if it has another one."""
     if spec.type is float and type(value) is int:
         return float(value)
     if type(value) is not spec.type:

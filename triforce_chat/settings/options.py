@@ -31,6 +31,12 @@ class Options(Parameters):
         example=20.0,
     )
     pages: str | None = setting(None, "Only these pages, as in 1-80,90.", persistent=False)
+    chapters: str | None = setting(
+        None, "Only these chapters, as in 1-4,7, or one by words of its title.", persistent=False
+    )
+    until: str | None = setting(
+        None, "Nothing behind this page or chapter, as in 120, IV or 'chapter 4'.", persistent=False
+    )
     password: str | None = setting(None, "For encrypted documents.", persistent=False)
     ocr: bool = setting(False, "Read the images on PDF pages without text with tesseract.", flags=("--ocr",))
     json: bool = setting(False, "Print one JSON object.", flags=("--json",), persistent=False)

@@ -17,7 +17,6 @@ POLICIES = ("mean", "minmax")
 MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
-MAX_GAMMA = 32  # tokens
 MAX_CHUNK = 1024  # tokens
 MAX_PASSAGES = 64
 KEPT_TOKENS = 96  # of a budget: the smallest one holds them and one chunk
@@ -57,7 +56,7 @@ class Parameters:
         None,
         "Tokens drafted per verification (auto: at most); planned if not given.",
         minimum=1,
-        maximum=MAX_GAMMA,
+        maximum=stack_specs.MAX_GAMMA,
         changeable=True,
         example=8,
     )
@@ -65,7 +64,7 @@ class Parameters:
         None,
         "Tokens drafted per step of the middle level; planned if not given.",
         minimum=1,
-        maximum=MAX_GAMMA,
+        maximum=stack_specs.MAX_GAMMA,
         changeable=True,
         example=2,
     )

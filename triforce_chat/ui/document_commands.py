@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from os.path import exists, expanduser
 
+from triforce_chat.documents import Document
 from triforce_chat.errors import UsageError
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.command_table import PAGES, Choice, CommandTable
-from triforce_chat.ui.document_views import show_hits, show_pages
+from triforce_chat.ui.document_views import show_chapter, show_chapters, show_hits, show_pages
 from triforce_chat.ui.export import describe_document
 
 
@@ -60,11 +61,25 @@ class DocumentCommands(CommandTable):
 
         Usage: [PAGES]
         """
-        if not self._conversation.documents:
-            raise UsageError("there is no document; add one with /doc PATH")
+        documents = self._documents()
         if not arguments:
-            return self._screen.note(*map(describe_document, self._conversation.documents))
-        return show_pages(self._conversation.documents, arguments, self._screen)
+            return self._screen.note(*map(describe_document, documents))
+        return show_pages(documents, arguments, self._screen)
+
+    def cmd_chapters(self, _arguments: str) -> None:
+        """List the chapters of the documents."""
+        show_chapters(self._documents(), self._screen)
+
+    def cmd_chapter(self, wanted: str) -> None:
+        """Show a chapter as the model sees it.
+
+        Usage: NUMBER|TITLE
+        """
+        if not wanted:
+            raise UsageError(
+                "/chapter needs a number or words of a title: /chapter NUMBER; /chapters lists them"
+            )
+        show_chapter(self._documents(), wanted, self._screen)
 
     def cmd_find(self, words: str) -> None:
         """Search the documents.
@@ -73,9 +88,13 @@ class DocumentCommands(CommandTable):
         """
         if not words:
             raise UsageError("/find needs words: /find WORDS")
+        show_hits(self._documents(), words, self._screen)
+
+    def _documents(self) -> Sequence[Document]:
+        """The documents. Raises UsageError if there are none."""
         if not self._conversation.documents:
             raise UsageError("there is no document; add one with /doc PATH")
-        show_hits(self._conversation.documents, words, self._screen)
+        return self._conversation.documents
 
     def cmd_sources(self, _arguments: str) -> None:
         """Show the pages that the last answer came from."""

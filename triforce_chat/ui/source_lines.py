@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
-from triforce_chat.chat.events import Citation, LookedUp, Place, Sourced
+from triforce_chat.chat.events import Citation, LookedUp, Place, Source, Sourced
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 
@@ -54,7 +54,7 @@ def sources_line(sourced: Sourced) -> str:
 def details(sourced: Sourced) -> Iterator[Text]:
     """Each source page with its share and its sentence, then the warnings."""
     for source in sourced.sources:
-        heading = f"{clean(source.document)}, {page_label(source.unit, source.page)}"
+        heading = f"{clean(source.document)}, {place_label(source)}"
         yield Text.assemble((heading, "bold"), f"{formatting.SEPARATOR}{formatting.percent(source.share)}")
         if source.sentence:
             yield Text(f"  {clean(source.sentence)}")
@@ -65,13 +65,19 @@ def details(sourced: Sourced) -> Iterator[Text]:
 
 
 def join_places(found: Iterable[Place]) -> str:
-    """Pages as in "treasure-island p. 12, p. 31, emma p. 7": a title is named where it changes."""
+    """Places as in "treasure-island p. 12, p. 31, emma ch. IV, l. 7": a title is named where it changes."""
     parts, title = [], None
     for place in found:
-        page = page_label(place.unit, place.page)
+        page = place_label(place)
         parts.append(page if place.document == title else f"{clean(place.document)} {page}")
         title = place.document
     return ", ".join(parts)
+
+
+def place_label(place: Place) -> str:
+    """A place by its chapter and lines if they are known, else by its page or section."""
+    where = place.where if isinstance(place, Source) else ""
+    return clean(where) or page_label(place.unit, place.page)
 
 
 def page_label(unit: str, first: int, last: int | None = None) -> str:

@@ -29,6 +29,7 @@ from triforce_chat.engine.sampling.ops import (
 from triforce_chat.engine.sampling.options import Sampling
 
 MOST = 1 << 30  # bytes of static buffers that are kept between answers
+NOT_FINITE = -1
 LEAST_ROOM = 2048  # tokens of an answer; each doubling needs another capture
 
 
@@ -39,14 +40,17 @@ class SamplerInputs(NamedTuple):
     draft: Draft  # n tokens per row
     penalty: PenaltyContext | None  # None without a repetition penalty
     forced: Tensor | None = None  # [B, n+1], for ``verify``
+    allowed: Tensor | None = (
+        None  # [B, n+1, V], bool: the tokens that a constrained answer may have; None: all
+    )
 
 
 class SamplerOutput(NamedTuple):
     """The result of a verification; the next one overwrites it, as graphs share their memory."""
 
     probs: Tensor  # [B, n+1, V], the warped distributions
-    # [B, n+4]: number of tokens to commit, the tokens of ``verify``, number of drafted tokens, and whether no top-p
-    # nucleus was cut short.
+    # [B, n+4]: number of tokens to commit, the tokens of ``verify``, number of drafted tokens, and 1 if all is well, 0
+    # if a top-p nucleus was cut short, NOT_FINITE if a committed token was drawn from no distribution.
     packed: Tensor
 
 
@@ -65,6 +69,8 @@ class Verification:
     def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
         draft = inputs.draft
         scores = penalized(inputs.logits, inputs.penalty, draft.count, self.sampling.repetition_penalty)
+        if inputs.allowed is not None:
+            scores = scores.masked_fill(~inputs.allowed, -torch.inf)
         probs, complete = warp(scores, self.sampling, self.candidates)
         numbers = verify(draft, probs, random, inputs.forced)
         if complete is None:
@@ -74,9 +80,19 @@ class Verification:
                 rows = torch.arange(complete.shape[-1], device=complete.device)
                 complete = complete | (rows > draft.count[:, None])
             flag = complete.all(-1, keepdim=True).long()
+        flag = torch.where(self._finite(scores, probs, numbers[:, :1]), flag, NOT_FINITE)
         return SamplerOutput(
             probs, torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1)
         )
+
+    def _finite(self, scores: Tensor, probs: Tensor, accepted: Tensor) -> Tensor:
+        """Whether the model's scores made sense for all committed tokens: [B, 1].
+
+        A row with a score that is no number, or infinite, has no distribution: all of its probabilities are NaN.
+        """
+        sane = (scores.amax(-1) if self.sampling.greedy else probs[..., 0]).isfinite()
+        rows = torch.arange(sane.shape[-1], device=sane.device)
+        return (sane | (rows > accepted)).all(-1, keepdim=True)
 
     def randomness(self, uniforms: Uniforms) -> Randomness:
         return GREEDY if self.sampling.greedy else uniforms
@@ -169,7 +185,8 @@ class GraphExecutor:
 def key_of(op: Verification, like: SamplerInputs, room: int) -> Hashable:
     """What the graphs of all sizes have in common."""
     logits = like.logits
-    return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room
+    constrained = like.allowed is not None
+    return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room, constrained
 
 
 class StaticVerification:
@@ -194,6 +211,7 @@ class StaticVerification:
                 ),
                 PenaltyContext(answer, self.counts[1]) if room else None,
                 draft.tokens.new_zeros(batch, rows) if op.forced else None,
+                None if like.allowed is None else like.allowed.new_ones(batch, rows, vocabulary),
             )
             self.uniforms = Uniforms.empty(batch, rows - 1, device)
         self.filled: int | None = 0  # the host's number of drafted tokens in ``counts``; None: the device's
@@ -204,7 +222,7 @@ class StaticVerification:
         self.graph.prepare(self._work)
 
     def copy_in(self, inputs: SamplerInputs) -> None:
-        logits, draft, penalty, forced = inputs
+        logits, draft, penalty, forced, allowed = inputs
         n = len(draft)
         static = self.inputs
         static.logits[:, : n + 1] = logits
@@ -223,6 +241,8 @@ class StaticVerification:
             self.counts[1] = penalty.length
         if static.forced is not None and forced is not None:
             static.forced[:, : n + 1] = forced
+        if static.allowed is not None and allowed is not None:
+            static.allowed[:, : n + 1] = allowed
 
     def __call__(self) -> SamplerOutput:
         return self.graph(self._work)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.sampling.constraint import Constraint
 from triforce_chat.engine.sampling.executor import (
     EagerExecutor,
     Executor,
@@ -49,10 +50,19 @@ class Sampler:
         self.op = Verification(replace(sampling, seed=None), CANDIDATES, forced)
         self.generator = self._seeded(torch.device("cpu"))
 
-    def verify(self, draft: Draft, logits: Tensor, seq: TokenBuffer) -> SamplerOutput:
-        """Verify a draft of n tokens, written in ``seq`` after its end, by logits [B, n+1, V]."""
+    def verify(
+        self, draft: Draft, logits: Tensor, seq: TokenBuffer, constraint: Constraint | None = None
+    ) -> SamplerOutput:
+        """Verify a draft of n tokens, written in ``seq`` after its end, by logits [B, n+1, V].
+
+        With a ``constraint`` the host waits for the drafted tokens, of a single sequence.
+        """
         forced = seq.read_forced(len(draft) + 1)
-        return self.run(SamplerInputs(logits, draft, self.penalty_context(seq, draft), forced))
+        allowed = None
+        if constraint is not None:
+            drafted = draft.tokens[0].tolist()
+            allowed = constraint.allowed(drafted, logits.shape[-1])[None].to(logits.device)
+        return self.run(SamplerInputs(logits, draft, self.penalty_context(seq, draft), forced, allowed))
 
     def run(self, inputs: SamplerInputs) -> SamplerOutput:
         return self.executor.run(self.op, inputs, self.fill)

@@ -27,12 +27,14 @@ from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward, feed
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
-from triforce_chat.engine.sampling.executor import SamplerInputs
+from triforce_chat.engine.sampling.constraint import Constraint
+from triforce_chat.engine.sampling.executor import NOT_FINITE, SamplerInputs
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
+from triforce_chat.errors import ModelError
 
 
 @dataclass(slots=True)
@@ -67,13 +69,23 @@ class Outcome:
     right: int  # number of leading tokens of ``match`` that came true
     match: int  # length of the match
     following: int  # length of the next match
+    finite: bool = True  # all tokens were drawn from distributions
+
+    def checked(self) -> Outcome:
+        """This outcome. Raises ModelError if the model computed no distribution for a token."""
+        if not self.finite:
+            raise ModelError(
+                "the model computed no finite scores for the next token: its weights are damaged, or too large for "
+                "their format (--dtype float32 may help)"
+            )
+        return self
 
     @staticmethod
     def of(numbers: list[int], looked_up: bool) -> Outcome:
         """From the numbers of a ``SamplerOutput``, followed by three of lookup if it took part."""
         right, match, following = numbers[-3:] if looked_up else (0, 0, 0)
         count, *ids, drafted, complete = numbers[:-3] if looked_up else numbers
-        return Outcome(ids[:count], bool(complete), drafted, right, match, following)
+        return Outcome(ids[:count], bool(complete), drafted, right, match, following, complete != NOT_FINITE)
 
     @property
     def accepted(self) -> int:
@@ -105,6 +117,7 @@ class Speculative:
         # Whether rounds may be launched without waiting for the previous one.
         self.unwaited = model.captures and all(arm.drafter.device_side for arm in planner.arms)
         self.device_side = False
+        self.constraint: Constraint | None = None  # of the answer that this level, as the top one, decodes
         self.found: tuple[int, Match, int] | None = (
             None  # number of known tokens, the match after them, its length
         )
@@ -155,7 +168,7 @@ class Speculative:
     def _verify(self, seq: TokenBuffer, made: Round, sampler: Sampler) -> None:
         """Commit what passes and start copying the outcome to the host."""
         n = len(made.draft)
-        probs, packed = sampler.verify(made.draft, made.logits, seq)
+        probs, packed = sampler.verify(made.draft, made.logits, seq, self.constraint)
         packed = self.group.broadcast(packed)
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
         seq.commit(made.verdict.tokens, made.verdict.count)
@@ -174,19 +187,28 @@ class Speculative:
 
     # Rounds that are waited for
 
-    def decode(self, seq: TokenBuffer, sampler: Sampler, most: int) -> Generator[list[int], None, None]:
+    def decode(
+        self, seq: TokenBuffer, sampler: Sampler, most: int, constraint: Constraint | None = None
+    ) -> Generator[list[int], None, None]:
         """Yield the ids that each round commits, until there are ``most``; may be closed after any round."""
         end = seq.known + most
-        self.planner.investment.begin(most)
-        self.model.forget_state()  # it belongs to another answer
-        self._watch(seq, sampler)
-        while seq.known < end:
-            self.planner.renew(end - seq.known)
-            plan = self._plan(seq, end)
-            if plan.plain and self.overlap:
-                yield from self._overlapped(seq, plan, sampler, end)
-            else:
-                yield self._waited(seq, plan, sampler)[1].ids
+        self.constraint = constraint
+        try:
+            self.planner.investment.begin(most)
+            self.model.forget_state()  # it belongs to another answer
+            self._watch(seq, sampler)
+            while seq.known < end:
+                self.planner.renew(end - seq.known)
+                plan = self._plan(seq, end)
+                if plan.plain and self.overlap and constraint is None:  # whose mask depends on the last token
+                    yield from self._overlapped(seq, plan, sampler, end)
+                    continue
+                ids = self._waited(seq, plan, sampler)[1].checked().ids
+                if constraint is not None:
+                    constraint.advance(ids)
+                yield ids
+        finally:
+            self.constraint = None
 
     def step(self, seq: TokenBuffer, sampler: Sampler, most: int) -> tuple[Round, Outcome]:
         """Run one round of at most ``most`` drafted tokens and wait for its outcome."""
@@ -275,7 +297,7 @@ class Speculative:
             self._learn_match(coming, outcome)
             late = outcome.following
             self._report(coming.plan, outcome)
-            yield outcome.ids
+            yield outcome.checked().ids
             if following is None:
                 if coming.following is not None:
                     self.found = seq.known, coming.following, outcome.following

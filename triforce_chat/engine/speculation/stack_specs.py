@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+MAX_GAMMA = (
+    32  # tokens that a level drafts at most per verification; a cache has room for their rest behind its end
+)
+
 
 @dataclass(frozen=True, slots=True)
 class StackSpec:

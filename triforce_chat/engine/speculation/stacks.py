@@ -21,6 +21,7 @@ from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Planner, sizes
 from triforce_chat.engine.speculation.speculative import Speculative
+from triforce_chat.engine.speculation.stack_specs import MAX_GAMMA
 from triforce_chat.errors import UsageError
 
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey}
@@ -75,6 +76,9 @@ class Builder:
     def check(self) -> None:
         """Raise UsageError if the stack cannot be built; every rank finds that out by itself."""
         name, makers = self.options.name, self.makers()
+        for what, drafted in (("gamma", self.options.gamma), ("draft-gamma", self.options.draft_gamma)):
+            if drafted is not None and not 1 <= drafted <= MAX_GAMMA:
+                raise UsageError(f"{what} must be from 1 to {MAX_GAMMA} tokens, not {drafted}")
         if name not in makers:
             raise UsageError(f"no stack '{name}'; choose one of {', '.join(makers)}")
         if name == "naive" and self.draft is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any
 from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.documents import Document
 from triforce_chat.errors import StateError, UsageError
+from triforce_chat.storage.sessions.cells import damage_reported, object_of, text_of, time_of
 from triforce_chat.storage.sessions.names import check_name, free_name
 from triforce_chat.storage.sessions.serialization import load_tally, storable, unpack_document, unpack_ids
 from triforce_chat.storage.sessions.store import SessionStore
@@ -33,7 +33,13 @@ class Catalog:
             "(SELECT count(*) FROM turns WHERE session = sessions.id) AS turns "
             "FROM sessions ORDER BY used DESC, id DESC"
         )
-        return [SessionSummary(**dict(row), titles=self._titles(row["id"])) for row in found]
+        return [self._summary(*row) for row in found]
+
+    def _summary(
+        self, session: int, name: object, model: object, created: object, used: object, turns: int
+    ) -> SessionSummary:
+        times = time_of(created), time_of(used)
+        return SessionSummary(session, text_of(name), text_of(model), *times, turns, self._titles(session))
 
     def find(self, name: str) -> SessionSummary:
         """The session of this name. Raises UsageError if there is none."""
@@ -49,16 +55,21 @@ class Catalog:
         raise UsageError("there is no session yet: 'triforce-chat chat' begins one")
 
     def load(self, summary: SessionSummary) -> SessionRecord:
-        """A whole session, with the answer that is being written to it. Raises UsageError if it was deleted."""
+        """A whole session, with the answer that is being written to it.
+
+        Raises UsageError if it was deleted, and StateError if it is damaged.
+        """
         found = self._database.query("SELECT system, settings FROM sessions WHERE id = ?", summary.id)
         if not found:
             raise UsageError(f"there is no session '{summary.name}' any more")
         (system, settings), unfinished = found[0], self.store.unfinished_turns(summary.id)
         partial = {turn: (answer, ids) for turn, answer, ids in unfinished}
         rows = self._database.query("SELECT * FROM turns WHERE session = ? ORDER BY id", summary.id)
-        documents = self._documents(summary.id)
-        turns = tuple(_stored_turn(row, partial, tuple(documents.pop(row["id"], ()))) for row in rows)
-        return SessionRecord(summary, system, json.loads(settings), turns, tuple(documents.pop(None, ())))
+        with damage_reported(f"session '{summary.name}'"):
+            documents = self._documents(summary.id)
+            turns = tuple(_stored_turn(row, partial, tuple(documents.pop(row["id"], ()))) for row in rows)
+            pending = tuple(documents.pop(None, ()))
+            return SessionRecord(summary, text_of(system), object_of(settings), turns, pending)
 
     def rename(self, name: str, new: str) -> None:
         """Rename a session. Raises UsageError for a name that is taken or invalid."""
@@ -90,7 +101,7 @@ class Catalog:
             for document, turn in self._database.query(
                 "SELECT id, turn FROM documents WHERE session = ? ORDER BY id", old
             ):
-                self._copy_document(document, copy, turns[turn])
+                self._copy_document(document, copy, turns.get(turn))
         return new
 
     def remove(self, summaries: list[SessionSummary]) -> None:
@@ -128,13 +139,13 @@ class Catalog:
             *(EXCERPT_WORDS, query, MAX_HITS),
         )
         return [
-            SearchHit(name, number, asked, question, excerpt)
+            SearchHit(text_of(name), number, time_of(asked), text_of(question), text_of(excerpt))
             for name, asked, question, excerpt, number in found
         ]
 
     def _titles(self, session: int) -> tuple[str, ...]:
         found = self._database.query("SELECT title FROM documents WHERE session = ? ORDER BY id", session)
-        return tuple(title for (title,) in found)
+        return tuple(text_of(title) for (title,) in found)
 
     def _documents(self, session: int) -> dict[int | None, list[Document]]:
         """The documents of each turn, by the turn's row; under None those of the next question."""
@@ -185,13 +196,15 @@ def _stored_turn(
 ) -> StoredTurn:
     """A turn from its row; ``partial`` has the pieces of answers that have no end yet."""
     answer, packed_ids = partial.get(row["id"], (row["answer"], row["answer_ids"]))
-    tally = load_tally(row["statistics"], unpack_ids(packed_ids), answer)
+    answer = text_of(answer)
     return StoredTurn(
-        turn=Turn(row["question"], answer, tally),
+        turn=Turn(
+            text_of(row["question"]), answer, load_tally(row["statistics"], unpack_ids(packed_ids), answer)
+        ),
         documents=documents,
         question_ids=unpack_ids(row["question_ids"]),
-        model=row["model"],
-        vocabulary=row["vocabulary"],
-        asked=row["asked"],
-        ended=row["ended"],
+        model=text_of(row["model"]),
+        vocabulary=text_of(row["vocabulary"]),
+        asked=time_of(row["asked"]),
+        ended=None if row["ended"] is None else text_of(row["ended"]),
     )

@@ -7,12 +7,15 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from triforce_chat.chat.events import Citation, LevelTally, LookedUp, Place, Source, Sourced, Tally
-from triforce_chat.documents import Document, Page
+from triforce_chat.documents import Document, Heading, Page
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
+from triforce_chat.storage.sessions.cells import UNREADABLE, inflated, object_of, record_of, text_of
+
+REMARKS = ("broken", "notices", "garbled")  # of a document
 
 
 def storable(text: str) -> str:
@@ -26,7 +29,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(data: bytes) -> tuple[int, ...]:
-    """Inverse of ``pack_ids``."""
+    """Inverse of ``pack_ids``. Raises one of ``cells.UNREADABLE``."""
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
@@ -42,20 +45,37 @@ def pack_pages(document: Document) -> bytes:
 
 def pack_remarks(document: Document) -> str:
     """Notices about parts of a document that could not be read, as JSON."""
-    return json.dumps({"broken": document.broken, "notices": document.notices})
+    remarks = {name: getattr(document, name) for name in REMARKS}
+    headings = [[each.title, each.level, each.page, each.start] for each in document.headings]
+    return json.dumps({**remarks, "headings": headings, "has_lines": document.has_lines})
 
 
-def unpack_document(title: str, source: str, unit: str, remarks: str, pages: bytes) -> Document:
-    """A document from the columns of its row."""
-    loaded = json.loads(remarks)
+def unpack_document(title: object, source: object, unit: object, remarks: object, pages: bytes) -> Document:
+    """A document from the columns of its row. Raises one of ``cells.UNREADABLE``."""
+    loaded = object_of(remarks)
+    texts = json.loads(inflated(pages))
+    # An earlier version stored fewer remarks.
     return Document(
-        title,
-        source,
-        tuple(Page(number, text) for number, text in json.loads(zlib.decompress(pages))),
-        unit,
-        tuple(loaded["broken"]),
-        notices=tuple(loaded["notices"]),
+        text_of(title),
+        text_of(source),
+        tuple(Page(_checked(number, int), _checked(text, str)) for number, text in texts),
+        text_of(unit),
+        broken=tuple(_checked(number, int) for number in loaded["broken"]),
+        notices=tuple(_checked(notice, str) for notice in loaded["notices"]),
+        garbled=tuple(_checked(number, int) for number in loaded.get("garbled", ())),
+        headings=tuple(_heading(*each) for each in loaded.get("headings", ())),
+        has_lines=_checked(loaded.get("has_lines", False), bool),
     )
+
+
+def _heading(title: Any, level: Any, page: Any, start: Any) -> Heading:
+    return Heading(_checked(title, str), *(_checked(number, int) for number in (level, page, start)))
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is not {kind.__name__}")
+    return value
 
 
 def dump_statistics(tally: Tally) -> str:
@@ -64,18 +84,25 @@ def dump_statistics(tally: Tally) -> str:
     return json.dumps({name: value for name, value in asdict(tally).items() if name not in left_out})
 
 
-def load_tally(statistics: str | None, ids: Sequence[int], text: str) -> Tally:
-    """Inverse of ``dump_statistics``; without statistics only the ids and the text are known."""
-    loaded = json.loads(statistics) if statistics else {}
+def load_tally(statistics: object, ids: Sequence[int], text: str) -> Tally:
+    """Inverse of ``dump_statistics``; without statistics, or with damaged ones, only the ids and the text are known."""
+    try:
+        loaded = object_of(statistics) if statistics else {}
+        return _load_tally(loaded, ids, text)
+    except UNREADABLE:
+        return Tally(token_ids=list(ids), text=text)
+
+
+def _load_tally(loaded: dict[str, Any], ids: Sequence[int], text: str) -> Tally:
     prefill, finished, sourced = (loaded.get(name) for name in ("prefill", "finished", "sourced"))
     return Tally(
-        levels={name: _load(LevelTally, level) for name, level in loaded.get("levels", {}).items()},
-        rebuilds=[_load(Rebuilt, rebuilt) for rebuilt in loaded.get("rebuilds", ())],
-        prefill=_load(Prefilled, prefill) if prefill else None,
-        finished=_load(Finished, finished) if finished else None,
+        levels={name: record_of(LevelTally, level) for name, level in loaded.get("levels", {}).items()},
+        rebuilds=[record_of(Rebuilt, rebuilt) for rebuilt in loaded.get("rebuilds", ())],
+        prefill=record_of(Prefilled, prefill) if prefill else None,
+        finished=record_of(Finished, finished) if finished else None,
         sourced=_load_sourced(sourced) if sourced else None,
-        accepted=loaded.get("accepted", []),
-        rebuilt_in=loaded.get("rebuilt_in", []),
+        accepted=[_checked(number, int) for number in loaded.get("accepted", ())],
+        rebuilt_in=[_checked(number, int) for number in loaded.get("rebuilt_in", ())],
         token_ids=list(ids),
         text=text,
     )
@@ -86,19 +113,17 @@ def _pages_json(document: Document) -> bytes:
 
 
 def _load_sourced(values: dict[str, Any]) -> Sourced:
-    sources = tuple(_load(Source, each) for each in values["sources"])
+    sources = tuple(record_of(Source, each) for each in values["sources"])
     citations = tuple(
-        _load(Citation, {**each, "found_on": tuple(_load(Place, place) for place in each["found_on"])})
+        record_of(
+            Citation, {**each, "found_on": tuple(record_of(Place, place) for place in each["found_on"])}
+        )
         for each in values["citations"]
     )
     quotes, standing = (tuple(map(_load_looked_up, values.get(name, ()))) for name in ("quotes", "standing"))
-    return Sourced(sources, citations, values["seconds"], quotes, standing)
+    return Sourced(sources, citations, _checked(values["seconds"], float), quotes, standing)
 
 
 def _load_looked_up(values: dict[str, Any]) -> LookedUp:
-    return LookedUp(values["words"], tuple(_load(Place, place) for place in values["found_on"]))
-
-
-def _load(kind: Any, values: dict[str, Any]) -> Any:
-    """A dataclass from stored fields; fields that only another version of this program has are left out."""
-    return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})
+    found_on = tuple(record_of(Place, place) for place in values["found_on"])
+    return LookedUp(_checked(values["words"], str), found_on)

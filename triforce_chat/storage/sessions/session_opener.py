@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from triforce_chat.chat.conversation import Conversation, SavedSession
 from triforce_chat.errors import UsageError
+from triforce_chat.settings.layers import typed_value
 from triforce_chat.settings.paths import sessions_file
-from triforce_chat.settings.settings import CHANGEABLE
+from triforce_chat.settings.settings import CHANGEABLE, SPECIFICATIONS
 from triforce_chat.storage.sessions.catalog import Catalog
 from triforce_chat.storage.sessions.database import Unwritable
 from triforce_chat.storage.sessions.lease import Lease
@@ -55,7 +56,7 @@ class SessionOpener:
         self.record: SessionRecord | None = None
         self._conversation: PersistentConversation | None = None
         self._lease: Lease | None = None
-        self._name = check_name(name) if name else None
+        self._name, self._warn = check_name(name) if name else None, warn
         self._open = ExitStack()
         try:
             self.store: SessionStore | None = SessionStore(sessions_file())
@@ -91,13 +92,27 @@ class SessionOpener:
         """The session's saved options; those ``given`` on the command line take precedence."""
         if self.record is None:
             return options
-        saved = {"system": self.record.system, **self.record.settings}
+        saved = {"system": self.record.system, **self._saved_settings(self.record)}
         wanted = {"system", "model", "draft", *SAVED_SETTINGS} - set(given)
         if "model" in given:
             wanted.discard("draft")  # it was one for the other model
         return dataclasses.replace(
             options, **{name: value for name, value in saved.items() if name in wanted}
         )
+
+    def _saved_settings(self, record: SessionRecord) -> dict[str, Any]:
+        """The session's settings, without those whose values are damaged; a warning names these."""
+        kept, damaged = {}, []
+        for spec in SPECIFICATIONS:
+            if spec.name in record.settings:
+                value = record.settings[spec.name]
+                try:
+                    kept[spec.name] = value if value is None and spec.optional else typed_value(spec, value)
+                except UsageError:
+                    damaged.append(spec.key)
+        if damaged:
+            self._warn(f"session '{record.summary.name}': damaged settings are ignored: {', '.join(damaged)}")
+        return kept
 
     def conversation(self, session: ChatSession) -> Conversation:
         """``session``, written to the store if there is one."""

@@ -11,6 +11,7 @@ from typing import Any
 from triforce_chat.chat.conversation import Turn
 from triforce_chat.documents import Document
 from triforce_chat.engine.events import Text
+from triforce_chat.storage.sessions.cells import text_of
 from triforce_chat.storage.sessions.database import Database
 from triforce_chat.storage.sessions.lease import LOCK_TIMEOUT, InUse, Lease
 from triforce_chat.storage.sessions.names import free_name
@@ -191,4 +192,5 @@ class SessionStore:
         pieces: list[Any] = self.database.query(
             "SELECT text, ids FROM pieces WHERE turn = ? ORDER BY number", turn
         )
-        return "".join(text for text, _ in pieces), b"".join(ids for _, ids in pieces)
+        ids = b"".join(ids for _, ids in pieces if isinstance(ids, bytes))
+        return "".join(text_of(text) for text, _ in pieces), ids

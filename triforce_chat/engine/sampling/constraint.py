@@ -1,0 +1,30 @@
+"""What may follow in an answer whose form is prescribed, such as JSON of a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Constraint(Protocol):
+    """The tokens that one answer may have; it knows the committed ones.
+
+    Only the top level of a stack is constrained. Its acceptance rule is exact for any draft, and a drafted token that
+    is not allowed has no probability there, so the answer follows the constrained target, whoever drafts.
+    """
+
+    def allowed(self, drafted: Sequence[int], vocabulary: int) -> Tensor:
+        """Which tokens may follow the answer, and each prefix of ``drafted``: [n+1, V], bool, on the CPU.
+
+        Rows after a drafted token that is not allowed are not used; they must allow something.
+        """
+        ...
+
+    def advance(self, ids: Sequence[int]) -> None:
+        """Append committed tokens."""
+        ...
+
+
+MakeConstraint = Callable[[], Constraint]
