@@ -1,4 +1,4 @@
-"""Draws panel.svg and compare.svg, on black and on white, from a real run of the small model."""
+"""Draws the panel, a comparison and /help from a real run of the small model: here, and in widths for the guide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console, RenderableType
-from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
 from rich.text import Text
 
 from triforce_chat.chat.events import Comparison
@@ -15,27 +15,36 @@ from triforce_chat.chat.session import ChatSession
 from triforce_chat.cli.engines import open_session
 from triforce_chat.cli.output import screen_of
 from triforce_chat.cli.reading import read_all
+from triforce_chat.documents import Document
 from triforce_chat.settings.options import Options
+from triforce_chat.ui.command_table import Surroundings
+from triforce_chat.ui.commands import Commands
 from triforce_chat.ui.compare import Columns, summary
 from triforce_chat.ui.markdown import RenderedMarkdown
 from triforce_chat.ui.panel import EnginePanel
+from triforce_chat.ui.terminal import Screen
 from triforce_chat.ui.theme import THEME
 
 HERE = Path(__file__).parent
+GUIDE = HERE.parent / "docs" / "guide" / "pictures"
+WIDTHS = (50, 80, 160)  # columns
+WIDTH = 80  # of the pictures here, columns
 BOOK = HERE / "the-lighthouse-at-varra.pdf"
 QUESTION = "Summarize this document in some sentences."
 SHOWN = 48  # tokens of the answer in the picture of the panel
+SHOWN_LIMIT = 72  # tokens that it may have
 THEMES = {"": SVG_EXPORT_THEME, "-light": DEFAULT_TERMINAL_THEME}
 
 
 def main() -> None:
-    options = Options(model="small", max_tokens=72, pages="1-4", no_cache=True, quiet=True)
+    options = Options(model="small", max_tokens=SHOWN_LIMIT, pages="1-4", no_cache=True, quiet=True)
     screen = screen_of(options)
     session, _ = open_session(read_all([str(BOOK)], options, screen), options, screen)
     compare(session)
     session.clear()
     session.set_option("stack", "triforce")
     ask(session)
+    show_help(session)
 
 
 def compare(session: ChatSession) -> None:
@@ -49,7 +58,7 @@ def compare(session: ChatSession) -> None:
 
 
 def ask(session: ChatSession) -> None:
-    panel, answer = EnginePanel("triforce", session.context_limit), session.ask(QUESTION)
+    panel, answer = EnginePanel("triforce", session.context_limit, most=SHOWN_LIMIT), session.ask(QUESTION)
     for event in answer:
         panel.add(event)
         if len(panel.tally.token_ids) >= SHOWN:
@@ -58,12 +67,41 @@ def ask(session: ChatSession) -> None:
     answer.close()
 
 
+def show_help(session: ChatSession) -> None:
+    for width in WIDTHS:
+        console = recording(width)
+        console.print(Text("> /help", "bold"))
+        screen = Screen(console, console, "live")
+        Commands(session, read_nothing, screen, print, Surroundings()).run("/help")
+        save(console, GUIDE / f"help-{width}.svg")
+
+
+def read_nothing(path: str, _pages: str | None) -> Document:
+    raise FileNotFoundError(path)
+
+
 def draw(name: str, shown: Iterable[RenderableType]) -> None:
+    shown = list(shown)
     for suffix, theme in THEMES.items():
-        console = Console(file=io.StringIO(), width=80, record=True, force_terminal=True, theme=THEME)
-        for each in shown:
-            console.print(each)
-        console.save_svg(str(HERE / f"{name}{suffix}.svg"), title="triforce-chat", theme=theme)
+        save(printed(shown, WIDTH), HERE / f"{name}{suffix}.svg", theme)
+    for width in WIDTHS:
+        save(printed(shown, width), GUIDE / f"{name}-{width}.svg")
+
+
+def printed(shown: Iterable[RenderableType], width: int) -> Console:
+    console = recording(width)
+    for each in shown:
+        console.print(each)
+    return console
+
+
+def recording(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, record=True, force_terminal=True, theme=THEME)
+
+
+def save(console: Console, path: Path, theme: TerminalTheme = SVG_EXPORT_THEME) -> None:
+    path.parent.mkdir(exist_ok=True)
+    console.save_svg(str(path), title="triforce-chat", theme=theme)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,24 @@ def cpu_stacks() -> str:
     return table(header, lines) + "\n" + source("cpu-2-cores-draft")
 
 
+def peer(*names: str) -> str:
+    """Our decoding beside llama.cpp's on one GGUF file; a record for each context."""
+    header = ("context", "", "ms/token (range)", "tokens/round", "prefill tokens/s", "peak GB")
+    lines = [
+        (
+            f"{each['context']:,}",
+            NAMES.get(each["contender"], each["contender"]),
+            median_range(each),
+            number(each["tokens_per_round"]),
+            number(each["prefill_tokens_per_s"], 0),
+            number(each["peak_bytes"] / 1e9),
+        )
+        for name in names
+        for each in rows(name)
+    ]
+    return table(header, lines) + "\n" + source(*names)
+
+
 def same_text(name: str) -> str:
     """Every stack on the text that plain decoding drew: which is fastest, and how near `auto` comes to it."""
     found = rows(name)
@@ -498,6 +516,7 @@ TABLES = {
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
     "cpu-stock": cpu_stock,
+    "cpu-peer-medium": partial(peer, "cpu-peer-0.5b-512"),
     "temperatures": partial(temperatures, "h200-temperatures"),
     "large-7b": partial(temperatures, "h200-large-7b"),
     "penalty": penalty,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from triforce_chat.batch.books import book_lines, find_files, read_lines
+from triforce_chat.batch.books import book_lines, read_lines
+from triforce_chat.documents.files import find_files
 from triforce_chat.errors import UsageError
 
 

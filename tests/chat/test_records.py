@@ -52,8 +52,20 @@ def test_an_answer() -> None:
                 {"at": 105, "reason": "acceptance", "seconds": 0.02},
             ],
             "levels": [
-                {"name": "retrieval", "proposed": 8, "accepted": 7, "acceptance": pytest.approx(7 / 8)},
-                {"name": "target", "proposed": 9, "accepted": 5, "acceptance": pytest.approx(5 / 6)},
+                {
+                    "name": "retrieval",
+                    "proposed": 8,
+                    "accepted": 7,
+                    "tested": 8,
+                    "acceptance": pytest.approx(7 / 8),
+                },
+                {
+                    "name": "target",
+                    "proposed": 9,
+                    "accepted": 5,
+                    "tested": 6,
+                    "acceptance": pytest.approx(5 / 6),
+                },
             ],
         },
     }
@@ -71,7 +83,7 @@ def test_plain_decoding_has_no_acceptance() -> None:
     told = answer_object(tally(Verified("target", 0, 0), Text((1,), "a")), RUN_INFO)
     assert told["speculation"]["rounds"] == told["speculation"]["tokens_per_round"] == 1
     assert round_trip(told)["speculation"]["levels"] == [
-        {"name": "target", "proposed": 0, "accepted": 0, "acceptance": None}
+        {"name": "target", "proposed": 0, "accepted": 0, "tested": 0, "acceptance": None}
     ]
 
 

@@ -41,7 +41,7 @@ from triforce_chat.cli.app import app
 from triforce_chat.engine.events import Calibrated, Retraced
 
 ENVELOPE = {"schema", "event", "side"}
-PARTS = {"side", "place", "source", "citation"}  # of events
+PARTS = {"looked_up", "side", "place", "source", "citation"}  # of events
 LATER: list[ChatEvent] = [
     Calibrated(3, 48),
     Retraced(3, 7),

@@ -269,7 +269,7 @@ def test_advice_for_chosen_pages_fits_as_well(loaded: tuple[Engine, LoadedModel]
 
 def test_a_page_that_is_too_long_alone(loaded: tuple[Engine, LoadedModel]) -> None:
     session = TinySession(loaded, context=1000)
-    with pytest.raises(DoesNotFit, match="not even its first page fits"):
+    with pytest.raises(DoesNotFit, match="first page alone does not fit"):
         session.add(book("Long", *pages(1, 950)))
     assert session.documents == []
 

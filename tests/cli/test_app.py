@@ -49,6 +49,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "b.md").write_text("# Second\n\nthe second text\n")
     (made / "middling.txt").write_text("word " * (CONTEXT // 8))
     (made / "long.txt").write_text("word " * (CONTEXT // 4))
+    chapter = "A ship came in at night.\n" * 24
+    (made / "novel.txt").write_text(f"CHAPTER I\n\n{chapter}\nCHAPTER II\n\n{chapter}")
     (made / "nothing.txt").write_text("")
     (made / "binary.txt").write_bytes(bytes(range(256)) * 40)
     (made / "three.pdf").write_bytes(pdf("page one", "page two", "page three"))
@@ -108,6 +110,29 @@ def test_help_documents_the_exit_codes() -> None:
     assert codes + "130 interrupted" in told
     for command in ("summarize", "ask", "chat", "verify", "bench"):
         assert command in told
+
+
+def test_a_summary_of_each_chapter(ask: Ask) -> None:
+    done = ask("summarize", "novel.txt", "--by", "chapter", "--json")
+    first, second = map(json.loads, done.out.splitlines())
+    assert first["chapter"] == {"document": "novel", "number": 1, "title": "CHAPTER I"}
+    assert second["usage"]["prompt_tokens"] < 900, "a chapter is read by itself"
+    told = ask("summarize", "novel.txt", "--by", "chapter").out
+    assert told == f"## novel, CHAPTER I\n\n{first['text']}\n\n## novel, CHAPTER II\n\n{second['text']}\n\n"
+    ask("summarize", "a.txt", "--by", "chapter").is_refusal(2, "a has no chapters that its headings tell")
+    ask("summarize", "novel.txt", "--by", "chapter", "--jsonl").is_refusal(2, "--by chapter")
+
+
+def test_chapters_are_chosen(ask: Ask) -> None:
+    whole, second, first = (
+        ask("ask", "novel.txt", "Why?", "--json", *flags).json
+        for flags in ((), ("--chapters", "2"), ("--until", "chapter 1"))
+    )
+    assert second["usage"]["prompt_tokens"] < whole["usage"]["prompt_tokens"] - 400
+    assert first["sources"][0]["where"].startswith("ch. I, l. ")
+    assert second["sources"][0]["where"].startswith("ch. II, l. ")
+    assert whole["sources"][0]["where"].startswith("ch. I")
+    ask("ask", "novel.txt", "Why?", "--chapters", "9").is_refusal(2, "novel has no chapter 9; it has 1-2")
 
 
 def test_only_the_answer_goes_to_stdout(ask: Ask) -> None:
@@ -386,6 +411,22 @@ def test_the_advice_for_what_does_not_fit_works(ask: Ask, shelf: Path, documents
     assert prompt_tokens(ask("summarize", *documents, *flags, *advised[0].split())) > 1000
 
 
+def test_what_is_much_too_long_is_refused_before_the_weights_are_read(
+    ask: Ask, shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_weights(*_: object) -> None:
+        raise AssertionError("the weights are read")
+
+    paragraph = "word " * 100 + "\n\n"
+    (shelf / "huge.txt").write_text(paragraph * (CONTEXT // 50))
+    monkeypatch.setattr("triforce_chat.models.load._weights", read_weights)
+    refused = ask("ask", "huge.txt", "Why?")
+    refused.is_refusal(4, "huge: about ")
+    found = re.search(r"about ([\d,]+) tokens do not fit: .* --pages (1-\d+) would fit", refused.err)
+    assert found
+    assert int(found[1].replace(",", "")) > CONTEXT
+
+
 def test_a_question_that_does_not_fit(ask: Ask) -> None:
     ask("ask", "b.md", "x " * 400, "--context", 600).is_refusal(4, "the context holds 600")
 
@@ -589,12 +630,10 @@ def test_a_reader_that_has_seen_enough(shelf: Path) -> None:
         assert process.wait(30) == 0
 
 
-@pytest.mark.parametrize("quiet", ["NO_COLOR", "--quiet"])
-def test_a_terminal_that_wants_only_the_answer(shelf: Path, ask: Ask, quiet: str) -> None:
-    flags, env = ([quiet], {}) if quiet.startswith("-") else ([], {quiet: "1"})
+def test_a_terminal_that_wants_only_the_answer(shelf: Path, ask: Ask) -> None:
     screen, terminal = pty.openpty()
-    arguments = ("ask", "a.txt", "Why?", "--max-tokens", 12, *flags)
-    with started(shelf, *arguments, out=terminal, TERM="xterm", **env) as process:
+    arguments = ("ask", "a.txt", "Why?", "--max-tokens", 12, "--quiet")
+    with started(shelf, *arguments, out=terminal, TERM="xterm") as process:
         os.close(terminal)
         shown = everything(screen)
         assert process.stderr.read() == b""

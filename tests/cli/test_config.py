@@ -70,7 +70,7 @@ def test_show_prints_toml_that_says_the_same(file: Path, monkeypatch: pytest.Mon
     values = tomllib.loads(shown)
     assert values["system"] == 'in "French" [bold]\n\x1b[31m'
     assert (values["chunk"], values["min-p"], values["quiet"]) == (8, 0.0, False)
-    assert "# seed is not set\n" in shown
+    assert "# seed is not set: the program chooses\n" in shown
     assert len(shown.splitlines()) == len(persistent())
     file.parent.mkdir(parents=True)
     file.write_text(shown)
@@ -86,7 +86,7 @@ def test_show_tells_where_values_come_from(file: Path, monkeypatch: pytest.Monke
     assert f"\nchunk = 4  # {file}\n" in shown
     assert "\nseed = 4  # TRIFORCE_CHAT_SEED\n" in shown
     assert '\nstack = "auto"  # default\n' in shown
-    assert "\n# gamma is not set  # default\n" in shown
+    assert "\n# gamma is not set: the program chooses  # default\n" in shown
     assert tomllib.loads(shown)["seed"] == 4
     told = json.loads(run("config", "show", "--origin", "--json").stdout)
     assert (told["schema"], told["problems"]) == (1, [])
@@ -98,7 +98,7 @@ def test_show_tells_where_values_come_from(file: Path, monkeypatch: pytest.Monke
 
 def test_a_broken_file_stops_only_what_needs_it(broken: Path) -> None:
     assert f"{broken}: no key 'modle'" in refusal(run("ask", "Why?"))
-    assert "Ask one question" in run("ask", "--help").stdout
+    assert "Ask a question" in run("ask", "--help").stdout
     shown = run("config", "show", "--origin")
     assert shown.exit_code == 0
     assert f"seed = 3  # {broken}\n" in shown.stdout

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli import doctor
 from triforce_chat.cli.app import app
-from triforce_chat.doctor import hardware, run_checks, software, stores
+from triforce_chat.doctor import folders, hardware, run_checks, software, stores
 from triforce_chat.doctor.check_result import CheckResult
 from triforce_chat.engine import kernels_available
 from triforce_chat.engine.cpu_kernels import compiled
@@ -32,6 +32,7 @@ from triforce_chat.models.fetch import identity
 from triforce_chat.models.gguf_cache import origin_of
 from triforce_chat.models.model_cache import seal
 from triforce_chat.models.packed import SMOLLM2_135M
+from triforce_chat.serve import listen_address
 from triforce_chat.settings.paths import sessions_file
 from triforce_chat.storage.sessions.store import SessionStore
 from triforce_chat.ui.terminal import Screen
@@ -42,6 +43,7 @@ NAMES = [
         "gpu",
         "memory",
         "disk",
+        "state",
         "settings",
         "model",
         "converted",
@@ -323,15 +325,34 @@ def test_memory(monkeypatch: pytest.MonkeyPatch, free: int | None, status: str, 
     assert message in result.message
 
 
-def test_disk(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_room_for_what_is_written(monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     free = {"bytes": 10**12}
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free["bytes"]))
-    assert only(hardware.disk()).message == f"1000.0 GB free for {cache}"
-    free["bytes"] = 10**8
-    assert seen(only(hardware.disk())) == ("warning", 0)
-    monkeypatch.setattr(os, "access", lambda *_arguments: False)
-    assert "cannot be written" in only(hardware.disk()).message
+    disk, state = folders.folders()
+    assert (disk.status, disk.message) == ("ok", f"1000.0 GB free for {cache}")
+    assert (state.status, state.name) == ("ok", "state")
+    free["bytes"] = 10**7
+    assert [seen(each) for each in folders.folders()] == [("warning", 0), ("warning", 0)]
+    assert "cache gc" in next(folders.folders()).advice
     assert not cache.exists()
+
+
+def test_folders_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path / "file" / "cache"))
+    disk, state = folders.folders()
+    assert seen(disk) == ("problem", 5)
+    assert seen(state) == ("warning", 0)
+    assert all("cannot be written" in each.message for each in (disk, state))
+    assert "TRIFORCE_CHAT_CACHE" in disk.advice
+    assert "XDG_STATE_HOME" in state.advice
+
+
+def test_advice_names_only_what_can_be_installed() -> None:
+    assert "pip install" not in software.INSTALL  # the program is on no package index
+    assert "triforce-chat[" not in Path(listen_address.__file__).read_text()
 
 
 @pytest.mark.parametrize(

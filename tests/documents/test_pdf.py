@@ -106,6 +106,7 @@ def failing_on(broken: str, error: type[Exception]) -> Callable[[PageObject], st
 def test_one_bad_page_does_not_cost_the_others(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
+    monkeypatch.setattr("triforce_chat.documents.pdf.pdfium_texts", lambda *_: {})
     monkeypatch.setattr(PageObject, "extract_text", failing_on("bad", error))
     document = opened(pdf("good", "bad", "fine"))
     assert document.text == "good\nfine\n"

@@ -28,10 +28,19 @@ from triforce_chat.settings.settings import Settings
 from triforce_chat.settings.specification import TYPES, SettingSpec
 from triforce_chat.settings.toml import template, toml
 
-NOT_PERSISTENT = {"pages", "password", "json", "jsonl", "debug"}  # of one document, or of one run
+NOT_PERSISTENT = {
+    "pages",
+    "chapters",
+    "until",
+    "password",
+    "json",
+    "jsonl",
+    "debug",
+}  # of one document, or of one run
 # What file, environment and flag say of a key; by kind unless only some values make sense.
 SAID: dict[str, tuple[Any, Any, Any]] = {
     "stack": ("lookup", "triforce", "naive"),
+    "notify": ("bell", "osc9", "osc777"),
     "policy": ("minmax", "mean", "minmax"),
     "middle": ("full", "int8", "full"),
     "dtype": ("float32", "float16", "bfloat16"),

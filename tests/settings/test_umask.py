@@ -63,11 +63,12 @@ def test_saving_again_keeps_the_permissions(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_history_is_private(tmp_path: Path) -> None:
+    from triforce_chat.ui.paste import Pastes
     from triforce_chat.ui.prompt import _history
 
     before = os.umask(0)
     try:
-        _history(tmp_path / "state" / "history")
+        _history(tmp_path / "state" / "history", Pastes())
     finally:
         os.umask(before)
     assert mode(tmp_path / "state" / "history") == 0o600

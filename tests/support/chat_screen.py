@@ -9,11 +9,12 @@ from rich.console import Console
 
 from support.consoles import written
 from support.fakes import ScriptedConversation
-from triforce_chat.documents import Document, Page
+from triforce_chat.documents import Document, Heading, Page
 from triforce_chat.errors import DocumentError
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Detail, Screen
 
+HEADINGS = (Heading("1 Night", 1, 1, 0), Heading("2 Day", 1, 3, 0))
 PAGES = (Page(1, "It was night."), Page(2, " "), Page(3, "It was \x1b[1mday."), Page(4, ""), Page(5, "End."))
 
 
@@ -33,7 +34,7 @@ class Chat:
         self.read.append((path, pages))
         if path == "missing.pdf":
             raise DocumentError("missing.pdf cannot be read")
-        return Document(Path(path).name, path, PAGES)
+        return Document(Path(path).name, path, PAGES, headings=HEADINGS)
 
     def ask(self, *lines: str) -> tuple[str, str]:
         self.code = self.repl.run_lines(lines)

@@ -52,7 +52,7 @@ class ScriptedConversation:
         self.questions: list[str] = []
         self.prefills = 0
         self.sourced: Sourced | None = None  # follows the end of every answer
-        self.settings = {"temperature": "0.6", "top_p": "0.9", "max_tokens": "512"}
+        self.settings = {"temperature": "0.6", "top_p": "0.9", "max-tokens": "512"}
         self._documents: list[Document] = []
         self._turns: list[Turn] = []
         self._system = "You answer from the document."
@@ -94,6 +94,18 @@ class ScriptedConversation:
         finally:
             if len(self._turns) == count:  # stopped before the first token: the old answer stands
                 self._turns.append(last)
+
+    def revise(self, question: str) -> Generator[ChatEvent, None, None]:
+        self.undo()
+        yield from self.ask(question)
+
+    def undo(self) -> Turn:
+        if not self._turns:
+            raise UsageError("nothing to take back")
+        return self._turns.pop()
+
+    def drop(self, number: int) -> Document:
+        return self._documents.pop(number)
 
     def resume(self) -> Generator[ChatEvent, None, None]:
         if not self._turns:

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from support import seed_documents
 from support.mutations import zipped
 from support.seed_documents import page
 
@@ -494,7 +495,82 @@ def text_bombs() -> Iterator[Bomb]:
     yield from ((name, suffix, make) for (name, suffix), make in cases.items())
 
 
+def changed(data: bytes, **members: bytes) -> bytes:
+    """An archive with other contents of members, named with "__" for "/" and "_" for "."."""
+    named = {name.replace("__", "/").replace("_", "."): content for name, content in members.items()}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return zipped([(name, named.get(name, archive.read(name))) for name in archive.namelist()])
+
+
+def word(body: bytes, head: bytes = b"") -> bytes:
+    names = b'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    document = b"%b<w:document %b><w:body>%b</w:body></w:document>" % (head, names, body)
+    return changed(seed_documents.word("words"), word__document_xml=document)
+
+
+def odf(body: bytes, head: bytes = b"") -> bytes:
+    names = (
+        b'xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0" '
+        b'xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"'
+    )
+    content = b"<office:body><office:text>%b</office:text></office:body>" % body
+    return changed(
+        seed_documents.odf_text("words"),
+        content_xml=b"%b<office:document-content %b>%b</office:document-content>" % (head, names, content),
+    )
+
+
+def slide(shapes: bytes) -> bytes:
+    """A presentation with these shapes before the others of its first slide."""
+    data = seed_documents.slides("words")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        content = archive.read("ppt/slides/slide1.xml")
+    return changed(
+        data, ppt__slides__slide1_xml=content.replace(b"</p:grpSpPr>", b"</p:grpSpPr>" + shapes, 1)
+    )
+
+
+def office_bombs() -> Iterator[Bomb]:
+    paragraph = b"<w:p><w:r><w:t>%b</w:t></w:r></w:p>"
+    laughs = b"".join(b'<!ENTITY l%d "%b">' % (n, b"&l%d;" % (n - 1) * 10) for n in range(1, 12))
+    head = b'<!DOCTYPE x [<!ENTITY l0 "lol">%b<!ENTITY f SYSTEM "file:///etc/passwd">]>' % laughs
+    cell = b"<w:tbl><w:tr><w:tc>"
+    group = b"<p:grpSp><p:nvGrpSpPr/><p:grpSpPr/>"
+    makers: dict[str, tuple[str, Callable[[], bytes]]] = {
+        "laughs in Word": (".docx", lambda: word(paragraph % b"&l11;", head)),
+        "an external entity in Word": (".docx", lambda: word(paragraph % b"A ship. &f;", head)),
+        "a document of 300 MB": (".docx", lambda: word(b" " * (300 * MIB))),
+        "Word paragraphs in millions": (".docx", lambda: word(paragraph % b"A ship." * 1_000_000)),
+        "tables in tables": (".docx", lambda: word(cell * 50_000)),
+        "closed tables in tables": (".docx", lambda: word(cell * 200 + b"</w:tc></w:tr></w:tbl>" * 200)),
+        "a cell over a billion columns": (
+            ".docx",
+            lambda: word(
+                b'<w:tbl><w:tr><w:tc><w:tcPr><w:gridSpan w:val="1000000000"/></w:tcPr>'
+                + paragraph % b"A ship."
+                + b"</w:tc></w:tr></w:tbl>"
+            ),
+        ),
+        "laughs in OpenDocument": (".odt", lambda: odf(b"<text:p>&l11;</text:p>", head)),
+        "an external entity in OpenDocument": (".odt", lambda: odf(b"<text:p>A ship. &f;</text:p>", head)),
+        "a billion spaces": (".odt", lambda: odf(b'<text:p>A ship.<text:s text:c="1000000000"/></text:p>')),
+        "OpenDocument lists in lists": (
+            ".odt",
+            lambda: odf(b"<text:list><text:list-item>" * 50_000 + b"</text:list-item></text:list>" * 50_000),
+        ),
+        "spans in spans": (
+            ".odt",
+            lambda: odf(b"<text:p>" + b"<text:span>" * 50_000 + b"</text:span>" * 50_000 + b"</text:p>"),
+        ),
+        "OpenDocument paragraphs in millions": (".odt", lambda: odf(b"<text:p>A ship.</text:p>" * 1_000_000)),
+        "a heading of an odd level": (".odt", lambda: odf(b'<text:h text:outline-level="-9">A</text:h>')),
+        "groups in groups": (".pptx", lambda: slide(group * 200 + b"</p:grpSp>" * 200)),
+    }
+    yield from ((name, suffix, make) for name, (suffix, make) in makers.items())
+
+
 def bombs() -> Iterator[Bomb]:
     yield from pdf_bombs()
+    yield from office_bombs()
     yield from epub_bombs()
     yield from text_bombs()

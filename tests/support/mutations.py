@@ -194,9 +194,10 @@ def zipped(members: list[tuple[str, bytes]]) -> bytes:
     return buffer.getvalue()
 
 
+PACKED = ("EPUB", "Word", "PowerPoint", "OpenDocument")  # as ZIP archives
 MUTATORS = {
     "PDF": PDF,
-    "EPUB": (*BYTES, *[rezipped] * 16),
+    **dict.fromkeys(PACKED, (*BYTES, *[rezipped] * 16)),
     "HTML": MARKED_UP,
     "Markdown": MARKED_UP,
     "text": BYTES,
@@ -206,7 +207,9 @@ MUTATORS = {
 def mutated(random: Random, data: bytes, kind: str) -> bytes:
     """One to three changes that suit a document of that kind."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
-        data = random.choice(MUTATORS[kind if kind != "EPUB" or _is_whole(data) else "text"])(random, data)
+        data = random.choice(MUTATORS[kind if kind not in PACKED or _is_whole(data) else "text"])(
+            random, data
+        )
         data = data or b"?"
     return data
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from functools import cache
+from typing import Any
 
+import docx
+import pptx
+from odf.opendocument import OpenDocumentText
+from odf.text import H, P
 from pypdf import PdfReader, PdfWriter
 from pypdf.generic import ArrayObject, ByteStringObject
 from reportlab.pdfgen.canvas import Canvas
@@ -25,7 +31,8 @@ def seeds() -> list[tuple[str, bytes]]:
     books = [("EPUB", book(text)) for text in _texts()]
     texts = [("text", text.encode(name)) for text in _texts() for name in ("utf-8", "utf-16", "cp1251")]
     pages = [("HTML", page(text)) for text in _texts()] + [("Markdown", text.encode()) for text in _texts()]
-    return [each for each in (*found, *made, *books, *texts, *pages) if len(each[1]) <= LARGEST]
+    office = [(kind, made(text)) for kind, made in OFFICE.items() for text in _texts()[:2]]
+    return [each for each in (*found, *made, *books, *texts, *pages, *office) if len(each[1]) <= LARGEST]
 
 
 def _texts() -> list[str]:
@@ -60,6 +67,48 @@ def locked() -> bytes:
     buffer = io.BytesIO()
     writer.write(buffer)
     return buffer.getvalue()
+
+
+def word(text: str) -> bytes:
+    document = docx.Document()
+    document.core_properties.title = "A report"
+    for number, paragraph in enumerate(text.split("\n\n")[:40]):
+        document.add_heading(f"Chapter {number}", 1) if number % 10 == 0 else None
+        document.add_paragraph(" ".join(paragraph.split()), "List Bullet" if number % 7 == 3 else None)
+    table = document.add_table(3, 3)
+    table.cell(0, 0).merge(table.cell(0, 1)).text = "merged"
+    table.cell(2, 2).text = "last"
+    return _saved(document)
+
+
+def slides(text: str) -> bytes:
+    presentation = pptx.Presentation()
+    for number, paragraph in enumerate(text.split("\n\n")[:8]):
+        slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+        slide.shapes.title.text, slide.placeholders[1].text = f"Slide {number}", " ".join(paragraph.split())
+        slide.shapes.add_table(2, 2, 0, 0, 99, 99).table.cell(1, 1).text = "a cell"
+        slide.notes_slide.notes_text_frame.text = "a note"
+    return _saved(presentation)
+
+
+def odf_text(text: str) -> bytes:
+    document = OpenDocumentText()
+    for number, paragraph in enumerate(text.split("\n\n")[:40]):
+        if number % 10 == 0:
+            document.text.addElement(H(outlinelevel=1, text=f"Chapter {number}"))
+        document.text.addElement(P(text=paragraph))
+    return _saved(document)
+
+
+def _saved(document: Any) -> bytes:
+    """The members of the archive with a fixed date, so that the bytes are the same at every time."""
+    buffer = io.BytesIO()
+    document.save(buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        return zipped([(name, archive.read(name)) for name in archive.namelist()])
+
+
+OFFICE = {"Word": word, "PowerPoint": slides, "OpenDocument": odf_text}
 
 
 def page(text: str) -> bytes:

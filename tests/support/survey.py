@@ -18,11 +18,11 @@ from random import Random
 
 from support import hostile_documents, seed_documents
 from support.mutations import mutated
-from triforce_chat.documents import Document, Page, apart, child, epub, html, pdf, text
+from triforce_chat.documents import Document, Page, apart, child, epub, html, office, pdf, text
 from triforce_chat.documents.reader import detect
 from triforce_chat.errors import DocumentError
 
-PARSERS = (epub, html, pdf, text)  # imported before anything is forked
+PARSERS = (epub, html, office, pdf, text)  # imported before anything is forked
 HANG = 30.0  # seconds
 SLOW = 1.0  # seconds; what takes longer is printed
 
@@ -47,6 +47,7 @@ def damaged(count: int, first: int) -> Iterator[tuple[str, str, bytes]]:
     """(name, suffix, bytes) of ``count`` mutations; number n is the same in every run on the same seeds."""
     originals = seed_documents.seeds()
     suffixes = {"PDF": ".pdf", "EPUB": ".epub", "HTML": ".html", "Markdown": ".md", "text": ".txt"}
+    suffixes |= {"Word": ".docx", "PowerPoint": ".pptx", "OpenDocument": ".odt"}
     for number in range(first, first + count):
         random = Random(number)
         at = random.randrange(len(originals))

@@ -229,6 +229,8 @@ def toy(seed: int, vocabulary: int = 3) -> ToyModel:
 class Uncaptured:
     """What a drafter says that needs no graphs."""
 
+    name = "draft"
+
     def longest(self, length: int, n: int) -> int:  # noqa: ARG002
         return n
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from support.fakes import ScriptedConversation
+from triforce_chat.cli.failures import ended_by_signals
 from triforce_chat.documents import Document, Page
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Screen
@@ -44,7 +45,8 @@ def main() -> int:
     screen = Screen.of(Console(), Console(stderr=True))
     conversation = ScriptedConversation(*[ANSWER] * 9, pause=pause)
     labels = Labels("llama-7b", "retrieval 4,096 + 68m")
-    return Repl(conversation, read_document, screen, lambda: labels, history).run()
+    with ended_by_signals():
+        return Repl(conversation, read_document, screen, lambda: labels, history).run()
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def pressing(events: Sequence[ChatEvent], at: int, times: int, log: list[str]) -
         (True, {}, {}, "live"),
         (True, {}, {"plain": True}, "plain"),
         (True, {}, {"quiet": True}, "bare"),
-        (True, {"NO_COLOR": "1"}, {}, "bare"),
+        (True, {"NO_COLOR": "1"}, {}, "live"),
         (True, {"TERM": "dumb"}, {}, "plain"),
         (False, {}, {}, "bare"),
         (False, {"FORCE_COLOR": "1"}, {}, "bare"),
@@ -97,7 +97,10 @@ def test_plain_tells_the_rest_in_lines_on_stderr() -> None:
         "reading: 50 %, 21,000 of 41,000 tokens",
         "reading: 75 %, 31,000 of 41,000 tokens",
     ]
-    assert "; 20.0 ms/token; 4.0/round; target 75 %; retrieval 80 %" in written(plain.err).splitlines()[-1]
+    assert (
+        "; 20.0 ms/token; 4.0 tokens per round; drafts accepted: target 75 %, retrieval 80 %"
+        in written(plain.err).splitlines()[-1]
+    )
 
 
 def measuring() -> list[ChatEvent]:
@@ -212,24 +215,43 @@ def test_panel_while_reading() -> None:
     assert "10,000 tokens/s   1.0 s left   2 % from the cache" in lines[2]
 
 
-def test_panel_while_answering() -> None:
-    panel = EnginePanel("stack", LIMIT, ticking(0.1))
+@pytest.mark.parametrize("plain_measured", [True, False])
+def test_panel_while_answering(plain_measured: bool) -> None:
+    panel = EnginePanel("stack", LIMIT, ticking(0.1), most=512)
     panel.add(Prefilled(41_000, 41_000, 0, 5.0))
     panel.add(Rebuilt(41_000, "first", 0.1))
-    panel.add(Verified("retrieval", 6, 5))
-    panel.add(Verified("target", 4, 4))
+    panel.add(Verified("retrieval", 6, 5, "draft"))
+    panel.add(Verified("target", 4, 4, "retrieval", 160.0, plain_measured))
     panel.add(Text((1, 2, 3, 4, 5), "abc"))
     panel.add(Rebuilt(41_002, "acceptance", 0.1))
-    lines = drawn(panel)
+    panel.add(Verified("retrieval", 6, 5, "draft"))
+    lines = drawn(panel, 120)
     assert lines[0].startswith("╭─ stack ─")
-    assert "target ━━━━━━━━━━ 100 %   retrieval ━━━━━━━━━━ 83 %" in lines[1]
-    assert "5.0 tokens/round" in lines[2]
-    assert "built 2×   last at 41,002   3 tokens ago (acceptance)" in lines[3]
-    assert "context 41,005 / 131,072 tokens (31 %)" in lines[4]
+    assert "drafting         draft model → retrieval cache " in lines[1]
+    assert "target ━━━━━━━━━━━━━━━━━━━━ 100 %   retrieval ━━━━━━━━━━━━━━━━━━━━ 83 %" in lines[2]
+    # 5 tokens in 0.4 s, where plain decoding takes 160 ms for each
+    how = "measured" if plain_measured else "expected"
+    assert f"12.5 tokens/s   2.0x plain decoding ({how})   80.0 ms/token   5.0 tokens per round" in lines[3]
+    assert "retrieval cache  built twice, last 3 tokens ago because acceptance fell " in lines[4]
+    assert "█ accepted per round" in lines[5]
+    assert "^ rebuilt" in lines[6]
+    assert " 5 of at most 512 tokens · context 41,005 / 131,072 tokens (31 %)" in lines[7]
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
-def test_the_panel_never_wraps(width: int) -> None:
+def test_panel_without_drafts() -> None:
+    panel = EnginePanel("stack", LIMIT, ticking(0.1))
+    panel.add(Prefilled(41_000, 41_000, 0, 5.0))
+    panel.add(Verified("target", 0, 0))
+    panel.add(Text((1,), "a"))
+    lines = drawn(panel)
+    assert "nobody: plain decoding" in lines[1]
+    assert "no drafts yet" in lines[2]
+    assert "plain decoding (" not in lines[3]
+    assert "not needed yet" in lines[4]
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 6), (80, 8), (120, 8)])
+def test_the_panel_never_wraps(width: int, height: int) -> None:
     panel = EnginePanel("a stack with a long name, longer than the panel is wide, to see what happens", LIMIT)
     heights = set()
     for event in answer_events(ANSWER)[3:]:
@@ -237,7 +259,7 @@ def test_the_panel_never_wraps(width: int) -> None:
         lines = drawn(panel, width)
         assert {len(line) for line in lines} == {width}
         heights.add(len(lines))
-    assert heights == {5}
+    assert heights == {height}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +271,7 @@ def test_duration(seconds: float, said: str) -> None:
 
 def test_summary_names_the_length_limit() -> None:
     tally = tally_of([Text((1, 2), "x"), Finished("length", 10, 0, 2, 1.0, 1.1, 0.5)])
-    assert formatting.summary(tally)[0] == "cut at 2 tokens, the length limit"
+    assert formatting.summary(tally)[0] == "stopped at the limit of 2 tokens"
 
 
 @pytest.mark.parametrize(
@@ -292,14 +314,14 @@ def test_an_answer_goes_on_behind_what_was_said(detail: Detail) -> None:
         assert out == " and *on*.\n"
 
 
-@pytest.mark.parametrize("size", [(80, 24), (40, 10)])
-def test_wide_characters_in_the_panel(size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("width", "height"), [(80, 8), (40, 6)])
+def test_wide_characters_in_the_panel(width: int, height: int) -> None:
     panel = EnginePanel("検索 4,096 + 小さな 👩‍🚀 e\u0301", LIMIT, ticking(0.1))
     for event in answer_events(ANSWER):
         panel.add(event)
-        lines = drawn(panel, size[0])
-        assert {cell_len(line) for line in lines} == {size[0]}
-        assert len(lines) <= 5
+        lines = drawn(panel, width)
+        assert {cell_len(line) for line in lines} == {width}
+        assert len(lines) <= height
 
 
 def test_fit() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from rich.console import Console
 from support.chat_screen import Chat
 from support.consoles import written
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import UsageError
 from triforce_chat.ui.clipboard import copy_to_clipboard
+from triforce_chat.ui.command_table import Next
 from triforce_chat.ui.export import describe_document
+from triforce_chat.ui.panel_help import ACCEPTED, CACHE, DRAFTING
 from triforce_chat.ui.prompt import block_is_open, is_command, message_text
 from triforce_chat.ui.terminal import Screen
 
@@ -59,6 +63,17 @@ def test_pages() -> None:
     assert chat.ask("/pages 4-")[1].count("book.pdf") == 2
 
 
+def test_chapters() -> None:
+    chat = Chat()
+    assert "there is no document" in chat.ask("/chapters")[1]
+    chat.ask("/doc book.pdf")
+    assert chat.ask("/chapters")[1] == "book.pdf: 2 chapters\n1  1 Night  p. 1\n2  2 Day    p. 3\n"
+    assert chat.ask("/chapter 2")[1] == "book.pdf, 2 Day\nIt was day.End.\n"
+    assert chat.ask("/chapter night")[1].startswith("book.pdf, 1 Night\n")
+    assert "has no chapter 7; it has 1-2" in chat.ask("/chapter 7")[1]
+    assert "/chapter needs a number" in chat.ask("/chapter")[1]
+
+
 def test_set_and_system() -> None:
     chat = Chat()
     assert "temperature = 0.6\n" in chat.ask("/set")[1]
@@ -76,8 +91,8 @@ def test_stats_retry_tokens_clear() -> None:
     assert chat.ask("q", "/retry")[0] == "one\ntwo\n"
     assert chat.conversation.questions == ["q", "q"]
     stats = chat.ask("/stats")[1]
-    assert "4.0/round" in stats
-    assert "cache built for first: 1, the last at token 41,000" in stats
+    assert "4.0 tokens per round" in stats
+    assert "retrieval cache built once (first use), at token 41,000" in stats
     assert "context 0 / 131,072 tokens (0 %), 131,072 left" in chat.ask("/tokens")[1]
     chat.ask("/clear")
     assert chat.conversation.turns == []
@@ -102,7 +117,7 @@ def test_plain_has_words_where_others_have_drawings() -> None:
     said = "".join(chat.ask("q", "/stats", "/help doc"))
     assert "target: accepted 15, proposed 20, tested 20, rounds 5, acceptance 75 %\n" in said
     assert "accepted per round: 3.0 of 5 rounds, 3 to 3\ncache built in round: 1\n" in said
-    assert "/doc PATH [PAGES]: Add a document to the conversation.\n" in said
+    assert "/doc PATH [PAGES]: Add a document to this chat.\n" in said
     assert not re.search("[\u2500-\u259f]", said)
 
 
@@ -153,7 +168,7 @@ def test_export_as_json(tmp_path: Path) -> None:
 def test_compare() -> None:
     chat = Chat("same")
     assert "needs a question" in chat.ask("/compare")[1]
-    assert chat.ask("/compare why?")[0].startswith("hierarchical:\nsame\nplain:\nsame\ntokens/s")
+    assert chat.ask("/compare why?")[0].startswith("with speculation:\nsame\nwithout:\nsame\ntokens/s")
 
 
 def test_save_never_destroys_a_file_that_it_did_not_write(tmp_path: Path) -> None:
@@ -209,3 +224,71 @@ def test_blocks() -> None:
 
 def test_describe_cleans_the_title() -> None:
     assert describe_document(Document("a\x1b[2Jb", "x", (Page(1, "t"),), "section")) == "ab: 1 section"
+
+
+def test_help_explains_the_panel() -> None:
+    said = Chat().ask("/help panel")[1]
+    assert all(label in said for label in (DRAFTING, ACCEPTED, CACHE, "tokens of the limit"))
+
+
+def test_undo_and_edit() -> None:
+    chat = Chat("one", "two", "three")
+    assert "nothing to take back" in chat.ask("/undo")[1]
+    assert "no question to change" in chat.ask("/edit")[1]
+    chat.ask("first?", "second?")
+    assert "took back: second?" in chat.ask("/undo")[1]
+    assert [turn.question for turn in chat.conversation.turns] == ["first?"]
+    assert chat.ask("/edit changed?")[0] == "three\n"
+    assert [turn.question for turn in chat.conversation.turns] == ["changed?"]
+    assert "needs a keyboard or a question" in chat.ask("/edit")[1]
+
+
+def test_drop() -> None:
+    chat = Chat()
+    assert "no document to drop" in chat.ask("/drop")[1]
+    chat.ask("/doc a.pdf", "/doc b.pdf", "/doc c.pdf")
+    assert "/drop needs one of: 1 a.pdf, 2 b.pdf, 3 c.pdf" in chat.ask("/drop d.pdf")[1]
+    assert "removed b.pdf" in chat.ask("/drop b.pdf")[1]
+    assert "removed c.pdf" in chat.ask("/drop 2")[1]
+    assert [document.title for document in chat.conversation.documents] == ["a.pdf"]
+
+
+def test_retry_at_another_temperature() -> None:
+    chat = Chat("one", "two", "three")
+    chat.ask("/set temperature 0", "q")
+    assert "nothing would change" in chat.ask("/retry")[1]
+    seen: list[str] = []
+    ask = chat.conversation.ask
+
+    def watched(question: str) -> Generator[ChatEvent, None, None]:
+        seen.append(chat.conversation.settings["temperature"])
+        return ask(question)
+
+    chat.conversation.ask = watched  # type: ignore[method-assign]
+    assert chat.ask("/retry 0.7")[0] == "two\n"
+    assert (seen, chat.conversation.settings["temperature"]) == (["0.7"], "0")
+    assert chat.ask("/set top_p 0.5", "/retry")[0] == "three\n"  # now something would change
+
+
+def test_roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIFORCE_CHAT_CONFIG", str(tmp_path / "config.toml"))
+    chat = Chat()
+    assert "there are no roles yet" in chat.ask("/role")[1]
+    (tmp_path / "roles").mkdir()
+    (tmp_path / "roles" / "pirate.md").write_text("Answer like a pirate.\n")
+    (tmp_path / "own.txt").write_text("Answer in verse.")
+    assert "roles: pirate" in chat.ask("/role")[1]
+    assert chat.ask("/role pirate")[1] == "Answer like a pirate.\n"
+    assert chat.conversation.system == "Answer like a pirate."
+    assert chat.ask(f"/role {tmp_path / 'own.txt'}")[1] == "Answer in verse.\n"
+    assert "no role and no file 'cook'; roles: pirate" in chat.ask("/role cook")[1]
+
+
+def test_going_on_with_another_model_or_session() -> None:
+    chat = Chat("one")
+    assert chat.ask("/model", "/model large", "never asked")[0] == ""
+    assert chat.repl.next == Next(model="large")
+    chat = Chat("one")
+    assert "/session needs a name" in chat.ask("/session")[1]
+    chat.ask("/session work")
+    assert chat.repl.next == Next(session="work")

@@ -35,7 +35,7 @@ def test_bare_prints_headings_answers_and_figures() -> None:
     answer = "A first line.\n\nA second one, longer.\n"
     text = written(bare.out)
     assert text.startswith(
-        f"hierarchical:\n{answer}plain:\n{answer}tokens/s: hierarchical 50.0, plain 20.0\n"
+        f"with speculation:\n{answer}without:\n{answer}tokens/s: with speculation 50.0, without 20.0\n"
     )
     assert "decoding: 2.50x\n" in text
     assert "\x1b" not in text + written(bare.err)
@@ -48,7 +48,7 @@ def test_live_leaves_both_answers_and_the_figures_once() -> None:
     show_comparison(ScriptedConversation(ANSWER).compare("q"), live, limit=LIMIT)
     lines = screen_of(written(live.out))
     assert sum(line.count("A first line.") for line in lines) == 2
-    assert sum("hierarchical  50.0 tokens/s" in line for line in lines) == 1
+    assert sum("with speculation  50.0 tokens/s" in line for line in lines) == 1
     assert "tokens: identical, 16 of them; 2 near ties where rounding may decide" in lines
 
 
@@ -111,5 +111,5 @@ def test_equality(changes: dict[str, Any], said: str) -> None:
 def test_figures() -> None:
     result = comparison()
     assert speed_rows(result)[1] == ("ms/token", "20.0", "50.0")
-    assert conclusions(result)[1] == "end to end: 1.09x (its prefill of 5.0 s counted on both sides)"
-    assert conclusions(result)[2] == "accepted: target 75 %, retrieval 80 %"
+    assert conclusions(result)[1] == "with 5.0 s of reading included: 1.09x"
+    assert conclusions(result)[2] == "drafts accepted: target 75 %, retrieval 80 %"

@@ -12,12 +12,12 @@ from support.chat_screen import Chat
 from support.consoles import written
 from support.fakes import ScriptedConversation, answer_events, tally_of
 
-from triforce_chat.chat.events import Citation, Place, Source, Sourced
+from triforce_chat.chat.events import Citation, LookedUp, Place, Source, Sourced
 from triforce_chat.chat.records import RunInfo, answer_object, event_object
 from triforce_chat.documents import Document, Page
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.export import as_markdown
-from triforce_chat.ui.source_lines import citation_warnings, join_places
+from triforce_chat.ui.source_lines import below_answer, citation_warnings, details, join_places
 from triforce_chat.ui.terminal import Detail, Screen
 
 SOURCES = (
@@ -159,6 +159,7 @@ def test_for_programs() -> None:
         "page": 31,
         "share": 0.2,
         "sentence": "No.",
+        "where": "",
     }
     assert told["citations"][1] == {
         "unit": "page",
@@ -181,3 +182,16 @@ def test_a_saved_conversation_names_the_pages() -> None:
     chat.conversation.sourced = FOUND
     chat.ask("And?")
     assert as_markdown(chat.conversation).endswith("*\n\n*sources: island p. 12, p. 31, notes section 4*\n")
+
+
+def test_words_and_quotes_below_an_answer() -> None:
+    stands = LookedUp("sea chest", (Place("isle", "page", 2), Place("isle", "page", 7)))
+    found = LookedUp("the lamp was out", (Place("isle", "page", 2),))
+    missing = LookedUp("not a\nword of it", ())
+    sourced = Sourced((), (), 0.1, quotes=(found, missing), standing=(stands,))
+    assert list(below_answer(sourced)) == [
+        ("“sea chest” stands in isle p. 2, p. 7", "dim"),
+        ("“the lamp was out” is in isle p. 2", "dim"),
+        ("“not a word of it” is nowhere in the documents", "bold"),
+    ]
+    assert [line.plain for line in details(sourced)][-2:] == [line for line, _ in below_answer(sourced)][-2:]

@@ -14,7 +14,7 @@ from support.consoles import written
 from support.terminal_emulator import screen_of
 
 from triforce_chat.ui.markdown import BlockSplitter, RenderedMarkdown, last_lines, settled_length
-from triforce_chat.ui.stream import LINK_RATE, Frame, MarkdownTail, Region
+from triforce_chat.ui.stream import LINK_RATE, MarkdownTail
 
 BLOCKS = (
     "# Title",
@@ -160,16 +160,6 @@ def test_an_error_leaves_the_text_and_the_cursor() -> None:
         raise RuntimeError
     assert screen_of(written(console)) == ["half a sen"]
     assert "\x1b[?25h" in written(console).rpartition("\x1b[?25l")[2]
-
-
-def test_a_narrower_terminal_is_climbed_further() -> None:
-    console = terminal(width=40)
-    region = Region(console, Frame(Text("x" * 40)))
-    with region:
-        region.refresh()
-        assert region._wrapped() == 0
-        console.width = 15
-        assert region._wrapped() == 2
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,12 @@ from triforce_chat.chat.events import Tally
 from triforce_chat.chat.records import SCHEMA, RunInfo, answer_object
 from triforce_chat.documents import Document
 from triforce_chat.documents.encoding import decode
-from triforce_chat.documents.reader import EXTENSIONS
 from triforce_chat.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:  # lines are found before torch is loaded
     from triforce_chat.chat.session import ChatSession
 
 KEY, HEAD = "custom_id", b'{"schema":'
-IN_FOLDERS = {*EXTENSIONS, ".txt"}  # the files of a folder that are books
 ID_LENGTH = 24  # hexadecimal digits
 
 
@@ -47,34 +44,6 @@ class BookLine:
 def book_lines(files: Sequence[str], questions: Sequence[str]) -> list[BookLine]:
     """All questions about the first file, then about the next one."""
     return [BookLine(file, question) for file in files for question in questions]
-
-
-def find_files(named: Sequence[str]) -> list[str]:
-    """The files that paths, folders (with theirs) and patterns name, each once.
-
-    A name without a file stays, so that its lines tell what is wrong with it.
-    """
-    return list(dict.fromkeys(file for each in named for file in _files(os.path.expanduser(each))))
-
-
-def _files(named: str) -> Iterator[str]:
-    is_pattern = glob.has_magic(named) and not os.path.lexists(named)
-    for path in (is_pattern and sorted(glob.glob(named, recursive=True))) or [named]:
-        yield from (os.path.isdir(path) and _books_in(path)) or [os.path.normpath(path)]
-
-
-def _books_in(folder: str) -> list[str]:
-    """The books in a folder and in those below it, hidden ones left out."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        books = (name for name in sorted(names) if _is_book(name))
-        found += [os.path.normpath(os.path.join(place, name)) for name in books]
-    return [path for path in found if os.path.isfile(path)]
-
-
-def _is_book(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IN_FOLDERS
 
 
 def read_lines(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checking citations: do the pages that an answer names exist, and do they contain what it quotes from them?"""
+"""Checking citations: do the pages that an answer names exist, and do they, or any, contain what it quotes?"""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from triforce_chat.chat.events import Citation, Place
+from triforce_chat.chat.events import Citation, LookedUp, Place
 from triforce_chat.documents import Document, Page
 
+QUOTED_WORDS = 4  # fewer are a title, a name, or a word that is meant
 _NUMBERS = r"(?P<first>\d{1,5})(?:\s*(?:[-–—]|to|and|&)\s*(?P<last>\d{1,5}))?(?![\w]|[.,]\d)"
 _REFERENCE = re.compile(
     rf"(?<!\w)(?P<unit>pages?|pp?\.|sections?)\s*(?:no\.\s*|number\s+)?{_NUMBERS}", re.IGNORECASE
@@ -104,6 +105,18 @@ def check_citations(answer: str, documents: Sequence[Document]) -> tuple[Citatio
             for reference, quote in _claims(answer)
             if by_unit[reference.unit].documents
         )
+    )
+
+
+def check_quotes(answer: str, documents: Sequence[Document]) -> tuple[LookedUp, ...]:
+    """Look up every quotation of at least ``QUOTED_WORDS`` words beside which the answer names no page."""
+    claimed = {quote for _, quote in _claims(answer) if quote is not None}
+    pages = _DocumentPages(documents)
+    quoted = dict.fromkeys(next(filter(None, match.groups())) for match in _QUOTE.finditer(answer))
+    return tuple(
+        LookedUp(quote, pages.places_of(quote))
+        for quote in quoted
+        if quote not in claimed and len(normalized(quote).split()) >= QUOTED_WORDS
     )
 
 

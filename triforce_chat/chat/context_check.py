@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from triforce_chat.chat.transcript import TokenizedDocument
-from triforce_chat.documents import runs
+from triforce_chat.documents import Document, runs
 from triforce_chat.errors import DoesNotFit
 
 QUESTION_ROOM = 64  # tokens kept free for a question when a document is added
+CERTAIN = 3  # characters for each token of the context: shorter documents may fit and are not counted ahead
+LONGEST_TOKENS = 16  # characters each; the tokens of no text are longer on average
 SHORTEST_ANSWER = 16  # tokens; a smaller --max-tokens is not worth suggesting
 
 
@@ -25,6 +29,36 @@ def check_document(added: TokenizedDocument, used: int, max_tokens: int, limit: 
         f"{added.document.title}: {total:,} tokens do not fit: of the context's {limit:,}, {room:,} are "
         f"free for it ({reserve:,} are kept for a question and its answer); {_advice(added, room)}"
     )
+
+
+def check_before_weights(
+    documents: Sequence[Document], encode: Callable[[str], list[int]], max_tokens: int, limit: int
+) -> None:
+    """Raise DoesNotFit for documents so long that the rest of the prompt does not matter.
+
+    Their tokens are counted as far as the context reaches and estimated behind that; what may just fit is left to
+    ``check_document``, so that a document of ordinary length is tokenized once.
+    """
+    if sum(len(page.text) for document in documents for page in document.pages) <= CERTAIN * limit:
+        return
+    reserve, used = QUESTION_ROOM + max_tokens, 0
+    for document in documents:
+        room = max(0, limit - reserve - used)
+        pages: list[list[int]] = []
+        texts = [
+            page.text[: LONGEST_TOKENS * limit] for page in document.pages
+        ]  # one page may be a whole book
+        for at, text in enumerate(texts, 1):
+            pages.append(encode(text))
+            used += len(pages[-1])
+            if used > limit - reserve:
+                tokens, read = sum(map(len, pages)), sum(map(len, texts[:at]))
+                total = tokens * len(document.text) // read
+                raise DoesNotFit(
+                    f"{document.title}: about {total:,} tokens do not fit: of the context's {limit:,}, {room:,} "
+                    f"are free for it ({reserve:,} are kept for a question and its answer); "
+                    f"{_advice(TokenizedDocument(document, [], pages, []), room)}"
+                )
 
 
 def check_question(prompt_tokens: int, max_tokens: int, limit: int) -> None:
@@ -50,6 +84,6 @@ def _advice(added: TokenizedDocument, room: int) -> str:
             break
         fitting += 1
     if not fitting:
-        return "not even its first page fits: choose a model with a longer context"
+        return "the document's first page alone does not fit: choose a model with a longer context"
     numbers = runs(page.number for page in added.document.pages[:fitting])
     return f"--pages {numbers} would fit, or choose a model with a longer context"

@@ -78,6 +78,14 @@ class Conversation(ChatHistory, Protocol):
         """Answer the last question again. Raises UsageError if there is none."""
         ...
 
+    def revise(self, question: str) -> Generator[ChatEvent, None, None]:
+        """Ask another question in place of the last one. Raises UsageError if there is none."""
+        ...
+
+    def undo(self) -> Turn:
+        """Take back the last question and its answer; its documents stay. Raises UsageError if there is none."""
+        ...
+
     def resume(self) -> Generator[ChatEvent, None, None]:
         """Continue the last answer where it was stopped or cut. Raises UsageError if it is complete."""
         ...
@@ -92,6 +100,10 @@ class Conversation(ChatHistory, Protocol):
 
     def add(self, document: Document) -> int:
         """Append a document; returns its tokens. Raises DoesNotFit."""
+        ...
+
+    def drop(self, number: int) -> Document:
+        """Remove the document with this number, from 0; the turns stay. The next question reads the rest again."""
         ...
 
     def set_system(self, text: str) -> None:

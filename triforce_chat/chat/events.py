@@ -29,6 +29,7 @@ class Source(Place):
 
     share: float  # of the attention that the documents got
     sentence: str  # the one that got the most on this page
+    where: str = ""  # its chapter and lines; empty where the page's number tells the place
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,14 @@ class Citation:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedUp:
+    """Words with the pages on which they stand; no page if they stand nowhere."""
+
+    words: str
+    found_on: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sourced:
     """Where a finished answer came from; follows ``Finished`` where there are documents."""
 
@@ -52,6 +61,8 @@ class Sourced:
     sources: tuple[Source, ...]  # the pages that were read most, first
     citations: tuple[Citation, ...]
     seconds: float  # what it took to find out
+    quotes: tuple[LookedUp, ...] = ()  # sentences that the answer quotes without naming a page
+    standing: tuple[LookedUp, ...] = ()  # words of a question whose answer denies; it has no sources
 
 
 ChatEvent = Event | Sourced
@@ -98,6 +109,7 @@ class Tally:
         default_factory=list
     )  # drafted tokens that passed in each round of the top level
     rebuilt_in: list[int] = field(default_factory=list)  # the rounds, from 0, in which the cache was rebuilt
+    latest: dict[str, Verified] = field(default_factory=dict, compare=False)  # of each level, for the panel
 
     def add(self, event: ChatEvent) -> None:
         match event:
@@ -105,6 +117,7 @@ class Tally:
                 self.prefill = event
             case Verified():
                 self._level(event.level).add(event)
+                self.latest[event.level] = event
                 if event.level == self.top:
                     self.accepted.append(event.accepted)
             case Rebuilt():

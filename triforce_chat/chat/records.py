@@ -62,6 +62,8 @@ def sources_object(found: Sourced) -> dict[str, Any]:
     return {
         "sources": [asdict(source) for source in found.sources],
         "citations": [asdict(citation) for citation in found.citations],
+        **({"quotes": [asdict(quote) for quote in found.quotes]} if found.quotes else {}),
+        **({"standing": [asdict(each) for each in found.standing]} if found.standing else {}),
     }
 
 
@@ -89,6 +91,7 @@ def speculation_object(tally: Tally) -> dict[str, Any]:
                 "name": name,
                 "proposed": level.proposed,
                 "accepted": level.accepted,
+                "tested": level.tested,
                 "acceptance": level.acceptance,
             }
             for name, level in tally.levels.items()

@@ -9,10 +9,12 @@ from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from triforce_chat.chat.citations import check_citations
+from triforce_chat.chat.citations import check_citations, check_quotes
 from triforce_chat.chat.context_check import check_document, check_question
 from triforce_chat.chat.conversation import StoredTurn, Turn
+from triforce_chat.chat.denial import is_denial, standing
 from triforce_chat.chat.events import ChatEvent, Comparison, Side, Sourced, Tally
+from triforce_chat.chat.repetition import stopped_in_circles
 from triforce_chat.chat.sources import top_sources
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.chat.transcript import Transcript
@@ -115,6 +117,12 @@ class ChatSession:
     def clear(self) -> None:
         self.transcript.clear()
 
+    def undo(self) -> Turn:
+        return self.transcript.undo()
+
+    def drop(self, number: int) -> Document:
+        return self.transcript.drop(number)
+
     def restore(self, turns: Sequence[StoredTurn], pending: Sequence[Document]) -> int:
         """Continue from stored turns; returns how many had to be tokenized again. Raises DoesNotFit.
 
@@ -150,7 +158,7 @@ class ChatSession:
         request = self.request(ids)
         try:
             with convert_out_of_memory():
-                yield from self._answer(request, tally, sources)
+                yield from self._answer(question, request, tally, sources)
         finally:
             self._record(question, ids, tally)
 
@@ -164,8 +172,10 @@ class ChatSession:
         """
         requests = [self.request(self.question_ids(question)) for question in questions]
 
+        asked = {id(request): question for request, question in zip(requests, questions, strict=True)}
+
         def answer(engine: EngineProtocol, request: Request) -> Generator[ChatEvent, None, None]:
-            return self._answer(request, Tally(), sources, engine)
+            return self._answer(asked[id(request)], request, Tally(), sources, engine)
 
         with convert_out_of_memory():
             yield from answer_together(self.engine, requests, answer, width)
@@ -173,6 +183,10 @@ class ChatSession:
     def retry(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no question to answer again") as last:
             yield from self.ask(last.turn.question)
+
+    def revise(self, question: str) -> Generator[ChatEvent, None, None]:
+        with self.transcript.last_reopened("there is no question to change"):
+            yield from self.ask(question)
 
     def resume(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no answer to continue") as last:
@@ -183,7 +197,7 @@ class ChatSession:
             whole = replace(deepcopy(last.turn.tally), token_ids=[*before], text=text, sourced=None)
             try:
                 with convert_out_of_memory():
-                    for event in self._answer(request, whole):
+                    for event in self._answer(last.turn.question, request, whole):
                         continuation.add(event)
                         yield event
             finally:
@@ -239,26 +253,37 @@ class ChatSession:
         return make
 
     def _answer(
-        self, request: Request, tally: Tally, sources: bool = True, engine: EngineProtocol | None = None
+        self,
+        question: str,
+        request: Request,
+        tally: Tally,
+        sources: bool = True,
+        engine: EngineProtocol | None = None,
     ) -> Generator[ChatEvent, None, None]:
         """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them.
 
         ``engine``: one of several that answer at once; None for the session's own.
         """
         engine = engine or self.engine
-        for event in engine.answer(request):
+        answer = engine.answer(request)
+        for event in stopped_in_circles(answer, len(request.history), self.settings.loop_guard):
             tally.add(event)
             yield event
         if sources and self.documents and tally.token_ids:
-            for found in self._sources(engine, request, tally):
+            for found in self._sources(question, engine, request, tally):
                 tally.add(found)
                 yield found
 
     def _sources(
-        self, engine: EngineProtocol, request: Request, tally: Tally
+        self, question: str, engine: EngineProtocol, request: Request, tally: Tally
     ) -> Generator[ChatEvent, None, None]:
-        """Find the pages that an answer attended to, and check the pages that it names."""
+        """Find the pages that an answer attended to, and check the pages that it names and what it quotes."""
         started = time.perf_counter()
+        cited, quotes = check_citations(tally.text, self.documents), check_quotes(tally.text, self.documents)
+        if is_denial(tally.text):
+            stands = standing(question, self.documents)
+            yield Sourced((), cited, time.perf_counter() - started, quotes, stands)
+            return
         documents = self.transcript.tokenized_documents
         weights = yield from engine.attribute(request, tally.token_ids)
         pages = [
@@ -267,8 +292,7 @@ class ChatSession:
             for page in document.page_weights(weights, span.end - len(document.ids))
         ]
         found = top_sources(pages, self.transcript.format)
-        cited = check_citations(tally.text, self.documents)
-        yield Sourced(found, cited, time.perf_counter() - started)
+        yield Sourced(found, cited, time.perf_counter() - started, quotes)
 
     def _record(self, question: str, ids: Sequence[int], tally: Tally) -> None:
         """Record a turn, even an interrupted one, unless it has no token."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from triforce_chat.chat.events import Source
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.documents import Document, Page
+from triforce_chat.documents.places import located
 from triforce_chat.documents.sentences import at, one_line, spans
 
 MAX_SOURCES = 5  # pages
@@ -31,28 +32,29 @@ def top_sources(pages: Sequence[PageWeights], form: ChatFormat) -> tuple[Source,
     """The pages with the most weight, in descending order; pages without weight are left out."""
     total = sum(each.total for each in pages)
     best = heapq.nlargest(MAX_SOURCES, pages, key=lambda each: each.total)
-    return tuple(
-        Source(
-            document=each.document.title,
-            unit=each.document.unit,
-            page=each.page.number,
-            share=each.total / total,
-            sentence=best_sentence(each, form.token_ends(each.page.text)),
-        )
-        for each in best
-        if each.total > 0
-    )
+    return tuple(_source(each, total, form) for each in best if each.total > 0)
 
 
-def best_sentence(page: PageWeights, ends: Sequence[int]) -> str:
-    """The sentence with the most weight; ``ends`` says where each token ends in the page's text."""
-    text = page.page.text
-    sentences = spans(text)
+def best_sentence(page: PageWeights, ends: Sequence[int]) -> tuple[int, int]:
+    """The sentence [start, end) with the most weight; ``ends`` says where each token ends in the page's text."""
+    sentences = spans(page.page.text)
     if not sentences:
-        return ""
+        return 0, 0
     weights = dict.fromkeys(sentences, 0.0)
     for end, weight in zip(ends, page.weights, strict=True):
         # By its last character, because a token often begins with the space before it.
         weights[at(sentences, max(0, end - 1))] += weight
-    start, end = max(sentences, key=weights.__getitem__)
-    return one_line(text[start:end])
+    return max(sentences, key=weights.__getitem__)
+
+
+def _source(found: PageWeights, total: float, form: ChatFormat) -> Source:
+    text = found.page.text
+    start, end = best_sentence(found, form.token_ends(text))
+    return Source(
+        document=found.document.title,
+        unit=found.document.unit,
+        page=found.page.number,
+        share=found.total / total,
+        sentence=one_line(text[start:end]),
+        where=located(found.document, found.page, start, end),
+    )

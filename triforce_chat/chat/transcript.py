@@ -141,6 +141,25 @@ class Transcript:
         """Forget the turns; all documents become pending."""
         self.pending, self.exchanges = self.tokenized_documents, []
 
+    def undo(self) -> Turn:
+        """Take back the last turn, whose documents become pending. Raises UsageError if there is none."""
+        if not self.exchanges:
+            raise UsageError("there is no question to take back")
+        last = self.exchanges.pop()
+        self.pending = [*last.documents, *self.pending]
+        return last.turn
+
+    def drop(self, number: int) -> Document:
+        """Remove a document by its number in reading order, from 0."""
+        for at, exchange in enumerate(self.exchanges):
+            if number < len(exchange.documents):
+                kept = [*exchange.documents]
+                dropped = kept.pop(number)
+                self.exchanges[at] = replace(exchange, documents=tuple(kept))
+                return dropped.document
+            number -= len(exchange.documents)
+        return self.pending.pop(number).document
+
     def without_turns(self, system: str | None = None) -> Transcript:
         """A new transcript over the same documents; ``system`` replaces the system text unless it is None."""
         made = Transcript(self.format, self.eos_ids, self.decode, self._system if system is None else system)

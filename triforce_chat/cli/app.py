@@ -89,8 +89,13 @@ def main() -> None:
     try:
         app()
     except SystemExit as done:
-        leave.code = 0 if done.code is None else done.code
-        raise
+        leave.code = 0 if done.code is None or has_lost_reader() else done.code
+        raise SystemExit(leave.code) from None
+
+
+def has_lost_reader() -> bool:
+    """True if the parser of the command line found that nobody reads its output any more; it then exits with 1."""
+    return type(sys.stdout).__name__.endswith("PacifyFlushWrapper")
 
 
 class FastExit:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,12 +42,35 @@ class Questions:
     parallel: Annotated[int, typer.Option(min=1, help="Questions answered at once.")] = 8
 
 
-def summarize(documents: Documents, options: Options, compare_autoregressive: Compare = False) -> None:
+class Division(StrEnum):
+    """What a document is divided into."""
+
+    CHAPTER = "chapter"
+
+
+By = Annotated[
+    Division | None, typer.Option("--by", help="Summarize each chapter by itself, under its title.")
+]
+
+
+def summarize(
+    documents: Documents, options: Options, compare_autoregressive: Compare = False, by: By = None
+) -> None:
     """Summarize documents."""
     from triforce_chat.prompts import prompt
 
     # A summary is of the whole; its prompt's words would find passages that merely share them.
-    answer(documents, prompt("summarize"), dataclasses.replace(options, passages=0), compare_autoregressive)
+    options, question = dataclasses.replace(options, passages=0), prompt("summarize")
+    if by is None:
+        answer(documents, question, options, compare_autoregressive)
+    elif compare_autoregressive:
+        raise UsageError(
+            "--by chapter answers once for each chapter; --compare-autoregressive compares one answer"
+        )
+    else:
+        from triforce_chat.cli.by_chapter import summarize_chapters
+
+        summarize_chapters(documents, question, options)
 
 
 def ask(
@@ -67,8 +93,9 @@ def ask(
         answer_several(arguments, several, options)
         return
     *documents, question = arguments
-    if not documents and is_document(question):
-        raise UsageError(f'no question given; use: triforce-chat ask {question} "QUESTION"')
+    if is_document(question):
+        named = " ".join(map(quote, arguments))
+        raise UsageError(f'no question given, only documents; use: triforce-chat ask {named} "QUESTION"')
     if not question.strip():
         raise UsageError("the question is empty")
     answer(
@@ -90,9 +117,11 @@ def read_schema(path: Path) -> dict[str, Any]:
 
 
 def is_document(text: str) -> bool:
-    """True for standard input and for a file that exists."""
+    """True for standard input, for a file or a folder that exists, and for an address in the web."""
+    from triforce_chat.documents.addresses import is_url
+
     try:
-        return text == "-" or Path(text).is_file()
+        return text == "-" or is_url(text) or Path(text).exists()
     except (OSError, ValueError):  # too long or too odd for a path
         return False
 
@@ -160,6 +189,7 @@ def answer_once(
     """Show the answer, print its events or its record; returns why it ended."""
     from triforce_chat.chat.records import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
+    from triforce_chat.ui.notify import LONG, notify
 
     as_json = options.json or options.jsonl
     events = session.ask(question, sources=as_json or screen.detail != "bare")  # only if they are shown
@@ -169,7 +199,16 @@ def answer_once(
         if options.json:
             print_json(answer_object(tally, planned(run_info, session)))
     else:
-        tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
+        began = time.monotonic()
+        tally = show_answer(
+            events,
+            screen,
+            title=options.stack,
+            limit=session.context_limit,
+            most=session.settings.max_tokens,
+        )
+        if time.monotonic() - began >= LONG:
+            notify(options.notify, "answered", screen)
     return tally.finished.reason if tally.finished else "interrupted"
 
 

@@ -96,7 +96,8 @@ class BookPlan:
     has_books = True
 
     def __init__(self, paths: BatchFiles, named: list[str], options: Options) -> None:
-        from triforce_chat.batch.books import book_lines, find_files, read_lines
+        from triforce_chat.batch.books import book_lines, read_lines
+        from triforce_chat.documents.files import find_files
 
         if "-" in named:
             raise UsageError("batch reads files, not standard input")
@@ -134,7 +135,7 @@ class BookPlan:
             return document
 
         def begin() -> ChatSession:
-            return ChatSession(session.engine, session.loaded, options.settings, options.system)
+            return ChatSession(session.engine, session.loaded, options.settings, options.system_text)
 
         return BookAnswerer(begin, read, partial(planned, run_info))
 

@@ -37,7 +37,9 @@ def list_texts(json: Json = False, debug: Debug = False) -> None:
             return
         screen = screen_of(Options())
         if texts:
-            screen.out.print(table_of(texts))
+            from triforce_chat.ui.tables import WholeWords
+
+            screen.out.print(WholeWords(table_of(texts)))
         usage = f"{readable(used)} of at most {readable(limit)} in {cache.folder}"
         screen.err.print(usage, markup=False, style="dim", soft_wrap=True)
 

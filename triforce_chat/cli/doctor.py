@@ -8,7 +8,7 @@ import typer
 
 from triforce_chat.cli.failures import failures
 from triforce_chat.cli.options import Debug, Json
-from triforce_chat.cli.output import print_line, print_record, screen_of
+from triforce_chat.cli.output import print_record, screen_of
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
@@ -50,8 +50,13 @@ def record_of(result: CheckResult) -> dict[str, Any]:
 
 
 def show(result: CheckResult, console: Console) -> None:
-    """Print a result on one line, however long: it may be pasted into a report."""
+    """Print a result on one line, which a terminal gets wrapped between words."""
+    from rich.text import Text
+
+    from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.terminal import print_line
+
     style = STYLES[result.status]
-    console.print(f"[{style}]{result.status:8}[/] ", end="", highlight=False)
     advice = f" -> {result.advice}" if result.advice else ""
-    print_line(console, f"{result.name:14} {result.message}{advice}")
+    told = clean(f" {result.name:14} {result.message}{advice}")
+    print_line(console, Text.assemble((f"{result.status:8}", style), told))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from triforce_chat.cli.output import show_notes, show_warning
 from triforce_chat.errors import UsageError
@@ -96,18 +96,22 @@ def open_engine(
     cache_size: float | None = None,
     warn: Note | None = None,
     calibrations: Calibrations | None = None,
+    before_weights: Callable[[int, Any], None] | None = None,
 ) -> tuple[Engine, LoadedModel, float]:
     """Load a model in this process: (engine, model, seconds of loading).
 
     ``remembering`` connects the engine to the document cache on the disk, of at most ``cache_size`` GB. ``warn``
     receives what makes the answers doubtful; what the program chose by itself is shown as notes. ``calibrations`` makes
-    the store of what planners measure; None keeps nothing. Raises ModelError, OutOfMemory and UsageError.
+    the store of what planners measure; None keeps nothing. ``before_weights`` gets the tokens of the context and the
+    tokenizer first, and may refuse what does not fit. Raises ModelError, OutOfMemory and UsageError.
     """
     require_one_process(spec.settings)
 
     def load(hooks: LoadHooks) -> tuple[Engine, LoadedModel]:
         from triforce_chat.loading.load_engine import load_engine  # imports torch, which takes seconds
 
+        if before_weights:
+            hooks = dataclasses.replace(hooks, before_weights=before_weights)
         if remembering:
             from triforce_chat.storage.kv.disk_cache import KVDiskCache
 
@@ -126,13 +130,14 @@ def open_answering(
     cache_size: float | None = None,
     warn: Note | None = None,
     calibrations: Calibrations | None = None,
+    before_weights: Callable[[int, Any], None] | None = None,
 ) -> tuple[EngineProtocol, LoadedModel, float]:
     """Load a model split over ``spec.settings.tp`` processes; parameters and result as of ``open_engine``.
 
     Several processes use no document cache.
     """
     if spec.settings.tp == 1:
-        return open_engine(spec, screen, remembering, cache_size, warn, calibrations)
+        return open_engine(spec, screen, remembering, cache_size, warn, calibrations, before_weights)
 
     def load(hooks: LoadHooks) -> tuple[EngineProtocol, LoadedModel]:
         from triforce_chat.parallel.rank_info import this_rank
@@ -166,13 +171,22 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
         calibrations=forgotten_calibrations
         if options.no_cache and options.seed is None
         else kept_calibrations,
+        before_weights=partial(refuse_too_long, documents, options),
     )
     from triforce_chat.chat.session import ChatSession
 
-    session = ChatSession(engine, target, options.settings, options.system)
+    session = ChatSession(engine, target, options.settings, options.system_text)
     for document in documents:
         session.add(document)
     return session, seconds
+
+
+def refuse_too_long(documents: list[Document], options: Options, context: int, tokenizer: Any) -> None:
+    """Raises DoesNotFit for documents that no context of so many tokens holds, before the weights are read."""
+    from triforce_chat.chat.context_check import check_before_weights
+    from triforce_chat.chat.template import ChatFormat
+
+    check_before_weights(documents, ChatFormat(tokenizer).encode, options.max_tokens, context)
 
 
 def kept_calibrations(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> CalibrationFile:

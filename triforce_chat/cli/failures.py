@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import textwrap
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO
 
 import typer
 
 from triforce_chat.errors import Interrupted, TriforceError
+
+USUAL_COLUMNS = 80  # of a terminal that does not say its size
+SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this plus the signal's number
 
 
 @contextmanager
 def failures(debug: bool) -> Iterator[None]:
     """Turn an error that a user can understand into one line and an exit code. Raises typer.Exit for those."""
     try:
-        yield
+        with ended_by_signals():
+            yield
     except BrokenPipeError:  # the reader of a pipe has closed it
-        sys.stderr.close()
+        write_nowhere()
         raise typer.Exit(0) from None
     except (TriforceError, KeyboardInterrupt, MemoryError, RuntimeError, OSError) as error:
         known = _as_known(error)
@@ -25,6 +35,44 @@ def failures(debug: bool) -> Iterator[None]:
             raise
         print_error(str(known))
         raise typer.Exit(known.exit_code) from None
+
+
+def write_nowhere() -> None:
+    """Send what is still to be written to nobody, so that the end of the process is quiet."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """On a terminal SIGTERM and SIGHUP raise SystemExit, so that what was changed on it is undone."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    attached = any(map(_is_terminal, (sys.stdin, sys.stderr)))
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    mine = usual if attached and in_main_thread else []
+    for number in mine:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # the second one ends the process at once
+    raise SystemExit(SIGNALLED + number)
 
 
 def _as_known(error: BaseException) -> TriforceError | None:
@@ -41,6 +89,11 @@ def _as_known(error: BaseException) -> TriforceError | None:
 
 
 def print_error(line: str) -> None:
+    """Print an error, which a terminal gets wrapped between words and everything else as one line."""
     from triforce_chat.ui.clean import one_line
 
-    print(f"error: {one_line(line)}", file=sys.stderr)
+    text = f"error: {one_line(line)}"
+    if _is_terminal(sys.stderr):
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
+        text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr)

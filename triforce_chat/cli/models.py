@@ -55,10 +55,12 @@ def list_models(json: Json = False, debug: Debug = False) -> None:
             print_record({"models": records, "converted": converted})
             return
         screen = screen_of(Options())
-        screen.out.print(table_of(records))
+        from triforce_chat.ui.tables import WholeWords
+
+        screen.out.print(WholeWords(table_of(records)))
         if converted:
             screen.out.print()
-            screen.out.print(table_of_conversions(converted))
+            screen.out.print(WholeWords(table_of_conversions(converted)))
         if choice:
             print_line(screen.err, choice.summary)
 

@@ -23,7 +23,10 @@ Command = Callable[..., None]
 
 Documents = Annotated[
     list[str],
-    typer.Argument(metavar="DOC...", help="PDF, EPUB, HTML, Markdown or text; - is standard input."),
+    typer.Argument(
+        metavar="DOC...",
+        help="PDF, EPUB, HTML, Markdown, office files or text; folders, patterns and URLs; - is standard input.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]

@@ -36,9 +36,7 @@ def print_record(record: dict[str, Any]) -> None:
 
 def screen_of(options: Options) -> Screen:
     """Standard output and standard error, as detailed as the options and the terminal allow."""
-    from rich.console import Console
-
-    from triforce_chat.ui.terminal import Screen
+    from triforce_chat.ui.terminal import OutputConsole, Screen
     from triforce_chat.ui.theme import THEME
 
     for stream in (sys.stdout, sys.stderr):
@@ -46,31 +44,40 @@ def screen_of(options: Options) -> Screen:
             stream.reconfigure(errors="replace")
     quiet = options.quiet or options.json or options.jsonl
     colours: Any = {"color_system": None} if options.plain else {"theme": THEME}
-    out, err = (Console(stderr=stderr, **colours) for stderr in (False, True))
+    out, err = (OutputConsole(stderr=stderr, **colours) for stderr in (False, True))
     return Screen.of(out, err, plain=options.plain, quiet=quiet)
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print one line without markup; a terminal may wrap it, a pipe gets it whole."""
-    from triforce_chat.ui.clean import clean
+    """Print one line without markup; a terminal gets it wrapped between words, a pipe gets it whole."""
+    from rich.text import Text
 
-    console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+    from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.terminal import print_line as print_text
+
+    print_text(console, Text(clean(line)))
 
 
 def show_notes(notes: list[str], screen: Screen) -> None:
     """Show what the program chose for the user, unless only the answer is wanted."""
+    from rich.text import Text
+
     from triforce_chat.ui.clean import clean
+    from triforce_chat.ui.terminal import print_line as print_text
 
     for line in notes if screen.detail != "bare" else ():
-        screen.err.print(clean(line), markup=False, style="dim")
+        print_text(screen.err, Text(clean(line), "dim"))
 
 
 def show_warning(options: Options, screen: Screen, line: str) -> None:
     """Show what makes the answers doubtful, unless --quiet."""
     if not options.quiet:
-        from triforce_chat.ui.clean import one_line
+        from rich.text import Text
 
-        screen.err.print(one_line(line), markup=False, style="bold", soft_wrap=True)
+        from triforce_chat.ui.clean import one_line
+        from triforce_chat.ui.terminal import print_line as print_text
+
+        print_text(screen.err, Text(one_line(line), "bold"))
 
 
 def confirm_deletion(question: str) -> None:

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 
 def read_all(paths: list[str], options: Options, screen: Screen) -> list[Document]:
-    """Read documents before anything slow is loaded, and show their warnings.
+    """Read documents, folders and patterns before anything slow is loaded, and show their warnings.
 
     Raises DocumentError and UsageError.
     """
+    from triforce_chat.documents.files import find_files
+
     if paths.count("-") > 1:
         raise UsageError("standard input can be read only once")
+    paths = find_files(paths)
     busy = screen.err.status("reading images") if options.ocr and screen.detail == "live" else nullcontext()
     with busy:
         documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
@@ -32,15 +35,20 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
 
 
 def read_one(path: str, options: Options, pages: str | None, several: bool = False) -> Document:
-    """Read one document and keep the pages wanted.
+    """Read one document and keep the chapters and pages wanted.
 
     With ``several`` documents, a page range is cut to the pages that this one has.
     """
     from triforce_chat.documents import parse_pages, read
+    from triforce_chat.documents.chapters import chosen, only, until
 
     ranges = parse_pages(pages) if pages else None
     stdin = sys.stdin.buffer if path == "-" else None
     document = read(path, password=options.password, stdin=stdin, ocr=options.ocr)
+    if options.chapters is not None:
+        document = only(document, chosen(document, options.chapters))
+    if options.until is not None:
+        document = until(document, options.until)
     if ranges is None:
         return document
     return document.select([r.within(document.pages[-1].number) for r in ranges] if several else ranges)

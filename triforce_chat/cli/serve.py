@@ -45,7 +45,7 @@ def serve(
     address, screen = ListenAddress(host, port, token), screen_of(options)
     with address.bind() as listener:
         compile_ahead(EngineSpec(options.settings), screen)
-        texts = read_all(documents or [], options, screen)
+        texts = read_all(local(documents or []), options, screen)
         session, _ = open_session(texts, with_shown_model(options, screen), screen)
         prefill(session, screen, options.stack)
         from triforce_chat.serve.server import serve as run
@@ -57,6 +57,15 @@ def serve(
                 f"chat with it in a browser: {url(listener).removesuffix('v1')}", file=sys.stderr, flush=True
             )
         run(session, listener, token, None if options.quiet else screen.err, cors or [])
+
+
+def local(documents: list[str]) -> list[str]:
+    """The documents. Raises UsageError for an address in the web: a server fetches nothing."""
+    from triforce_chat.documents.addresses import is_url
+
+    if found := next(filter(is_url, documents), None):
+        raise UsageError(f"serve reads files and fetches nothing; download {found} first")
+    return documents
 
 
 def prefill(session: ChatSession, screen: Screen, title: str) -> None:

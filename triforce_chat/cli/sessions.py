@@ -11,7 +11,7 @@ import typer
 
 from triforce_chat.cli.failures import failures
 from triforce_chat.cli.options import Debug, Json, Yes
-from triforce_chat.cli.output import confirm_deletion, print_record, screen_of
+from triforce_chat.cli.output import confirm_deletion, print_line, print_record, screen_of
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def list_sessions(json: Json = False, debug: Debug = False) -> None:
         if json:
             print_record({"sessions": [record_of(summary) for summary in summaries]})
         elif summaries:
-            screen_of(Options()).out.print(table_of(summaries))
+            from triforce_chat.ui.tables import WholeWords
+
+            screen_of(Options()).out.print(WholeWords(table_of(summaries)))
 
 
 @app.command("show")
@@ -137,12 +139,16 @@ def search(
 
         from triforce_chat.ui.clean import clean, one_line
         from triforce_chat.ui.formatting import local_time
+        from triforce_chat.ui.terminal import print_line as print_text
 
-        out = screen_of(Options()).out
+        screen = screen_of(Options())
+        if not hits:
+            print_line(screen.err, "no question and no answer contains all of these words")
+        out = screen.out
         for hit in hits:
             place = f"{clean(hit.session)}, turn {hit.turn}, {local_time(hit.asked)}"
-            out.print(Text(place, "bold"), Text(one_line(hit.question)), sep=": ", soft_wrap=True)
-            out.print(Text(f"  {one_line(hit.excerpt)}"), soft_wrap=True)
+            print_text(out, Text.assemble((place, "bold"), f": {one_line(hit.question)}"))
+            print_text(out, Text(f"  {one_line(hit.excerpt)}"))
 
 
 @contextmanager

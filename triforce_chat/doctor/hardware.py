@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from triforce_chat.cache_folder import CACHE_VARIABLE, cache_folder
 from triforce_chat.doctor.check_result import CheckResult, ok, warning
 from triforce_chat.settings.sizes import readable
 
@@ -81,21 +80,6 @@ def memory() -> Iterator[CheckResult]:
         yield warning("memory", f"{readable(free)} free", "close other programs, or pass --context")
     else:
         yield ok("memory", f"{readable(free)} free")
-
-
-def disk() -> Iterator[CheckResult]:
-    folder = cache_folder()
-    existing = next(each for each in (folder, *folder.parents) if each.is_dir())
-    free = shutil.disk_usage(existing).free
-    message = f"{readable(free)} free for {folder}"
-    if not os.access(existing, os.W_OK):
-        yield warning("disk", f"{folder} cannot be written", f"{CACHE_VARIABLE} names another folder")
-    elif free < LOW_BYTES:
-        yield warning(
-            "disk", message, "make room: 'triforce-chat cache gc --size 0', 'triforce-chat models rm'"
-        )
-    else:
-        yield ok("disk", message)
 
 
 def terminal(screen: Screen) -> Iterator[CheckResult]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from triforce_chat.doctor import hardware, software, stores
+from triforce_chat.doctor import folders, hardware, software, stores
 from triforce_chat.doctor.check_result import CheckResult, problem
 from triforce_chat.errors import ModelError, TriforceError
 
@@ -23,8 +23,9 @@ SOFTWARE: tuple[Check, ...] = (
     software.triton,
     software.cpu_kernels,
 )
-HARDWARE: tuple[Check, ...] = (hardware.gpu, hardware.memory, hardware.disk)
+HARDWARE: tuple[Check, ...] = (hardware.gpu, hardware.memory)
 STORES: tuple[Check, ...] = (
+    folders.folders,
     stores.settings,
     stores.small_model,
     stores.chosen_model,

@@ -13,7 +13,8 @@ from triforce_chat.doctor.check_result import CheckResult, ok, problem, warning
 from triforce_chat.errors import ModelError
 
 PACKAGE = "triforce-chat"
-INSTALL = "pip install --upgrade triforce-chat"
+REINSTALL = "pip install --force-reinstall {}".format  # of one package
+INSTALL = "install triforce-chat again, from where you have it"
 TRITON = "'triton>=3.4'"
 
 
@@ -27,7 +28,7 @@ def torch() -> Iterator[CheckResult]:
     try:
         import torch
     except Exception as error:
-        yield problem("torch", f"cannot be imported: {first_line(error)}", INSTALL, ModelError)
+        yield problem("torch", f"cannot be imported: {first_line(error)}", REINSTALL("torch"), ModelError)
         return
     onednn = "oneDNN" if torch.backends.mkldnn.is_available() else "no oneDNN"
     capability = torch.backends.cpu.get_cpu_capability()
@@ -38,7 +39,9 @@ def transformers() -> Iterator[CheckResult]:
     try:
         found = import_module("transformers")
     except Exception as error:
-        yield problem("transformers", f"cannot be imported: {first_line(error)}", INSTALL, ModelError)
+        yield problem(
+            "transformers", f"cannot be imported: {first_line(error)}", REINSTALL("transformers"), ModelError
+        )
         return
     yield ok("transformers", found.__version__)
 

@@ -13,11 +13,12 @@ import subprocess
 import sys
 from typing import Any
 
-from triforce_chat.documents.model import Parsed
+from triforce_chat.documents.model import Heading, Parsed
 from triforce_chat.errors import DocumentError
 
 SECONDS = 25  # of processor time for any file; a PDF of a hundred pages takes three
-PDF_SECONDS_PER_MIB = 5  # in addition, because the longest books are PDFs; dense text takes two
+SECONDS_PER_MIB = 5  # in addition for the kinds of long books; dense text takes two
+LONG_KINDS = frozenset({"PDF", "EPUB", "Word", "PowerPoint", "OpenDocument"})
 STALLED = 4  # times as long as that, on the clock, and nobody waits any more
 OUT_OF_TIME = -getattr(signal, "SIGXCPU", 0)  # how such a process ends
 _START = "import sys; sys.path = sys.argv[1:]; from triforce_chat.documents.child import main; main()"
@@ -55,7 +56,7 @@ def parse_apart(data: bytes, kind: str, password: str | None, ocr: bool) -> Pars
 
 def patience(kind: str, size: int) -> int:
     """Seconds of work after which the reading of ``size`` bytes is given up."""
-    return SECONDS + (PDF_SECONDS_PER_MIB * size >> 20 if kind == "PDF" else 0)
+    return SECONDS + (SECONDS_PER_MIB * size >> 20 if kind in LONG_KINDS else 0)
 
 
 def late(seconds: int) -> DocumentError:
@@ -79,5 +80,6 @@ def parsed(answer: bytes) -> Parsed:
         raise DocumentError(said["refused"])
     if "damaged" in said:
         raise Damaged(said["damaged"])
-    tuples = {name: tuple(said[name]) for name in ("texts", "broken", "notices")}
-    return Parsed(**{**said, **tuples})
+    tuples = {name: tuple(said[name]) for name in ("texts", "broken", "notices", "garbled")}
+    headings = tuple(Heading(**each) for each in said["headings"])
+    return Parsed(**{**said, **tuples, "headings": headings})

@@ -103,6 +103,10 @@ def parser(kind: str, password: str | None, ocr: bool) -> Callable[[bytes], Pars
             from triforce_chat.documents.html import parse_html
 
             return parse_html
+        case "Word" | "PowerPoint" | "OpenDocument":
+            from triforce_chat.documents import office
+
+            return {"Word": office.parse_docx, "PowerPoint": office.parse_pptx}.get(kind, office.parse_odf)
     from triforce_chat.documents.text import parse_markdown, parse_text
 
     return parse_markdown if kind == "Markdown" else parse_text

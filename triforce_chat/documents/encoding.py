@@ -21,6 +21,7 @@ LIKELY = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "koi8_r"),
     *("shift_jis", "euc_jp", "gb18030", "big5", "euc_kr"),
 )
+BINARY = "binary data, not a document or a text"
 SAMPLE = 1 << 16
 BINARY_SHARE = 0.03  # of control characters; random bytes have a tenth
 DAMAGE_SHARE = 0.1  # of the characters beyond ASCII; other encodings exceed it by far
@@ -41,6 +42,8 @@ def decode(data: bytes, declared: str | None = None) -> Decoded:
     mark, name = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", "utf-8"))
     body, name = data[len(mark) :], name if mark else _unmarked(data)
     strict = _strict(body, name)
+    if strict is not None and strict.count("\0") > BINARY_SHARE * len(strict):
+        raise DocumentError(BINARY)
     if strict is not None:
         return Decoded(clean(strict))
     return _damaged(body, name, certain=bool(mark)) or _declared(body, declared) or _guessed(body)
@@ -91,7 +94,7 @@ def _declared(body: bytes, name: str | None) -> Decoded | None:
 
 def _guessed(body: bytes) -> Decoded:
     if is_binary(body):
-        raise DocumentError("binary data, not a PDF, EPUB, HTML, Markdown or text file")
+        raise DocumentError(BINARY)
     name = _likeliest(body) or "latin-1"
     return Decoded(clean(body.decode(name, "replace")), (f"not UTF-8, read as {name}",))
 

@@ -4,45 +4,23 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from urllib.parse import unquote
 from zipfile import ZipFile
 
 from bs4 import BeautifulSoup, Tag
 
+from triforce_chat.documents.archive import Archive
 from triforce_chat.documents.encoding import decode
+from triforce_chat.documents.epub_contents import Entry, entries, placed
 from triforce_chat.documents.html import parse_html
-from triforce_chat.documents.model import Parsed
+from triforce_chat.documents.model import Heading, Parsed, check_length
 from triforce_chat.errors import DocumentError
 
 CONTAINER = "META-INF/container.xml"
 ENCRYPTION = "META-INF/encryption.xml"
-MAX_UNPACKED = 32 << 20  # bytes of text; the longest novels have five million
-ENCRYPTED_FLAG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """Reads members of a ZIP file whose declared sizes stay within ``MAX_UNPACKED`` together."""
-
-    file: ZipFile
-
-    def read(self, name: str) -> bytes:
-        self.require([name])
-        return self.file.read(name)  # zipfile stops at the declared size
-
-    def require(self, names: Iterable[str]) -> None:
-        """Raises ``DocumentError`` for members that are locked or too large, before reading any."""
-        members = [self.file.getinfo(name) for name in names]
-        if any(member.flag_bits & ENCRYPTED_FLAG for member in members):
-            raise DocumentError("the EPUB is encrypted and cannot be read")
-        if sum(member.file_size for member in members) > MAX_UNPACKED:
-            raise DocumentError(f"the EPUB unpacks to more than {MAX_UNPACKED >> 20} MiB of text; refused")
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.file.NameToInfo
 
 
 def parse_epub(data: bytes) -> Parsed:
@@ -55,8 +33,44 @@ def parse_epub(data: bytes) -> Parsed:
         present = [name for name in names if name in archive]
         archive.require(present)
         _refuse_drm(archive, present)
-        chapters = [parse_html(archive.read(name)) for name in present]
-    return Parsed(_texts(chapters), _title(opf), notices=_notices(chapters, len(names) - len(present)))
+        chapters = _chapters(archive, present)
+        contents = _contents(archive, opf, posixpath.dirname(package))
+    texts, sections = _texts(chapters)
+    headings = placed(contents, sections, texts) or _headings(chapters, sections)
+    notices = _notices(chapters.values(), len(names) - len(present))
+    return Parsed(texts, _title(opf), notices=notices, headings=headings)
+
+
+def _chapters(archive: Archive, names: Iterable[str]) -> dict[str, Parsed]:
+    """The documents by name. Raises ``DocumentError`` as soon as they hold too much text."""
+    found: dict[str, Parsed] = {}
+    length = 0
+    for name in names:
+        found[name] = parse_html(archive.read(name))
+        length += sum(map(len, found[name].texts))
+        check_length(length)
+    return found
+
+
+def _contents(archive: Archive, opf: BeautifulSoup, folder: str) -> list[Entry]:
+    """The table of contents; nothing where there is none that can be read."""
+    items = _tags(opf, "item")
+    nav = [item for item in items if "nav" in str(item.get("properties", "")).split()]
+    ncx = [item for item in items if "ncx" in str(item.get("media-type", ""))]
+    for name in (_path(folder, item) for item in (*nav, *ncx)):
+        if name in archive and (found := entries(_xml(archive, name), posixpath.dirname(name))):
+            return found
+    return []
+
+
+def _headings(chapters: Mapping[str, Parsed], sections: Mapping[str, Sequence[int]]) -> tuple[Heading, ...]:
+    """The headings in the documents themselves, of a book without a table of contents."""
+    return tuple(
+        replace(heading, page=sections[name][heading.page - 1] + 1)
+        for name, chapter in chapters.items()
+        for heading in chapter.headings
+        if heading.page <= len(sections[name])
+    )
 
 
 def _xml(archive: Archive, name: str) -> BeautifulSoup:
@@ -70,7 +84,7 @@ def _package_name(archive: Archive) -> str:
     others = [name for name in archive.file.namelist() if name.endswith(".opf")]
     found = next((name for name in [*declared, *others] if name in archive), None)
     if found is None:
-        raise DocumentError("a ZIP archive, not an EPUB; save office documents as PDF or text first")
+        raise DocumentError("a ZIP archive, not an EPUB or an office document")
     return found
 
 
@@ -103,9 +117,16 @@ def _title(opf: BeautifulSoup) -> str:
     return next((tag.get_text() for tag in _tags(opf, "title")), "")
 
 
-def _texts(chapters: Iterable[Parsed]) -> list[str]:
-    # Covers and ornaments have no text; as empty sections they would look like scans.
-    return [text for chapter in chapters for text in chapter.texts if text.strip()]
+def _texts(chapters: Mapping[str, Parsed]) -> tuple[list[str], dict[str, list[int]]]:
+    """The sections of all documents, and the numbers of each one's."""
+    texts: list[str] = []
+    sections: dict[str, list[int]] = {}
+    for name, chapter in chapters.items():
+        # Covers and ornaments have no text; as empty sections they would look like scans.
+        own = [text for text in chapter.texts if text.strip()]
+        sections[name] = list(range(len(texts), len(texts) + len(own)))
+        texts += own
+    return texts, sections
 
 
 def _notices(chapters: Iterable[Parsed], missing: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from bs4 import BeautifulSoup
 from bs4.dammit import EncodingDetector
@@ -18,7 +19,8 @@ from bs4.element import (
 )
 
 from triforce_chat.documents.encoding import Decoded, decode
-from triforce_chat.documents.model import Parsed, check_length
+from triforce_chat.documents.headings import placed_at, text_headings
+from triforce_chat.documents.model import Heading, Parsed, check_length
 from triforce_chat.documents.text import under
 
 UNSEEN = frozenset({"script", "style", "noscript", "template", "title"})
@@ -55,10 +57,10 @@ _SPACE = re.compile(r"[ \t\n\r\f]+")
 
 @dataclass(slots=True)
 class Flow:
-    """Text laid out line by line; white space collapses as in a browser, ``headings`` are line indices."""
+    """Text laid out line by line; white space collapses as in a browser, ``headings`` are lines and ranks."""
 
     parts: list[str] = field(default_factory=list)
-    headings: list[int] = field(default_factory=list)
+    headings: list[tuple[int, int]] = field(default_factory=list)
     newlines: int = 2  # at the end of what is written so far; a beginning needs no gap
     line: int = 0
 
@@ -88,9 +90,15 @@ class Flow:
             self.verbatim("\n" * missing)
             self.newlines = newlines
 
-    def sections(self) -> list[str]:
+    def text(self) -> str:
+        return "".join(self.parts).rstrip() + "\n" if self.parts else ""
+
+    def sections(self) -> tuple[list[str], list[Heading]]:
+        """The sections of the text, and its headings."""
         lines = re.findall(r"[^\n]*\n|[^\n]+", "".join(self.parts).rstrip() + "\n")
-        return under(lines, self.headings)
+        texts, offsets = under(lines, [line for line, _ in self.headings]), [0, *accumulate(map(len, lines))]
+        starts = [(offsets[at], rank, lines[at].strip()) for at, rank in self.headings if at < len(lines)]
+        return texts, placed_at((each for each in starts if each[2]), texts) or text_headings(texts)
 
 
 def parse_html(data: bytes) -> Parsed:
@@ -101,7 +109,8 @@ def parse_html(data: bytes) -> Parsed:
     flow = Flow()
     _lay_out(soup, flow)
     title = soup.title.get_text() if soup.title else ""
-    return Parsed(flow.sections(), title, notices=decoded.notices)
+    texts, headings = flow.sections()
+    return Parsed(texts, title, notices=decoded.notices, headings=tuple(headings))
 
 
 def decode_html(data: bytes) -> Decoded:
@@ -133,7 +142,7 @@ def _is_unseen(node: PageElement) -> bool:
 def _open(tag: Tag, flow: Flow) -> None:
     _break(tag.name, flow)
     if tag.name in SECTION_HEADINGS:
-        flow.headings.append(flow.line)
+        flow.headings.append((flow.line, int(tag.name[1])))
     elif tag.name == "li":
         flow.bullet()
     elif tag.name == "br":

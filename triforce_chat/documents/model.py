@@ -8,7 +8,10 @@ from dataclasses import dataclass, field, replace
 from triforce_chat.documents.ranges import PageRange, fold
 from triforce_chat.errors import DocumentError, UsageError
 
-MAX_TEXT = 16 << 20  # characters; the longest novels have five million, the longest contexts less
+GARBLED = "characters that the fonts do not tell: try --ocr"
+MAX_TEXT = (
+    64 << 20
+)  # characters; the longest novels have five million, and longer texts are told what would fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +27,27 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading on a page, from its character ``start`` on; ``level`` 1 is the highest."""
+
+    title: str
+    level: int
+    page: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a format's parser found: texts in reading order; ``broken`` counts from 1 like pages."""
+    """What a format's parser found: texts in reading order; ``broken`` and ``garbled`` count from 1 like pages."""
 
     texts: Sequence[str]
     title: str = ""
     unit: str = "section"
     broken: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
+    garbled: tuple[int, ...] = ()
+    headings: tuple[Heading, ...] = ()  # in reading order
+    has_lines: bool = False  # the lines are the file's own
 
     def bounded(self) -> Parsed:
         """Itself; raises ``DocumentError`` for more text than any model reads."""
@@ -46,7 +62,10 @@ def check_length(characters: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A title and its pages in reading order; ``broken`` names the pages that could not be read."""
+    """A title and its pages in reading order.
+
+    ``broken`` names the pages that could not be read, ``garbled`` those with characters that nothing tells.
+    """
 
     title: str
     source: str
@@ -54,6 +73,9 @@ class Document:
     unit: str = "page"  # or "section"
     broken: tuple[int, ...] = ()
     notices: tuple[str, ...] = field(default=(), kw_only=True)
+    garbled: tuple[int, ...] = field(default=(), kw_only=True)
+    headings: tuple[Heading, ...] = field(default=(), kw_only=True)
+    has_lines: bool = field(default=False, kw_only=True)
 
     @property
     def text(self) -> str:
@@ -68,10 +90,11 @@ class Document:
     @property
     def warning(self) -> str | None:
         """One line that names everything the reader of these pages would miss, or None."""
-        silent = [number for number in self.empty_pages if number not in self.broken]
+        silent = [number for number in self.empty_pages if number not in (*self.broken, *self.garbled)]
         lines = [
             self._told(silent, "holds no text: scanned?", "hold no text: scanned?"),
             self._told(self.broken, "is damaged and left out", "are damaged and left out"),
+            self._told(self.garbled, f"has {GARBLED}", f"have {GARBLED}"),
             *self.notices,
         ]
         return "; ".join(line for line in lines if line) or None
@@ -86,8 +109,13 @@ class Document:
         kept = tuple(page for page in self.pages if any(page.number in chosen for chosen in pages))
         if not kept:
             raise UsageError(f"{self.title}: none of these {self.unit}s is in the document")
-        broken = tuple(page.number for page in kept if page.number in self.broken)
-        return replace(self, pages=kept, broken=broken).with_text()
+        broken, garbled = (
+            tuple(page.number for page in kept if page.number in named)
+            for named in (self.broken, self.garbled)
+        )
+        numbers = {page.number for page in kept}
+        headings = tuple(heading for heading in self.headings if heading.page in numbers)
+        return replace(self, pages=kept, broken=broken, garbled=garbled, headings=headings).with_text()
 
     def with_text(self) -> Document:
         """Itself; raises ``DocumentError`` when no page holds text."""
@@ -101,6 +129,8 @@ class Document:
             return f"damaged, none of its {len(numbers)} {self.unit}(s) can be read"
         if self.unit != "page":
             return "holds no text"
+        if self.garbled:
+            return self._told(numbers, f"has {GARBLED}", f"have {GARBLED}")
         advice = "no text; if this is a scan, try --ocr or run OCR on it first"
         return self._told(numbers, f"holds {advice}", f"hold {advice}")
 

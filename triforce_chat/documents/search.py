@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from triforce_chat.documents.model import Document
+from triforce_chat.documents.places import located
 from triforce_chat.documents.sentences import at, one_line, spans
 from triforce_chat.errors import UsageError
 
@@ -23,6 +24,7 @@ class Hit:
     page: int
     sentence: str
     count: int
+    where: str = ""  # its chapter and lines; empty where the page's number tells the place
 
 
 def pattern(words: str) -> re.Pattern[str]:
@@ -38,11 +40,13 @@ def find(documents: Sequence[Document], wanted: re.Pattern[str]) -> Iterator[Hit
     """The sentences in which a match begins, in reading order."""
     for document in documents:
         for page in document.pages:
-            for sentence, count in _matched(page.text, wanted):
-                yield Hit(document, page.number, sentence, count)
+            for start, end, count in _matched(page.text, wanted):
+                where = located(document, page, start, end)
+                yield Hit(document, page.number, one_line(page.text[start:end]), count, where)
 
 
-def _matched(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, int]]:
+def _matched(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[int, int, int]]:
+    """(start, end, matches) of each sentence in which a match begins."""
     matches = list(wanted.finditer(text))
     sentences = spans(text) if matches else []
     counts: dict[int, int] = {}
@@ -52,4 +56,4 @@ def _matched(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, int]]:
         counts[start] = counts.get(start, 0) + 1
         ends[start] = max(end, match.end(), ends.get(start, 0))
     for start, count in counts.items():
-        yield one_line(text[start : ends[start]]), count
+        yield start, ends[start], count

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from triforce_chat.documents.encoding import decode
-from triforce_chat.documents.model import Parsed, check_length
+from triforce_chat.documents.headings import CHAPTER_BODY, heading_lines, placed_at, text_headings
+from triforce_chat.documents.model import Heading, Parsed, check_length
 
-CHAPTER_BODY = 400  # characters; less between two headings is a table of contents
 BLOCK_LINES, BLOCK_CHARS = 500, 30_000
 LONG_SECTION = 100_000  # characters; a section under a heading may be longer than a block
-_NUMBER = (
-    r"(?:\d{1,3}|[IVXLC]{1,8}|(?i:(?:the )?(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
-    r"|\w+teen|twent\w+|first|second|third|fourth|fifth|last)))"
-)
-_NOUN = (
-    r"(?:CHAPTER|PART|BOOK|VOLUME|ACT|SCENE|CANTO|LETTER|STAVE|ADVENTURE|SECTION|CHAPITRE|KAPITEL|TEIL"
-    r"|CAP[IÍ]TULO|CAPITOLO|ГЛАВА|ЧАСТЬ)"
-)
-_CHAPTER = re.compile(
-    rf"{_NOUN}\s+{_NUMBER}\b.{{0,80}}"
-    rf"|(?:{_NOUN.title()})\s+{_NUMBER}\b.{{0,80}}"
-    r"|第[0-9一二三四五六七八九十百]+[章回部].{0,40}"
-    r"|[IVXLC]{1,8}\. +[^a-z]{3,80}"
-    r"|(?:PROLOGUE|EPILOGUE|PREFACE|INTRODUCTION|CONCLUSION|APPENDIX)\b.{0,40}"
-)
-_BARE_NUMBER = re.compile(r"(?:\d{1,3}|[IVXLC]{1,8})\.?")
 _ATX = re.compile(r" {0,3}#{1,3}[ \t]+\S")
+_ATX_MARKS = re.compile(r" {0,3}(#{1,3})[ \t]")
 _UNDERLINE = re.compile(r" {0,3}(=+|-{3,})[ \t]*\n?")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -40,8 +25,9 @@ def parse_text(data: bytes) -> Parsed:
     check_length(len(decoded.text))
     if "\f" in decoded.text.strip():
         pages = re.findall(r"[^\f]*\f|[^\f]+", decoded.text)
-        return Parsed(pages, unit="page", notices=decoded.notices)
-    return Parsed(sections(decoded.text), notices=decoded.notices)
+        return Parsed(pages, unit="page", notices=decoded.notices, headings=tuple(text_headings(pages)))
+    parts = sections(decoded.text)
+    return Parsed(parts, notices=decoded.notices, headings=tuple(text_headings(parts)), has_lines=True)
 
 
 def parse_markdown(data: bytes) -> Parsed:
@@ -50,14 +36,35 @@ def parse_markdown(data: bytes) -> Parsed:
     check_length(len(decoded.text))
     lines = _LINE.findall(decoded.text)
     headings = list(_markdown_headings(lines))
-    title = lines[headings[0]].strip(" \t\n#") if headings else ""
-    return Parsed(under(lines, headings), title, notices=decoded.notices)
+    title = _bare(lines[headings[0]]) if headings else ""
+    parts = under(lines, headings)
+    return Parsed(
+        parts,
+        title,
+        notices=decoded.notices,
+        headings=tuple(_ranked(lines, headings, parts)) or tuple(text_headings(parts)),
+        has_lines=True,
+    )
+
+
+def _ranked(lines: Sequence[str], headings: Sequence[int], parts: Sequence[str]) -> list[Heading]:
+    offsets = [0, *accumulate(map(len, lines))]
+    return placed_at(((offsets[at], _rank(lines, at), _bare(lines[at])) for at in headings), parts)
+
+
+def _rank(lines: Sequence[str], heading: int) -> int:
+    marks = _ATX_MARKS.match(lines[heading])
+    return len(marks[1]) if marks else 1 if lines[heading + 1].lstrip().startswith("=") else 2
+
+
+def _bare(heading: str) -> str:
+    return heading.strip(" \t\n#")
 
 
 def sections(text: str) -> list[str]:
     """Cut plain text at chapter headings; what is then still too long is cut between paragraphs."""
     lines = _LINE.findall(text)
-    chapters = cut(lines, _chapter_headings(lines), body=CHAPTER_BODY)
+    chapters = cut(lines, heading_lines(lines), body=CHAPTER_BODY)
     if len(chapters) == 1:
         return blocks(text)
     return [part for one in chapters for part in (blocks(one) if len(one) > LONG_SECTION else [one])]
@@ -95,16 +102,6 @@ def blocks(text: str) -> list[str]:
         found[-1].append(line)
         size += len(line)
     return ["".join(block) for block in found]
-
-
-def _chapter_headings(lines: Sequence[str]) -> Iterator[int]:
-    for index, line in enumerate(lines):
-        text = line.strip()
-        if not text or (index and lines[index - 1].strip()):
-            continue
-        alone = index + 1 < len(lines) and not lines[index + 1].strip()
-        if _CHAPTER.fullmatch(text) or (alone and _BARE_NUMBER.fullmatch(text)):
-            yield index
 
 
 def _markdown_headings(lines: Sequence[str]) -> Iterator[int]:

@@ -111,12 +111,14 @@ class Engine:
 
     @property
     def forkable(self) -> Engine | None:
-        """This engine, if ``fork`` can make others like it.
+        """This engine, if ``fork`` can make others like it, whose forwards are worth running together.
 
-        Not where every forward streams keys and values from host memory, which would have to come once for each, nor
-        where a draft reads the state of the target's latest forward.
+        Not on a GPU, where one answer after the other by captured graphs takes no longer; nor where every forward
+        streams keys and values from host memory, which would have to come once for each; nor where a draft reads the
+        state of the target's latest forward.
         """
-        return None if self.full.storage.streams or self.target.state is not None else self
+        alone = self.full.storage.streams or self.target.state is not None
+        return None if alone or self.target.device.type != "cpu" else self
 
     def fork(
         self, shared: int, context: int, gathering: Gathering, storage: Callable[[Shape, int], KVStorage]

@@ -6,10 +6,10 @@ Nothing here knows tensors or terminals.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-FinishReason = Literal["stop", "length", "interrupted"]
+FinishReason = Literal["stop", "length", "interrupted", "repetition"]
 RebuildReason = Literal["first", "stride", "acceptance", "rewind"]
 
 
@@ -42,6 +42,11 @@ class Verified:
     level: str  # "target" (full cache) or "retrieval" (target weights, small cache)
     proposed: int
     accepted: int
+    drafter: str = field(default="", compare=False)  # who proposed: "draft", "lookup", or the level below
+    # What a token without drafts takes here, in milliseconds; 0: unknown. It is measured where tokens were decoded so
+    # lately, and otherwise derived from the times of verifications.
+    plain_ms: float = field(default=0.0, compare=False)
+    plain_measured: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

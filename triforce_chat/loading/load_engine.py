@@ -71,7 +71,11 @@ def load_engine(
     keep = keeps_stored(settings, device, plan)
     whole = spec.shape is not None  # resized before it is split
     target = load(
-        settings.model, context=wanted, ranks=1 if whole else group.size, keep_format=keep and not whole
+        settings.model,
+        context=wanted,
+        ranks=1 if whole else group.size,
+        keep_format=keep and not whole,
+        before_weights=partial(hooks.before_weights, plan.workload.context),
     )
     load = partial(load, dtype=target.model.dtype, keep_format=keep)
     draft = load_draft(settings, drafting, target, load, hooks.note)

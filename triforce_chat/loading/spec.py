@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
 from triforce_chat.models.shapes import BigShape
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from triforce_chat.engine.prefix_store import PrefixStore
     from triforce_chat.engine.speculation.calibrator import CalibrationStore
     from triforce_chat.models.load import LoadedModel
+
+
+def nothing_before_weights(context: int, tokenizer: Any) -> None:
+    """Refuses nothing."""
 
 
 def no_prefix_store(loaded: LoadedModel) -> PrefixStore | None:  # noqa: ARG001
@@ -57,3 +61,5 @@ class LoadHooks:
     warn: Note = ignore_note  # receives reasons to doubt the answers
     prefix_store: Callable[[LoadedModel], PrefixStore | None] = no_prefix_store
     calibrations: Calibrations = no_calibrations
+    # Receives the tokens of the context and the tokenizer, before the weights are read; may raise DoesNotFit.
+    before_weights: Callable[[int, Any], None] = nothing_before_weights

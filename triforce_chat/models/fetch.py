@@ -101,8 +101,8 @@ def _fetched(packed: PackedModel, folder: Path, report: Report) -> Path:
         except ModelError as failure:
             causes.append(str(failure))
     raise ModelError(
-        f"{packed.model} is not here yet and cannot be downloaded: connect to the network once, "
-        f"or pass --model FOLDER ({'; '.join(causes)})"
+        f"{packed.model} is not here yet and cannot be downloaded: {'; '.join(causes)}. "
+        "Try again when that is mended, or pass --model FOLDER"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -76,6 +76,10 @@ class LoadedModel:
         return self.stored.format if self.stored else str(self.model.dtype).removeprefix("torch.")
 
 
+def ignore_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses nothing."""
+
+
 def load_model(
     name: str,
     *,
@@ -88,6 +92,7 @@ def load_model(
     ranks: int = 1,
     note: Note = ignore_note,
     keep_format: bool = False,
+    before_weights: Callable[[PreTrainedTokenizerBase], None] = ignore_tokenizer,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
@@ -96,7 +101,8 @@ def load_model(
     group call this together, each gets a part of the weights. With ``keep_format``, without ranks, the
     quantized weights of a GGUF file stay as they are, and the rest is in fp32 on a CPU; otherwise, or if they cannot be
     multiplied, what the file is converted into is kept in the cache. ``note`` receives the reason if one of these is
-    impossible. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or run, and
+    impossible. ``before_weights`` gets the tokenizer, and may refuse the rest. Nothing is written to the
+    screen. Raises ModelError for a model that cannot be found, read or run, and
     OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
@@ -108,6 +114,7 @@ def load_model(
     config = load_config(files, context)
     with convert_errors(name, device), silence_logs(), _quick(files):
         tokenizer = _tokenizer(files, config, tokenizer)
+        before_weights(tokenizer)
         if stored:
             model = map_weights(files, config, attention, place)
         else:

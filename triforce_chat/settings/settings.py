@@ -110,6 +110,12 @@ class Parameters:
         example=1,
     )
     max_tokens: int = setting(512, "Longest answer, in tokens.", minimum=1, changeable=True)
+    loop_guard: int = setting(
+        3,
+        "Stop an answer that repeats a passage this many times, word for word; 0 lets it go on.",
+        minimum=0,
+        changeable=True,
+    )
     passages: int = setting(
         6,
         "Passages of long documents, found by the question's words, to quote again before it.",

@@ -40,5 +40,5 @@ def _escaped(control: re.Match[str]) -> str:
 
 def _line(spec: SettingSpec, layer: Layer, origins: bool) -> str:
     value = layer.values[spec.name]
-    line = f"# {spec.key} is not set" if value is None else f"{spec.key} = {toml(value)}"
+    line = f"# {spec.key} is not set: the program chooses" if value is None else f"{spec.key} = {toml(value)}"
     return f"{line}  # {layer.origins[spec.name]}" if origins else line

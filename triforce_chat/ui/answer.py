@@ -10,16 +10,17 @@ from typing import Protocol, Self, TypeVar
 
 from rich.text import Text
 
+from triforce_chat.chat.conversation import Turn
 from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.engine.events import Calibrated, Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import Cleaner, clean
 from triforce_chat.ui.keyboard import keys_hidden
-from triforce_chat.ui.markdown import unsettled_part
+from triforce_chat.ui.markdown import RenderedMarkdown, unsettled_part
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import MarkdownTail
-from triforce_chat.ui.terminal import Detail, Interrupt, Screen
+from triforce_chat.ui.terminal import Detail, Interrupt, Screen, print_line
 
 Item = TypeVar("Item")
 SENTENCE_END = re.compile(r"[.!?…:;]\s|\n|[。！？]")  # or the end of a line
@@ -109,7 +110,7 @@ class PlainView(BareView):
 
     def _remark(self, line: str) -> None:
         if line:
-            self._screen.err.print(Text(line), soft_wrap=True)
+            print_line(self._screen.err, Text(line))
 
 
 class LiveView:
@@ -131,9 +132,9 @@ class LiveView:
             self._tail.__exit__(*error)
         line = formatting.fit_line(formatting.summary(self.panel.tally), self._out.width)
         if line:
-            self._out.print(Text(line, "dim"), soft_wrap=True)
+            print_line(self._out, Text(line, "dim"))
         for line, style in source_lines.below_answer(self.panel.tally.sourced):
-            self._out.print(Text(line, style), soft_wrap=True)
+            print_line(self._out, Text(line, style))
 
     def resume_from(self, previous: str) -> None:
         """Show the last block again, because Markdown is parsed from the beginning of a block."""
@@ -153,15 +154,23 @@ VIEWS: Mapping[Detail, Callable[[Screen, EnginePanel], View]] = {
 
 
 def show_answer(
-    events: Iterator[ChatEvent], screen: Screen, *, title: str = "", limit: int = 0, previous: str = ""
+    events: Iterator[ChatEvent],
+    screen: Screen,
+    *,
+    title: str = "",
+    limit: int = 0,
+    most: int = 0,
+    previous: str = "",
 ) -> Tally:
     """Show the events of one answer and return their tally.
 
-    ``title`` (the stack) and ``limit`` (tokens of the context) are for the panel; ``previous`` is the text that the
-    answer continues. Ctrl-C closes ``events`` and ends the tally with ``Finished("interrupted", ...)``; a second
+    ``title`` (the stack), ``limit`` (tokens of the context) and ``most`` (of the answer) are for the panel;
+    ``previous`` is the text that the answer continues.
+
+    Ctrl-C closes ``events`` and ends the tally with ``Finished("interrupted", ...)``; a second
     Ctrl-C raises ``Leave``.
     """
-    view = VIEWS[screen.detail](screen, EnginePanel(title, limit))
+    view = VIEWS[screen.detail](screen, EnginePanel(title, limit, most=most))
     with keys_hidden(), Interrupt(partial(_stopping, view.panel)) as interrupt, view:
         with closing(until_interrupted(interrupt, events)) as answer:
             for n, event in enumerate(answer):
@@ -171,6 +180,17 @@ def show_answer(
         if interrupt.requested:
             view.panel.interrupted()
     return view.panel.tally
+
+
+def show_turn(turn: Turn, screen: Screen) -> None:
+    """Show a question that was answered before, with its answer."""
+    if screen.detail == "bare":
+        return
+    print_line(screen.out, Text(f"> {clean(turn.question)}", "bold"))
+    text = clean(turn.answer).strip()
+    screen.out.print(RenderedMarkdown(text) if screen.detail == "live" else Text(text))
+    if screen.detail == "live":
+        screen.out.print()
 
 
 def fold_answer(events: Iterator[ChatEvent], each: Callable[[ChatEvent], object]) -> Tally:

@@ -22,7 +22,7 @@ from triforce_chat.ui.stream import Frame, Region
 from triforce_chat.ui.terminal import Interrupt, Screen
 from triforce_chat.ui.theme import BORDER
 
-HEADINGS: Mapping[Side, str] = {"speculative": "hierarchical", "autoregressive": "plain"}
+HEADINGS: Mapping[Side, str] = {"speculative": "with speculation", "autoregressive": "without"}
 EDGES = 6  # rows that the borders, the headings and the cursor need
 Items = Iterator[tuple[Side, ChatEvent] | Comparison]
 
@@ -98,7 +98,7 @@ class Columns:
     def _body(self, side: Side) -> RenderableType:
         panel = self._sides.get(side)
         if panel is None:
-            return Text("waiting: each runs alone on the machine", "dim")
+            return Text("waiting: the two run one after the other", "dim")
         read = panel.tally.prefill
         if panel.reading and read:
             return Text(f"reading {read.done:,} / {read.total:,} tokens", "dim")
@@ -178,17 +178,18 @@ def conclusions(result: Comparison) -> list[str]:
     """Speedups, acceptance and equality of the tokens, one line each."""
     fast = result.speculative
     done = fast.finished
-    read = f" (its prefill of {formatting.duration(done.prefill_s)} counted on both sides)" if done else ""
-    lines = [f"decoding: {result.decode_speedup:.2f}x", f"end to end: {result.end_to_end_speedup:.2f}x{read}"]
-    if fast.levels:
-        lines.append(f"accepted: {', '.join(formatting.acceptance_rates(fast))}")
+    reading = f"with {formatting.duration(done.prefill_s)} of reading included" if done else "end to end"
+    lines = [f"decoding: {result.decode_speedup:.2f}x", f"{reading}: {result.end_to_end_speedup:.2f}x"]
+    lines += formatting.acceptance_rates(fast)
     return [*lines, f"tokens: {_equality(result)}"]
 
 
 def _equality(result: Comparison) -> str:
     if result.ties is None:
         return "sampled, so the two sequences are not comparable token by token"
-    ties = f"{formatting.count(result.ties, 'near tie')} where rounding may decide"
+    ties = "no near ties"
+    if result.ties:
+        ties = f"{formatting.count(result.ties, 'near tie')} where rounding may decide"
     if result.identical:
         return f"identical, {len(result.speculative.token_ids):,} of them; {ties}"
     return f"different from token {_first_difference(result):,} on; {ties}"

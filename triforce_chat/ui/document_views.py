@@ -1,4 +1,4 @@
-"""Pages and search results of the documents, for /pages and /find."""
+"""Pages, chapters and search results of the documents, for /pages, /chapters, /chapter and /find."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from triforce_chat.documents import Document, parse_pages
+from triforce_chat.documents.chapters import Chapter, chapters_of, chosen, only
 from triforce_chat.documents.search import Hit, find, pattern
 from triforce_chat.errors import UsageError
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import clean
+from triforce_chat.ui.tables import show_table
 from triforce_chat.ui.terminal import Screen
 
 MAX_HITS = 20  # sentences that /find shows
@@ -34,6 +36,38 @@ def show_pages(documents: Sequence[Document], pages: str, screen: Screen) -> Non
         screen.note(page.text.strip() or "(no text)")
 
 
+def show_chapters(documents: Sequence[Document], screen: Screen) -> None:
+    """List the chapters of each document, with the numbers that name them and their pages."""
+    for document in documents:
+        chapters = chapters_of(document)
+        screen.notes.print(
+            Text(f"{clean(document.title)}: {formatting.count(len(chapters), 'chapter')}", "bold")
+        )
+        rows = [[str(each.number or ""), clean(each.title), _first_page(document, each)] for each in chapters]
+        if rows:
+            show_table(("", "", ""), rows, screen)
+
+
+def show_chapter(documents: Sequence[Document], wanted: str, screen: Screen) -> None:
+    """Show chapters as the model reads them. Raises UsageError if no document has them."""
+    refusals = []
+    for document in documents:
+        try:
+            found = chosen(document, wanted)
+        except UsageError as error:
+            refusals.append(error)
+            continue
+        for chapter in found:
+            screen.notes.print(Text(f"{clean(document.title)}, {clean(chapter.title)}", "bold"))
+            screen.note(only(document, [chapter]).text.strip() or "(no text)")
+    if len(refusals) == len(documents):
+        raise refusals[0]
+
+
+def _first_page(document: Document, chapter: Chapter) -> str:
+    return source_lines.page_label("page", chapter.start[0]) if document.unit == "page" else ""
+
+
 def show_hits(documents: Sequence[Document], words: str, screen: Screen) -> None:
     """Show the sentences that contain ``words``, and the number of hits."""
     wanted = pattern(words)
@@ -52,5 +86,5 @@ def _hit_line(hit: Hit, wanted: re.Pattern[str]) -> Text:
     shown = formatting.shorten(sentence[start:], MAX_SENTENCE)
     line = Text(f"{'…' if start else ''}{shown}")
     line.highlight_regex(wanted, "bold reverse")
-    place = source_lines.page_label(hit.document.unit, hit.page)
+    place = clean(hit.where) or source_lines.page_label(hit.document.unit, hit.page)
     return Text.assemble((f"{clean(hit.document.title)} {place}: ", "dim"), line)

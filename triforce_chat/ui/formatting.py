@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -14,6 +14,12 @@ from triforce_chat.engine.events import Prefilled
 
 SEPARATOR = " · "
 BARS = "▁▂▃▄▅▆▇█"
+REASONS: Mapping[str, str] = {
+    "first": "first use",
+    "stride": "many tokens are new",
+    "acceptance": "acceptance fell",
+    "rewind": "the conversation changed",
+}
 MEASURING = "measuring this machine once, for repeatable answers"
 
 
@@ -54,8 +60,9 @@ def levels_from_top(tally: Tally) -> list[tuple[str, LevelTally]]:
 
 
 def acceptance_rates(tally: Tally) -> list[str]:
-    """Each level with its acceptance."""
-    return [f"{name} {percent(level.acceptance)}" for name, level in levels_from_top(tally)]
+    """The drafts that each level accepted, of those that it tested."""
+    rates = [f"{name} {percent(level.acceptance)}" for name, level in levels_from_top(tally) if level.tested]
+    return [f"drafts accepted: {', '.join(rates)}"] if rates else []
 
 
 def context_used(tally: Tally) -> int:
@@ -74,15 +81,27 @@ def prefill_rate(prefill: Prefilled) -> str:
 
 
 def prefill_summary(tally: Tally) -> list[str]:
-    """The time of the prefill, its rate and the cached share; empty if there was none."""
+    """What was read: how many tokens were new, with their time and rate, and where the others came from.
+
+    Empty if nothing was read.
+    """
     prefill = tally.prefill
     if prefill is None:
         return []
-    cached = percent(prefill.cached / prefill.total if prefill.total else None)
-    place = "disk" if prefill.recalled else "cache"
-    took = f"read {count(prefill.done, 'token')} in {duration(prefill.seconds)}"
-    rates = [prefill_rate(prefill)] if prefill.done > prefill.cached else []
-    return [took, *rates, f"{cached} from the {place}"]
+    new = prefill.done - prefill.cached
+    parts = []
+    if new:
+        parts = [f"{new:,} new in {duration(prefill.seconds)}", prefill_rate(prefill)]
+    if prefill.recalled:
+        parts.append(f"{prefill.recalled:,} from the disk")
+    if prefill.cached > prefill.recalled:
+        parts.append(f"{prefill.cached - prefill.recalled:,} from the cache")
+    return [f"{count(prefill.done, 'token')} read: {', '.join(parts)}"] if parts else []
+
+
+def times(number: int) -> str:
+    """How often: once, twice, or a number of times."""
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
 def summary(tally: Tally) -> list[str]:
@@ -94,9 +113,9 @@ def summary(tally: Tally) -> list[str]:
     if tally.ms_per_token:
         pieces += [f"{tally.ms_per_token:.1f} ms/token"]
     if tally.rounds:
-        pieces += [f"{tally.tokens_per_round:.1f}/round", *acceptance_rates(tally)]
+        pieces += [f"{tally.tokens_per_round:.1f} tokens per round", *acceptance_rates(tally)]
     pieces += [f"first token {duration(done.first_token_s)}"] if tally.token_ids else []
-    pieces += [f"cache built {len(tally.rebuilds)}×"] if tally.rebuilds else []
+    pieces += [f"retrieval cache built {times(len(tally.rebuilds))}"] if tally.rebuilds else []
     return pieces
 
 
@@ -106,7 +125,8 @@ def _ending(tally: Tally) -> str:
     tokens, read = count(len(tally.token_ids), "token"), tally.prefill
     if reason == "interrupted" and read and read.done < read.total:
         return f"stopped while reading, {read.done:,} of {count(read.total, 'token')} done"
-    endings = {"interrupted": f"stopped after {tokens}", "length": f"cut at {tokens}, the length limit"}
+    endings = {"interrupted": f"stopped after {tokens}", "length": f"stopped at the limit of {tokens}"}
+    endings["repetition"] = f"stopped after {tokens} because the answer repeats itself"
     return endings.get(reason, tokens)
 
 

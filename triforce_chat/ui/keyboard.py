@@ -7,8 +7,10 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from triforce_chat.ui.suspend import Suspension, write_past_buffers
 from triforce_chat.ui.terminal import Screen
 
 if TYPE_CHECKING:  # an answer without a prompt does not load prompt_toolkit
@@ -33,8 +35,10 @@ def keys_kept(prompt: Input, screen: Screen) -> Iterator[None]:
     """Pass the keys typed meanwhile to ``prompt``: each line, and each paste, is one message."""
     restore = _change(_byte_by_byte)
     _mark(screen, PASTES_MARKED)
+    suspension = Suspension(partial(_mark, screen, PASTES_BARE), partial(_mark, screen, PASTES_MARKED))
     try:
-        yield
+        with suspension:
+            yield
     finally:
         _mark(screen, PASTES_BARE)
         _hand_over(_waiting(), prompt)
@@ -43,8 +47,7 @@ def keys_kept(prompt: Input, screen: Screen) -> Iterator[None]:
 
 def _mark(screen: Screen, code: str) -> None:
     if screen.detail == "live":
-        screen.out.file.write(code)
-        screen.out.file.flush()
+        write_past_buffers(screen.out.file, code)
 
 
 def _change(change: Callable[[list[Any]], None]) -> Callable[[], None]:

@@ -16,21 +16,31 @@ from triforce_chat.engine.events import Calibrated, Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
+from triforce_chat.ui.panel_help import ACCEPTED, CACHE, DRAFTING, SPEED
 from triforce_chat.ui.theme import BAR, BAR_BACK, BORDER, BORDER_ALERT
 
 GAP = "   "
 WIDE, NARROW = 110, 64  # columns: from WIDE on bars are long, below NARROW there are none
-BORDER_WIDTH = 4  # columns
-LABEL_WIDTH = 9  # columns
+BORDER_WIDTH, FOOT_EDGES = 4, 6  # columns
+LABEL_WIDTH, SHORT_LABEL_WIDTH = 17, 10  # columns; the short one below NARROW
+MOST_BARS = 60  # rounds
+PER_ROUND = " accepted per round"
+SHORT_LABELS = {ACCEPTED: "accepted", CACHE: "cache"}
+DRAFTERS = {"draft": "draft model", "retrieval": "retrieval cache", "streaming": "streaming cache"}
 
 
 class EnginePanel:
-    """State of one answer; ``title`` names the stack, ``limit`` is the context in tokens (0: unknown)."""
+    """State of one answer.
 
-    def __init__(self, title: str, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+    ``title`` names the stack, ``limit`` is the context and ``most`` the longest answer, in tokens (0: unknown).
+    """
+
+    def __init__(
+        self, title: str, limit: int, clock: Callable[[], float] = time.monotonic, most: int = 0
+    ) -> None:
         self.tally = Tally()
         self.stopping = self._measuring = False
-        self._title, self._limit, self._clock = clean(title), limit, clock
+        self._title, self._limit, self._clock, self._most = clean(title), limit, clock, most
         self._began = self._prefill_end = self._last_text = clock()
         self._first: float | None = None
 
@@ -85,10 +95,15 @@ class EnginePanel:
         known = self._limit and self.tally.prefill
         used = formatting.context_usage(formatting.context_used(self.tally), self._limit) if known else ""
         used = used if width >= NARROW else used.replace(" tokens", "")
+        made = len(self.tally.token_ids)
+        foot = [f"{made:,} of at most {formatting.count(self._most, 'token')}"] if self._most and made else []
+        foot += [f"context {used}"] if used else []
+        if len(formatting.SEPARATOR.join(foot)) > width - FOOT_EDGES:
+            foot = foot[-1:]
         yield Panel(
             body,
             title=Text(title, "not dim bold") if title else None,
-            subtitle=Text(f"context {used}", "not dim not bold") if used else None,
+            subtitle=Text(formatting.SEPARATOR.join(foot), "not dim not bold") if foot else None,
             title_align="left",
             subtitle_align="right",
             border_style=BORDER_ALERT if self.stopping else BORDER,
@@ -101,30 +116,67 @@ class EnginePanel:
         return Group(top, _row("", [Text(piece) for piece in _prefill_pieces(read)], width))
 
     def _answer_rows(self, width: int) -> RenderableType:
-        cells = 20 if width >= WIDE else 10 if width >= NARROW else 0
-        bars = [
-            _meter(name, level.acceptance, cells) for name, level in formatting.levels_from_top(self.tally)
-        ]
         if self._measuring:
             return _row("", [Text(formatting.MEASURING)], width)
-        pace = [*self.speed, f"{self.tally.tokens_per_round:.1f} tokens/round"]
-        return Group(
-            _row("accepted", bars or [Text("no speculation")], width),
-            _row("pace", [Text(piece) for piece in (pace if self.tally.rounds else self.speed)], width),
-            _row("cache", [Text(piece) for piece in self._rebuild_pieces()], width),
-        )
+        rows = [
+            (DRAFTING, [Text(self._drafting)]),
+            (ACCEPTED, self._meters(width)),
+            (SPEED, [Text(piece) for piece in self._pace_pieces()]),
+            (CACHE, [Text(piece) for piece in self._rebuild_pieces()]),
+        ]
+        return Group(*(_row(label, pieces, width) for label, pieces in rows), *self._history_rows(width))
+
+    @property
+    def _drafting(self) -> str:
+        """Who drafts now, from the first drafter up to the one whose drafts the target verifies."""
+        if not self.tally.latest:
+            return "nobody yet"
+        chain, level = [], self.tally.top
+        while latest := self.tally.latest.get(level):
+            if not latest.drafter:
+                break
+            chain.append(DRAFTERS.get(latest.drafter, clean(latest.drafter)))
+            level = latest.drafter
+        return " → ".join(reversed(chain)) if chain else "nobody: plain decoding"
+
+    def _meters(self, width: int) -> list[Text]:
+        cells = 20 if width >= WIDE else 10 if width >= NARROW else 0
+        tested = [(name, level) for name, level in formatting.levels_from_top(self.tally) if level.tested]
+        return [_meter(name, level.acceptance, cells) for name, level in tested] or [Text("no drafts yet")]
+
+    def _pace_pieces(self) -> list[str]:
+        rounds = [f"{self.tally.tokens_per_round:.1f} tokens per round"] if self.tally.rounds else []
+        return [*self.speed[:1], *self._speedup, *self.speed[1:], *rounds]
+
+    @property
+    def _speedup(self) -> list[str]:
+        """How many times faster than plain decoding, and whether the time of that was measured."""
+        top, made = self.tally.latest.get(self.tally.top), len(self.tally.token_ids)
+        spent = self._decode_seconds
+        if top is None or not top.plain_ms or not made or spent <= 0:
+            return []
+        how = "measured" if top.plain_measured else "expected"
+        return [f"{top.plain_ms * made / (1000 * spent):.1f}x plain decoding ({how})"]
 
     def _rebuild_pieces(self) -> list[str]:
-        built = self.tally.rebuilds[-1:]
+        built = self.tally.rebuilds
         if not built:
-            return ["not built so far"]
-        ago = max(0, formatting.context_used(self.tally) - built[0].at)
-        last = f"last at {built[0].at:,}"
-        return [
-            f"built {len(self.tally.rebuilds)}×",
-            last,
-            f"{formatting.count(ago, 'token')} ago ({built[0].reason})",
-        ]
+            return ["not needed yet"]
+        ago = formatting.count(max(0, formatting.context_used(self.tally) - built[-1].at), "token")
+        last = "last " * (len(built) > 1)
+        why = "" if built[-1].reason == "first" else f" because {formatting.REASONS[built[-1].reason]}"
+        return [f"built {formatting.times(len(built))}, {last}{ago} ago", *([why] if why else [])]
+
+    def _history_rows(self, width: int) -> list[Text]:
+        """The accepted tokens of the latest rounds, and under them the rounds that rebuilt the cache."""
+        if width < NARROW:
+            return []
+        accepted = self.tally.accepted[-min(MOST_BARS, width - BORDER_WIDTH - LABEL_WIDTH - len(PER_ROUND)) :]
+        first = len(self.tally.accepted) - len(accepted)
+        built = {min(at - first, len(accepted) - 1) for at in self.tally.rebuilt_in if at >= first}
+        bars, marks = formatting.sparkline(accepted, built, MOST_BARS)
+        shown = Text.assemble((bars, BAR), (PER_ROUND, "dim")) if bars else Text()
+        return [_row("", [shown], width), _row("", [Text(f"{marks} rebuilt" if marks else "", "dim")], width)]
 
 
 def _bar(read: Prefilled) -> Table:
@@ -132,7 +184,7 @@ def _bar(read: Prefilled) -> Table:
     for ratio in (None, 1, None):
         top.add_column(ratio=ratio, no_wrap=True)
     bar = ProgressBar(read.total or None, read.done, style=BAR_BACK, complete_style=BAR, finished_style=BAR)
-    top.add_row(Text("reading", "dim"), bar, _progress(read))
+    top.add_row(Text(f"{'reading':<{LABEL_WIDTH - len(GAP) + 1}}", "dim"), bar, _progress(read))
     return top
 
 
@@ -143,7 +195,9 @@ def _progress(read: Prefilled) -> str:
 
 def _prefill_pieces(read: Prefilled) -> list[str]:
     computed = read.done - read.cached
-    pieces = [formatting.prefill_rate(read)] if computed > 0 and read.seconds > 0 else ["starting"]
+    pieces = (
+        [formatting.prefill_rate(read)] if computed > 0 and read.seconds > 0 else ["reading the first piece"]
+    )
     if computed > 0 and read.seconds > 0:
         pieces.append(f"{formatting.duration((read.total - read.done) * read.seconds / computed)} left")
     if read.cached:
@@ -153,14 +207,21 @@ def _prefill_pieces(read: Prefilled) -> list[str]:
 
 
 def _row(label: str, pieces: list[Text], width: int) -> Text:
-    """A label and as many pieces as fit, closer together on a narrow terminal."""
-    gap, room = GAP if width >= NARROW else GAP[1:], width - BORDER_WIDTH - LABEL_WIDTH
-    row, taken = Text(no_wrap=True, overflow="ellipsis").append(f"{label:<{LABEL_WIDTH}}", "dim"), 0
+    """A label and as many pieces as fit, closer together and with a shorter label on a narrow terminal.
+
+    A piece that begins with a space belongs to the one before it.
+    """
+    wide = width >= NARROW
+    gap, taken_by_label = (GAP, LABEL_WIDTH) if wide else (GAP[1:], SHORT_LABEL_WIDTH)
+    label = label if wide else SHORT_LABELS.get(label, label)
+    room = width - BORDER_WIDTH - taken_by_label
+    row, taken = Text(no_wrap=True, overflow="ellipsis").append(f"{label:<{taken_by_label}}", "dim"), 0
     for piece in pieces:
-        if taken and taken + len(gap) + piece.cell_len > room:
+        between = gap if taken and not piece.plain.startswith(" ") else ""
+        if taken and taken + len(between) + piece.cell_len > room:
             break
-        row.append(gap if taken else "").append_text(piece)
-        taken += len(gap) * bool(taken) + piece.cell_len
+        row.append(between).append_text(piece)
+        taken += len(between) + piece.cell_len
     return row
 
 

@@ -10,14 +10,16 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document as Line
 from prompt_toolkit.formatted_text import AnyFormattedText
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.history import History
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth, Output
 from prompt_toolkit.shortcuts import CompleteStyle, PromptSession
 from prompt_toolkit.styles import Style
 
 from triforce_chat.ui.commands import Commands
+from triforce_chat.ui.paste import Pastes, UnfoldedFileHistory, UnfoldedHistory
 
 FENCE = '"""'
 PATH_COMMANDS = {"doc", "export", "save"}
@@ -40,7 +42,7 @@ class SlashCompleter(Completer):
             return _matching(name, [(c.name, c.help) for c in self._commands.all.values()])
         if name in PATH_COMMANDS:
             return self._paths.get_completions(Line(argument), complete_event)
-        return _matching(argument, self._commands.choices(name))
+        return _matching(argument, self._commands.choices(name, argument))
 
 
 def _matching(typed: str, choices: Iterable[tuple[str, str]]) -> list[Completion]:
@@ -76,17 +78,22 @@ def prompt_session(
     toolbar: AnyFormattedText,
     keyboard: Input | None = None,
     output: Output | None = None,
+    pastes: Pastes | None = None,
+    vi: bool = False,
 ) -> PromptSession[str]:
     """A prompt: Enter submits, Alt-Enter adds a line, a paste is one message, Ctrl-X Ctrl-E opens the editor.
 
-    Without a ``toolbar`` only the line itself is drawn, and completions are listed below it.
+    ``pastes`` folds long pastes. Without a ``toolbar`` only the line itself is drawn, and completions are listed below
+    it.
     """
+    pastes = pastes or Pastes()
     return PromptSession(
         [("class:prompt", "> ")],
         multiline=True,
         prompt_continuation="  ",
-        key_bindings=_keys(),
-        history=_history(history),
+        key_bindings=_keys(pastes),
+        history=_history(history, pastes),
+        vi_mode=vi,
         completer=SlashCompleter(commands),
         complete_while_typing=False,
         complete_style=CompleteStyle.COLUMN if toolbar else CompleteStyle.READLINE_LIKE,
@@ -95,14 +102,19 @@ def prompt_session(
         style=STYLE if toolbar else None,
         color_depth=None if toolbar else ColorDepth.DEPTH_1_BIT,
         enable_open_in_editor=True,
+        enable_suspend=True,
         tempfile_suffix=".md",
         input=keyboard,
         output=output,
     )
 
 
-def _keys() -> KeyBindings:
+def _keys(pastes: Pastes) -> KeyBindings:
     keys = KeyBindings()
+
+    @keys.add(Keys.BracketedPaste)
+    def paste(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text(pastes.fold(event.data))
 
     @keys.add("enter")
     def submit(event: KeyPressEvent) -> None:
@@ -124,13 +136,13 @@ def _enter(buffer: Buffer) -> None:
         buffer.validate_and_handle()
 
 
-def _history(path: Path | None) -> History:
+def _history(path: Path | None, pastes: Pastes) -> History:
     """Typed messages in a file for the owner only; in memory if there is no path or it cannot be written."""
     if path is None:
-        return InMemoryHistory()
+        return UnfoldedHistory(pastes)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
     except OSError:
-        return InMemoryHistory()
-    return FileHistory(path)
+        return UnfoldedHistory(pastes)
+    return UnfoldedFileHistory(str(path), pastes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -16,17 +17,25 @@ from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.shortcuts import PromptSession
 from rich.text import Text
 
-from triforce_chat.chat.conversation import Conversation, SavedSession
+from triforce_chat.chat.conversation import Conversation
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.errors import INTERRUPTED, RankLost, TriforceError, UsageError
 from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, one_line
-from triforce_chat.ui.commands import Commands, ReadDocument
+from triforce_chat.ui.command_table import Next, ReadDocument, Surroundings
+from triforce_chat.ui.commands import Commands
 from triforce_chat.ui.keyboard import keys_kept
+from triforce_chat.ui.notify import LONG, notify
+from triforce_chat.ui.paste import Pastes
 from triforce_chat.ui.prompt import is_command, message_text, prompt_session
-from triforce_chat.ui.terminal import Leave, Screen
+from triforce_chat.ui.terminal import Leave, Screen, print_line
 
+FIRST_HINTS = (
+    "Ask about your documents; the pages that an answer came from are listed below it.",
+    "/doc FILE adds a document, /find WORDS searches, /help panel explains the figures.",
+    "Ctrl-C stops an answer, Alt-Enter starts a new line; chat -c goes on where you left.",
+)
 HINT = "Ctrl-D leaves, Ctrl-C stops an answer, /help shows the commands"
 
 
@@ -36,6 +45,14 @@ class Labels:
 
     model: str
     stack: str
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a user likes to chat: with vi's keys, and with notifications at the end of something long."""
+
+    vi: bool = False
+    notify: str = "off"
 
 
 class Repl:
@@ -48,13 +65,20 @@ class Repl:
         screen: Screen,
         labels: Callable[[], Labels],
         history: Path | None = None,
-        sessions: Callable[[], Sequence[SavedSession]] = tuple,
+        around: Surroundings | None = None,
+        habits: Habits | None = None,
     ) -> None:
         """``labels``: called each time, because /set may change the stack. ``history``: None keeps no file."""
         self.exit_code = 0  # of the last error
         self._conversation, self._screen, self._labels = conversation, screen, labels
-        self._commands = Commands(conversation, read_document, screen, self._show, sessions)
-        self._history = history
+        self._commands = Commands(conversation, read_document, screen, self._show, around or Surroundings())
+        self._is_first = history is not None and not history.exists()
+        self._history, self._habits, self._pastes = history, habits or Habits(), Pastes()
+
+    @property
+    def next(self) -> Next | None:
+        """With what the chat goes on; None: the user left."""
+        return self._commands.next
 
     def run(self, keyboard: Input | None = None, output: Output | None = None) -> int:
         """Chat until Ctrl-D, /exit or a double Ctrl-C; returns the exit code. None: the process's own terminal."""
@@ -91,6 +115,9 @@ class Repl:
         if self._commands.draft is not None:
             self._commands.draft = None
             raise UsageError("/editor needs a keyboard: standard input is no terminal")
+        if self._commands.prompted:
+            self._commands.prompted = ""
+            raise UsageError("/edit needs a keyboard or a question: /edit QUESTION")
 
     def _loop(self, session: PromptSession[str]) -> int:
         while not self._commands.leaving:
@@ -102,17 +129,25 @@ class Repl:
                 break
             else:
                 with self._keys_kept(session):
-                    self._safely(partial(self.handle, text))
+                    self._safely(partial(self.handle, self._pastes.unfold(text)))
         return 0
 
     def _prompt_session(self, keyboard: Input | None, output: Output | None) -> PromptSession[str]:
         toolbar = None if self._screen.detail == "plain" else self._toolbar
-        prompt = partial(prompt_session, self._commands, self._history, toolbar, keyboard)
+        prompt = partial(
+            prompt_session,
+            self._commands,
+            self._history,
+            toolbar,
+            keyboard,
+            pastes=self._pastes,
+            vi=self._habits.vi,
+        )
         if self._screen.out.is_dumb_terminal and output is None:
             with create_app_session(output=PlainTextOutput(sys.stdout)):
                 return prompt()
         # Standard output may be a file; the prompt belongs on the terminal.
-        return prompt(output or create_output(always_prefer_tty=True))
+        return prompt(output=output or create_output(always_prefer_tty=True))
 
     def _read(self, session: PromptSession[str]) -> str:
         """Read a message from the prompt; after /editor the prompt opens the editor at once."""
@@ -121,8 +156,9 @@ class Repl:
             session.default_buffer.open_in_editor()
 
         draft, self._commands.draft = self._commands.draft, None
+        prompted, self._commands.prompted = self._commands.prompted, ""
         if draft is None:
-            return session.prompt()
+            return session.prompt(default=prompted)
         return session.prompt(default=draft, pre_run=open_editor)
 
     def _keys_kept(self, session: PromptSession[str]) -> AbstractContextManager[None]:
@@ -145,23 +181,38 @@ class Repl:
 
     def _fail(self, text: str, exit_code: int) -> None:
         self.exit_code = exit_code
-        self._screen.err.print(Text.assemble(("error: ", "bold red"), one_line(text)), soft_wrap=True)
+        print_line(self._screen.err, Text.assemble(("error: ", "bold red"), one_line(text)))
 
     def _remark(self, text: str) -> None:
-        self._screen.err.print(Text(clean(text), "dim"), soft_wrap=True)
+        print_line(self._screen.err, Text(clean(text), "dim"))
 
     def _show(self, events: Iterator[ChatEvent], previous: str = "") -> None:
-        limit = self._conversation.context_limit
-        tally = show_answer(events, self._screen, title=self._labels().stack, limit=limit, previous=previous)
-        if tally.finished and tally.finished.reason == "interrupted":
+        began = time.monotonic()
+        tally = show_answer(
+            events,
+            self._screen,
+            title=self._labels().stack,
+            limit=self._conversation.context_limit,
+            most=int(self._conversation.options()["max-tokens"]),
+            previous=previous,
+        )
+        self._commands.remember_conditions()
+        reason = tally.finished.reason if tally.finished else "stop"
+        if reason == "interrupted":
             self.exit_code = INTERRUPTED
+        if reason in ("length", "repetition") and self._screen.detail != "bare":
+            self._remark("/continue goes on")
         if self._screen.detail == "live":
             self._screen.out.print()
+        if time.monotonic() - began >= LONG:
+            notify(self._habits.notify, "answered" if tally.finished else "read", self._screen)
 
     def _welcome(self) -> None:
         labels = self._labels()
         hint = "/help shows the commands, Ctrl-D leaves"
         self._remark(formatting.SEPARATOR.join(filter(None, [labels.model, labels.stack, hint])))
+        for line in FIRST_HINTS if self._is_first and self._screen.detail != "bare" else ():
+            self._remark(line)
         if self._conversation.documents:
             self._safely(lambda: self._show(self._conversation.prefill()))
 
@@ -171,4 +222,5 @@ class Repl:
         used = f"context {formatting.context_usage(conversation.context_used, conversation.context_limit)}"
         last = self._commands.last
         pace = f"{last.ms_per_token:.1f} ms/token" if last and last.ms_per_token else ""
-        return " " + formatting.SEPARATOR.join(filter(None, [self._labels().model, used, pace, documents]))
+        pieces = filter(None, [self._labels().model, used, pace, documents])
+        return " " + formatting.fit_line(pieces, self._screen.out.width - 2)

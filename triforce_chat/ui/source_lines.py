@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
-from triforce_chat.chat.events import Citation, Place, Sourced
+from triforce_chat.chat.events import Citation, LookedUp, Place, Source, Sourced
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 
@@ -20,8 +20,30 @@ def below_answer(sourced: Sourced | None) -> Iterator[tuple[str, str]]:
         return
     if sourced.sources:
         yield sources_line(sourced), "dim"
-    for line in citation_warnings(sourced.citations):
+    for each in sourced.standing:
+        yield f"“{clean(each.words)}” stands in {join_places(each.found_on[:SHOWN_PLACES])}", "dim"
+    for line in checked_quotes(sourced.quotes):
+        yield line, "dim"
+    for line in warnings(sourced):
         yield line, "bold"
+
+
+def checked_quotes(quotes: Iterable[LookedUp]) -> Iterator[str]:
+    """One line for each quotation that stands in the documents."""
+    for quote in quotes:
+        if quote.found_on:
+            yield f"{_quoted(quote.words)} is in {join_places(quote.found_on[:SHOWN_PLACES])}"
+
+
+def warnings(sourced: Sourced) -> list[str]:
+    """One line for each citation that is false and each quotation that stands nowhere."""
+    missing = [quote.words for quote in sourced.quotes if not quote.found_on]
+    lines = [f"{_quoted(words)} is nowhere in the documents" for words in missing]
+    return [*citation_warnings(sourced.citations), *lines]
+
+
+def _quoted(words: str) -> str:
+    return f"“{formatting.shorten(clean(' '.join(words.split())), SHOWN_QUOTE)}”"
 
 
 def sources_line(sourced: Sourced) -> str:
@@ -32,22 +54,30 @@ def sources_line(sourced: Sourced) -> str:
 def details(sourced: Sourced) -> Iterator[Text]:
     """Each source page with its share and its sentence, then the warnings."""
     for source in sourced.sources:
-        heading = f"{clean(source.document)}, {page_label(source.unit, source.page)}"
+        heading = f"{clean(source.document)}, {place_label(source)}"
         yield Text.assemble((heading, "bold"), f"{formatting.SEPARATOR}{formatting.percent(source.share)}")
         if source.sentence:
             yield Text(f"  {clean(source.sentence)}")
-    for line in citation_warnings(sourced.citations):
+    for line in checked_quotes(sourced.quotes):
+        yield Text(line)
+    for line in warnings(sourced):
         yield Text(line, "bold")
 
 
 def join_places(found: Iterable[Place]) -> str:
-    """Pages as in "treasure-island p. 12, p. 31, emma p. 7": a title is named where it changes."""
+    """Places as in "treasure-island p. 12, p. 31, emma ch. IV, l. 7": a title is named where it changes."""
     parts, title = [], None
     for place in found:
-        page = page_label(place.unit, place.page)
+        page = place_label(place)
         parts.append(page if place.document == title else f"{clean(place.document)} {page}")
         title = place.document
     return ", ".join(parts)
+
+
+def place_label(place: Place) -> str:
+    """A place by its chapter and lines if they are known, else by its page or section."""
+    where = place.where if isinstance(place, Source) else ""
+    return clean(where) or page_label(place.unit, place.page)
 
 
 def page_label(unit: str, first: int, last: int | None = None) -> str:
@@ -68,7 +98,7 @@ def _warning(citation: Citation) -> str:
     missing = f"{pages} {'do' if several else 'does'} not exist"
     if citation.quote is None:
         return missing
-    quote = f"“{formatting.shorten(clean(' '.join(citation.quote.split())), SHOWN_QUOTE)}”"
+    quote = _quoted(citation.quote)
     if not citation.exists:
         return f"{missing}; {quote} is {_where(citation)}"
     return f"{pages} {'do' if several else 'does'} not contain {quote}; it is {_where(citation)}"

@@ -22,7 +22,8 @@ def show_statistics(tally: Tally, screen: Screen) -> None:
     for name, level in formatting.levels_from_top(tally):
         counts = (level.accepted, level.proposed, level.tested, level.rounds)
         rows.append([clean(name), *(f"{n:,}" for n in counts), formatting.percent(level.acceptance)])
-    lines = [*formatting.summary(tally), *formatting.prefill_summary(tally), *_rebuild_lines(tally.rebuilds)]
+    read = formatting.prefill_summary(tally) if tally.finished else []
+    lines = [*formatting.summary(tally), *read, *_rebuild_lines(tally.rebuilds)]
     screen.note(*lines)
     if rows:
         show_table(("level", "accepted", "proposed", "tested", "rounds", "acceptance"), rows, screen)
@@ -48,7 +49,11 @@ def round_chart(tally: Tally, screen: Screen) -> list[str]:
 
 
 def _rebuild_lines(rebuilds: Sequence[Rebuilt]) -> list[str]:
-    """One line for each reason to rebuild the cache."""
+    """One line for each reason to build the retrieval cache."""
     last = {rebuilt.reason: rebuilt.at for rebuilt in rebuilds}
     counts = Counter(rebuilt.reason for rebuilt in rebuilds)
-    return [f"cache built for {why}: {counts[why]}, the last at token {at:,}" for why, at in last.items()]
+    return [
+        f"retrieval cache built {formatting.times(counts[why])} ({formatting.REASONS[why]}), "
+        f"{'the last time ' * (counts[why] > 1)}at token {at:,}"
+        for why, at in last.items()
+    ]

@@ -15,14 +15,17 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, Rend
 from rich.control import Control
 from rich.live import Live
 from rich.segment import ControlType, Segment
+from rich.text import Text
 
 from triforce_chat.ui.markdown import BlockSplitter, RenderedMarkdown, last_lines
+from triforce_chat.ui.suspend import Suspension, write_past_buffers
 
 REDRAWS = 4  # per second
 LINK_RATE = 2_400  # bytes per second for redrawing: half of what 38,400 baud carry
 ESCAPE_BYTES = 10  # bytes of escape codes around a styled piece
 CLEAR_LINE_AND_UP = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
-
+ERASE_LINE, UP = "\x1b[2K", "\x1b[A"
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 Lines = list[list[Segment]]
 
@@ -75,41 +78,98 @@ def draw_bytes(lines: Lines) -> int:
     return sum(len(piece.text.encode()) for piece in pieces) + ESCAPE_BYTES * (styled + len(lines))
 
 
+class Afresh:
+    """Moves what is on the screen into the scrollback, the lines of a region left out, and goes to the top.
+
+    How many rows those lines take is known for sure only on terminals that do not wrap them anew, and there it is the
+    fewest; on the others a part of them stays, and no text is lost anywhere.
+    """
+
+    def __init__(self, region_lines: int, height: int) -> None:
+        self._climb, self._push = max(0, region_lines - 1), height
+
+    def __rich_console__(self, _console: Console, _options: ConsoleOptions) -> RenderResult:
+        yield Control(ControlType.CARRIAGE_RETURN, *(CLEAR_LINE_AND_UP * self._climb))
+        yield Control((ControlType.ERASE_IN_LINE, 2))
+        yield from (Segment.line() for _ in range(self._push))
+        yield Control(ControlType.HOME)
+
+
 class Region(Live):
-    """Rich's Live with an atomic ``settle``; it also survives a narrower terminal."""
+    """Rich's Live with an atomic ``settle``, which draws everything again after a resize or a suspension."""
 
     def __init__(self, console: Console, frame: Frame, clock: Callable[[], float] = time.monotonic) -> None:
         self.frame = frame
         self._clock, self._due = clock, 0.0  # time of the next redraw that the link can bear
-        self._width = console.width
+        self._settled: list[ConsoleRenderable] = []
+        self._width = self._seen = console.width  # for which the screen was drawn; at the last refresh
+        self._suspended = False  # others have written below the region
+        self._suspension = Suspension(self.leave, self.come_back)
         super().__init__(
             frame, console=console, refresh_per_second=REDRAWS, transient=True, vertical_overflow="crop"
         )
 
-    def settle(self, change: Callable[[], Iterable[RenderableType]]) -> None:
+    def settle(self, change: Callable[[], Iterable[ConsoleRenderable]]) -> None:
         """Make a change and print the blocks that it settled, without a frame in between."""
         with self._lock:
             for block in change():
                 self.console.print(block)
+                self._settled.append(block)
+
+    def start(self, refresh: bool = False) -> None:
+        self._suspension.__enter__()
+        super().start(refresh)
+
+    def stop(self) -> None:
+        """Erase the region, after a redraw if the screen is not as it was drawn."""
+        self._seen = self.console.width
+        super().stop()
+        self._suspension.__exit__(None, None, None)
+
+    def leave(self) -> None:
+        """Take the region off the screen, because the process is about to be stopped."""
+        with self._lock:
+            self._suspended = True
+            lines = max(1, len(self.frame.lines))
+            write_past_buffers(
+                self.console.file, f"\r{ERASE_LINE}{f'{UP}{ERASE_LINE}' * (lines - 1)}{SHOW_CURSOR}"
+            )
+
+    def come_back(self) -> None:
+        """Go on after the process was continued; the next refresh draws everything."""
+        write_past_buffers(self.console.file, HIDE_CURSOR)
 
     def refresh(self) -> None:
-        """Redraw if the link can bear it; a region that is about to be erased is left alone."""
-        resized = self.console.width != self._width
-        if resized or (self._started and self._clock() >= self._due):
+        """Redraw if the link can bear it; a region that is about to be erased is left alone.
+
+        While the user drags the window's edge nothing is drawn.
+        """
+        dragged, self._seen = self.console.width != self._seen, self.console.width
+        if not dragged and (self._stale or (self._started and self._clock() >= self._due)):
             with self._lock, self.console:
                 self.console.print(Control(), crop=False)  # a patch is one line to Rich, which would cut it
+
+    @property
+    def _stale(self) -> bool:
+        return self._suspended or self.console.width != self._width
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """The printed text and the region below it; only changed lines if nothing is printed."""
         with self._lock:
-            before, climb = self.frame.lines, Control(*(CLEAR_LINE_AND_UP * self._wrapped()))
-            resized, self._width = self.console.width != self._width, self.console.width
+            before, again = self.frame.lines, self._again() if self._stale else []
             self.frame.draw(self.console)
             quiet = all(isinstance(each, Control) for each in renderables)
-            if quiet and not resized and 0 < len(before) == len(self.frame.lines):
+            if quiet and not again and 0 < len(before) == len(self.frame.lines):
                 return self._patched(before)
             self._spend(self.frame.lines)
-            return [climb, *super().process_renderables(renderables)]
+            return super().process_renderables([*again, *renderables])
+
+    def _again(self) -> list[ConsoleRenderable]:
+        """All that was printed so far, where nothing can be below it; the cursor moves there first."""
+        lines = 0 if self._suspended else len(self.frame.lines)
+        self._suspended, self._width = False, self.console.width
+        self._live_render._shape = None  # Rich would go up by the lines that it drew last
+        return [Afresh(lines, self.console.height), *self._settled]
 
     def _patched(self, before: Lines) -> list[ConsoleRenderable]:
         patch = Patch(before, self.frame.lines)
@@ -118,12 +178,6 @@ class Region(Live):
 
     def _spend(self, lines: Lines) -> None:
         self._due = self._clock() + draw_bytes(lines) / LINK_RATE
-
-    def _wrapped(self) -> int:
-        """Additional rows that the last drawn lines take because the terminal wrapped them again."""
-        width = max(1, self.console.width)
-        widths = [Segment.get_line_length(line) for line in self.frame.lines]
-        return sum(max(0, columns - 1) // width for columns in widths)
 
 
 class MarkdownTail(AbstractContextManager["MarkdownTail"]):
@@ -151,12 +205,14 @@ class MarkdownTail(AbstractContextManager["MarkdownTail"]):
         """Append text."""
         self._region.settle(lambda: self._print(self._blocks.feed(text)))
 
-    def _print(self, block: str) -> list[RenderableType]:
+    def _print(self, block: str) -> list[ConsoleRenderable]:
         shown = [self._spaced(block)] if block else []
         self._written = self._written or bool(block)
         return shown
 
-    def _spaced(self, text: str) -> RenderableType:
+    def _spaced(self, text: str) -> ConsoleRenderable:
         """A block, after a blank line unless it is the first one."""
-        page = RenderedMarkdown(text) if text.strip() else ""
-        return Group("", page) if self._written and page else page
+        if not text.strip():
+            return Text()
+        page = RenderedMarkdown(text)
+        return Group("", page) if self._written else page

@@ -18,6 +18,13 @@ from triforce_chat.ui.clean import clean
 Detail = Literal["live", "plain", "bare"]
 
 
+class OutputConsole(Console):
+    """Raises BrokenPipeError where Rich itself would end the process, with another exit code than other writers."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 @dataclass(frozen=True, slots=True)
 class Screen:
     """The consoles of answers (``out``) and remarks (``err``), and the level of detail.
@@ -32,8 +39,8 @@ class Screen:
 
     @classmethod
     def of(cls, out: Console, err: Console, *, plain: bool = False, quiet: bool = False) -> Screen:
-        """Choose the detail: bare if stdout is not a terminal, or if NO_COLOR or ``quiet`` is set."""
-        if quiet or out.no_color or not _is_terminal(out.file):
+        """Choose the detail: bare if stdout is not a terminal, or if ``quiet`` is set."""
+        if quiet or not _is_terminal(out.file):
             return cls(out, err, "bare")
         drawable = not out.is_dumb_terminal and out.encoding.startswith("utf")
         return cls(out, err, "live" if drawable and not plain else "plain")
@@ -51,7 +58,12 @@ class Screen:
     def note(self, *lines: str) -> None:
         """Print lines of a slash command, without escape sequences."""
         for line in lines:
-            self.notes.print(Text(clean(line)))
+            print_line(self.notes, Text(clean(line)))
+
+
+def print_line(console: Console, line: Text) -> None:
+    """Print one line, which a terminal gets wrapped between words and a pipe or a file gets whole."""
+    console.print(line, soft_wrap=not _is_terminal(console.file), highlight=False)
 
 
 def _is_terminal(stream: IO[str]) -> bool:

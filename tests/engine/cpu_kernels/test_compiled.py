@@ -18,8 +18,10 @@ from triforce_chat.engine.cpu_kernels import compiled
 NO_COMPILER = "there is no C compiler (cc, gcc, clang); install one, or name it in CC"
 SHORT = """
 int best_path(void) { return 0; }
-void multiply(void) {}
+void project(void) {}
 void dequantize(void) {}
+void attend(void) {}
+void rotate(void) {}
 """
 
 
@@ -39,9 +41,10 @@ def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         compiled._compiler()
     except compiled.Unusable as problem:
         pytest.skip(str(problem))
-    source = tmp_path / "short.c"
-    source.write_text(SHORT)
-    monkeypatch.setattr(compiled, "SOURCE", source)
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "short.c").write_text(SHORT)
+    monkeypatch.setattr(compiled, "FOLDER", folder)
 
 
 def kept(tmp_path: Path) -> list[Path]:
@@ -60,9 +63,10 @@ def test_a_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("short")
-def test_another_source_is_another_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["short.c", "other.h"])
+def test_another_source_is_another_library(name: str, tmp_path: Path) -> None:
     compiled.library()
-    compiled.SOURCE.write_text(SHORT + "int other;")
+    (compiled.FOLDER / name).write_text(SHORT + "int other;")
     compiled.library.cache_clear()
     assert compiled.library().reason is None
     assert len(kept(tmp_path)) == 2
@@ -116,7 +120,7 @@ def test_a_compiler_that_fails(
 def test_processes_that_compile_at_once(tmp_path: Path) -> None:
     code = (
         "import pathlib; from triforce_chat.engine.cpu_kernels import compiled;"
-        f"compiled.SOURCE = pathlib.Path({str(compiled.SOURCE)!r});"
+        f"compiled.FOLDER = pathlib.Path({str(compiled.FOLDER)!r});"
         "found = compiled.library(); assert found.library, found.reason"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

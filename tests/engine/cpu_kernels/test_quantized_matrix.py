@@ -11,8 +11,10 @@ from gguf import GGMLQuantizationType as Kind
 from support.quantized import dense, random_matrix
 from torch import Tensor
 
-from triforce_chat.engine.cpu_kernels import compiled, quantized_matrix
-from triforce_chat.engine.cpu_kernels.quantized_matrix import MANY_ROWS, SUPPORTED, Path, QuantizedMatrix
+from triforce_chat.engine.cpu_kernels import quantized_matrix
+from triforce_chat.engine.cpu_kernels.quantized_matrix import MANY_ROWS, SUPPORTED, QuantizedMatrix
+
+pytestmark = pytest.mark.usefixtures("library")
 
 KINDS = sorted(SUPPORTED)
 BLOCKED = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
@@ -21,29 +23,6 @@ BLOCKED = (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
 # columns one after the other; 6.1 were seen.
 KERNEL_BOUND, TORCH_BOUND = 4 * 2.0**-24, 12 * 2.0**-24
 ROWS = (*range(1, 18), 40, 513)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One compilation for all of these tests."""
-    compiled.library.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        reason = compiled.library().reason
-    if reason is not None:
-        pytest.skip(reason)
-    yield
-    compiled.library.cache_clear()
-
-
-@pytest.fixture(params=list(Path), ids=lambda path: path.name)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Has products take this path."""
-    chosen: Path = request.param
-    if chosen > quantized_matrix._path(quantized_matrix._library()):
-        pytest.skip(f"this processor has no {chosen.name}")
-    monkeypatch.setattr(quantized_matrix, "_path", lambda _: chosen)
-    return chosen
 
 
 @pytest.fixture

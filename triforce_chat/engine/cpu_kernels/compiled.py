@@ -1,4 +1,4 @@
-"""The compiled form of ``quantized.c``: built once by the system's C compiler and kept in the cache folder.
+"""The compiled form of this folder's C sources: built once by the system's C compiler and kept in the cache folder.
 
 The library's three instruction paths are chosen at run time, and it is compiled for no processor in particular, so a
 cache folder may be shared by machines. Its threads are torch's own: it is linked against the OpenMP runtime that torch
@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,19 +26,35 @@ import torch
 
 from triforce_chat.cache_folder import cache_folder
 
-SOURCE = Path(__file__).with_name("quantized.c")
+FOLDER = Path(__file__).parent  # of the sources
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared")
 TIME_LIMIT = 120.0  # seconds; a compiler takes about ten
 KEY_LENGTH = 20  # hexadecimal digits of a hash in a file's name
 SHOWN = 200  # characters of a compiler's message
 
-POINTER, COUNT, CODE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+POINTER, COUNT, CODE, NUMBER = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 ARGUMENTS = {
-    "multiply": (CODE, CODE, POINTER, COUNT, COUNT, COUNT, POINTER, COUNT, POINTER, CODE),
+    "project": (POINTER, POINTER, COUNT, POINTER, POINTER),
     "dequantize": (CODE, CODE, POINTER, COUNT, COUNT, POINTER, COUNT, POINTER, CODE),
+    "attend": (
+        *(CODE, POINTER, COUNT, COUNT, POINTER, POINTER, COUNT, COUNT),
+        *(COUNT, COUNT, COUNT, COUNT, COUNT, NUMBER, POINTER, CODE),
+    ),
+    "rotate": (
+        *(POINTER, COUNT, COUNT, COUNT, COUNT, COUNT),
+        *(POINTER, POINTER, NUMBER, POINTER, POINTER, CODE),
+    ),
     "best_path": (),
 }
+
+
+class Instructions(IntEnum):
+    """The instruction sets that it has a path for, by its own numbers."""
+
+    PLAIN = 0
+    AVX2 = 1
+    AVX512 = 2
 
 
 class Unusable(Exception):
@@ -58,6 +75,19 @@ def library() -> Compiled:
         return Compiled(_kept() or _made(), None)
     except Unusable as problem:
         return Compiled(None, str(problem))
+
+
+def loaded() -> ctypes.CDLL:
+    """The library where a model is in use that needs it. Raises RuntimeError if there is none."""
+    found, reason = library()
+    if found is None:
+        raise RuntimeError(f"asked for a product without a library: {reason}")
+    return found
+
+
+def instructions() -> Instructions:
+    """The best ones that this processor has."""
+    return Instructions(loaded().best_path())
 
 
 def will_compile() -> bool:
@@ -124,7 +154,8 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 def _compile(command: list[str], target: Path) -> None:
-    output = _output([*command, *FLAGS, "-o", str(target), str(SOURCE), *_threads()])
+    sources = map(str, sorted(FOLDER.glob("*.c")))
+    output = _output([*command, *FLAGS, "-o", str(target), *sources, *_threads(), "-lm"])
     if not target.is_file():
         raise Unusable(f"the C compiler {command[0]} made nothing: {output[:SHOWN]}")
 
@@ -164,7 +195,7 @@ def _key() -> str:
     Any compiler's will do: to ask one for its version would take longer than to load the library.
     """
     parts = (
-        SOURCE.read_text("utf-8"),
+        *(file.read_text("utf-8") for file in sorted(FOLDER.glob("*.[ch]"))),
         *FLAGS,
         *_threads(),
         platform.machine(),

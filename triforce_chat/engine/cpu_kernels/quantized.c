@@ -9,70 +9,40 @@
  */
 #ifndef PATH_NAME
 
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-enum { PLAIN, AVX2, AVX512 };
-enum { F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
+#include <math.h>
+#include <stdlib.h>
+
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
 #define STEP 32       /* weights that are dequantized at a time */
-#define MOST_ROWS 8   /* rows of activations that share a dequantized step */
 #define OUTPUTS 64    /* that a group of rows is multiplied with while it is in the nearest cache */
-#define LINE 16       /* outputs that lie in one line of the processor's cache */
-#define INLINE static inline __attribute__((always_inline, unused))
-#define JOIN_(a, b) a##_##b
-#define JOIN(a, b) JOIN_(a, b)
-#if defined(__clang__)
-#define UNROLL_FULLY _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL_FULLY _Pragma("GCC unroll 16")
-#endif
+#define MATRICES 3    /* at most, that share an input */
 
-/* Of libgomp, whose threads torch uses too; LLVM's and Intel's runtimes have both as well. */
-extern void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags);
-extern int omp_get_thread_num(void);
-extern int omp_get_num_threads(void);
-
-/* A matrix of `outputs` rows of `stride` bytes. */
+/* A matrix of `outputs` rows of `stride` bytes; its products are written to rows of `width` numbers. */
 typedef struct {
     const uint8_t *data;
-    int64_t stride, outputs, columns;
+    int64_t stride, outputs, columns, width;
 } Matrix;
 
 /* `count` rows of weights from `first` on, times `rows` rows of activations. */
 typedef void (*Product)(const Matrix *w, int64_t first, int count, const float *x, int rows, float *y);
 typedef void (*Dequantize)(const uint8_t *row, int64_t columns, float *out);
 
+/* y [count] += factor * x. */
+typedef void (*AddScaled)(float *y, float factor, const float *x, int64_t count);
+
 typedef struct {
     Product product;
     Dequantize dequantize;
+    int most_rows; /* that a product takes */
 } Kernels;
-
-INLINE float number(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-INLINE uint16_t word16(const uint8_t *at) {
-    uint16_t value;
-    memcpy(&value, at, sizeof value);
-    return value;
-}
 
 INLINE uint32_t word32(const uint8_t *at) {
     uint32_t value;
     memcpy(&value, at, sizeof value);
     return value;
-}
-
-INLINE float half_of(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
-    if (exponent == 31) return number(sign | 0x7f800000u | fraction << 13);
-    if (exponent) return number(sign | (exponent + 112) << 23 | fraction << 13);
-    float small = (float)fraction * 0x1p-24f;
-    return sign ? -small : small;
 }
 
 INLINE int weights_of(int kind) {
@@ -81,6 +51,7 @@ INLINE int weights_of(int kind) {
 
 INLINE int bytes_of(int kind) {
     switch (kind) {
+    case F32: return 4 * STEP;
     case F16: case BF16: return 2 * STEP;
     case Q4_0: return 18;
     case Q4_1: return 20;
@@ -95,6 +66,7 @@ INLINE int bytes_of(int kind) {
 
 /* A weight of a type without blocks; their rows may end within a step. */
 INLINE float single(int kind, const uint8_t *row, int64_t at) {
+    if (kind == F32) return number(word32(row + 4 * at));
     return kind == F16 ? half_of(word16(row + 2 * at)) : number((uint32_t)word16(row + 2 * at) << 16);
 }
 
@@ -108,22 +80,8 @@ INLINE void six_bits(const uint8_t *packed, uint8_t numbers[16]) {
     memcpy(numbers, out, sizeof out);
 }
 
-/* ---- Plain C: a vector is an array that the compiler may or may not keep in registers. ---- */
+/* ---- Plain C ---- */
 
-typedef struct { float lane[16]; } PlainVector;
-
-INLINE PlainVector zero_plain(void) { return (PlainVector){{0}}; }
-INLINE PlainVector load_plain(const float *at) { PlainVector v; memcpy(&v, at, sizeof v); return v; }
-INLINE void store_plain(float *at, PlainVector v) { memcpy(at, &v, sizeof v); }
-INLINE PlainVector add_product_plain(PlainVector a, PlainVector b, PlainVector sum) {
-    for (int i = 0; i < 16; i++) sum.lane[i] += a.lane[i] * b.lane[i];
-    return sum;
-}
-INLINE float sum_plain(PlainVector v) {
-    for (int n = 8; n; n /= 2)
-        for (int i = 0; i < n; i++) v.lane[i] += v.lane[i + n];
-    return v.lane[0];
-}
 INLINE float half_plain(const uint8_t *at) { return half_of(word16(at)); }
 
 INLINE void prepare_plain(int kind, const uint8_t *block, float scales[16]) {
@@ -174,27 +132,15 @@ INLINE void unpack_plain(int kind, const uint8_t *block, int step, const float *
 #define TARGET
 #define VECTOR PlainVector
 #define LANES 16
+#define MOST_ROWS 8
 #define OUTPUTS_AT_ONCE(rows) 1
 #define UNROLL
 #define EACH_COUNT TILES(rows)
 #include "quantized.c"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 /* ---- AVX2 ---- */
 
-#define TARGET2 __attribute__((target("avx2,fma,f16c")))
-
-INLINE TARGET2 __m256 zero_avx2(void) { return _mm256_setzero_ps(); }
-INLINE TARGET2 __m256 load_avx2(const float *at) { return _mm256_loadu_ps(at); }
-INLINE TARGET2 void store_avx2(float *at, __m256 v) { _mm256_storeu_ps(at, v); }
-INLINE TARGET2 __m256 add_product_avx2(__m256 a, __m256 b, __m256 sum) { return _mm256_fmadd_ps(a, b, sum); }
-INLINE TARGET2 float sum_avx2(__m256 v) {
-    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
-}
 INLINE TARGET2 float half_avx2(const uint8_t *at) { return _cvtsh_ss(word16(at)); }
 
 INLINE TARGET2 void prepare_avx2(int kind, const uint8_t *block, float scales[16]) {
@@ -264,6 +210,10 @@ INLINE TARGET2 __m256i codes_avx2(int kind, const uint8_t *block, int step) {
 }
 
 INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const float *scales, __m256 w[4]) {
+    if (kind == F32) {
+        UNROLL_FULLY for (int i = 0; i < 4; i++) w[i] = load_avx2((const float *)block + 8 * i);
+        return;
+    }
     if (kind == F16 || kind == BF16) {
         UNROLL_FULLY for (int i = 0; i < 4; i++) {
             __m128i half = _mm_loadu_si128((const __m128i *)(block + 16 * i));
@@ -292,6 +242,7 @@ INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const 
 #define TARGET TARGET2
 #define VECTOR __m256
 #define LANES 8
+#define MOST_ROWS 8
 #define OUTPUTS_AT_ONCE(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1)
 #define UNROLL UNROLL_FULLY
 #define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(4) TILES(MOST_ROWS)
@@ -299,15 +250,6 @@ INLINE TARGET2 void unpack_avx2(int kind, const uint8_t *block, int step, const 
 
 /* ---- AVX-512 ---- */
 
-#define TARGET5 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
-
-INLINE TARGET5 __m512 zero_avx512(void) { return _mm512_setzero_ps(); }
-INLINE TARGET5 __m512 load_avx512(const float *at) { return _mm512_loadu_ps(at); }
-INLINE TARGET5 void store_avx512(float *at, __m512 v) { _mm512_storeu_ps(at, v); }
-INLINE TARGET5 __m512 add_product_avx512(__m512 a, __m512 b, __m512 sum) { return _mm512_fmadd_ps(a, b, sum); }
-INLINE TARGET5 float sum_avx512(__m512 v) {
-    return sum_avx2(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
-}
 INLINE TARGET5 void prepare_avx512(int kind, const uint8_t *block, float scales[16]) {
     prepare_avx2(kind, block, scales);
 }
@@ -354,7 +296,9 @@ INLINE TARGET5 void look_up_avx512(int kind, const uint8_t *block, int step, con
 }
 
 INLINE TARGET5 void unpack_avx512(int kind, const uint8_t *block, int step, const float *scales, __m512 w[2]) {
-    if (kind == F16 || kind == BF16) {
+    if (kind == F32) {
+        UNROLL_FULLY for (int i = 0; i < 2; i++) w[i] = load_avx512((const float *)block + 16 * i);
+    } else if (kind == F16 || kind == BF16) {
         UNROLL_FULLY for (int i = 0; i < 2; i++) {
             __m256i half = bytes_avx2(block + 32 * i);
             if (kind == F16) w[i] = _mm512_cvtph_ps(half);
@@ -374,9 +318,10 @@ INLINE TARGET5 void unpack_avx512(int kind, const uint8_t *block, int step, cons
 #define TARGET TARGET5
 #define VECTOR __m512
 #define LANES 16
-#define OUTPUTS_AT_ONCE(rows) ((rows) <= 4 ? 4 : 2)
+#define MOST_ROWS 4 /* twice as many would drive each other out of the nearest cache */
+#define OUTPUTS_AT_ONCE(rows) 4
 #define UNROLL UNROLL_FULLY
-#define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(3) UP_TO(4) UP_TO(6) TILES(MOST_ROWS)
+#define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(3) TILES(MOST_ROWS)
 #include "quantized.c"
 
 #endif
@@ -404,57 +349,159 @@ static Kernels kernels_of(int path, int kind) {
     return kernels_plain(kind);
 }
 
+/* Matrices that are multiplied with the same rows [rows, columns], and what is done before and after. */
 typedef struct {
-    Kernels kernels;
-    Matrix w;
-    const float *x;
-    const int64_t *ids;
-    float *y;
+    int32_t path, count, gated, threads;
+    int64_t columns;
+    const float *norm; /* weights of an RMS norm of the rows before, or NULL */
+    float eps;
+    int32_t kind[MATRICES];
+    const uint8_t *data[MATRICES];
+    int64_t stride[MATRICES], outputs[MATRICES];
+    const float *bias[MATRICES]; /* each may be NULL */
+    /* A product of narrow matrices that is added to the matrix: `up` [rank, outputs] transposed times `down`. */
+    int64_t rank[MATRICES];
+    const float *down[MATRICES], *up[MATRICES];
+} Projection;
+
+static AddScaled add_scaled_of(int path) {
+#if defined(__x86_64__)
+    if (path == AVX512) return add_scaled_avx512;
+    if (path == AVX2) return add_scaled_avx2;
+#endif
+    (void)path;
+    return add_scaled_plain;
+}
+
+typedef struct {
+    const Projection *projection;
+    Kernels kernels[MATRICES];
+    Matrix matrices[MATRICES];
+    const float *x, *added;
+    float *normed, *y[MATRICES];
+    float *narrow[MATRICES]; /* [rows, rank]: the products with `down` */
     int64_t rows;
 } Job;
 
-/* This thread's part of `count` things that are handed out by whole lines of the cache. */
-static void share_of(int64_t count, int64_t *from, int64_t *to) {
-    int64_t lines = (count + LINE - 1) / LINE, thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    *from = lines * thread / threads * LINE;
-    *to = lines * (thread + 1) / threads * LINE;
-    if (*to > count) *to = count;
+static void norm_row(const float *x, int64_t columns, const float *weight, float eps, float *out) {
+    float squares[LINE] = {0}, sum = 0;
+    for (int64_t i = 0; i < columns; i++) squares[i % LINE] += x[i] * x[i];
+    for (int i = 0; i < LINE; i++) sum += squares[i];
+    float factor = 1 / sqrtf(sum / (float)columns + eps);
+    for (int64_t i = 0; i < columns; i++) out[i] = x[i] * factor * weight[i];
 }
 
-static void multiply_share(void *data) {
-    const Job *job = data;
-    int64_t from, to, groups = (job->rows + MOST_ROWS - 1) / MOST_ROWS;
-    share_of(job->w.outputs, &from, &to);
+static void multiply_share(const Kernels *kernels, const Matrix *w, const float *x, int64_t rows, float *y, int64_t from,
+                           int64_t to) {
+    int64_t groups = (rows + kernels->most_rows - 1) / kernels->most_rows;
     for (int64_t at = from; at < to; at += OUTPUTS)
         for (int64_t group = 0; group < groups; group++) {
-            int64_t first = job->rows * group / groups, next = job->rows * (group + 1) / groups;
+            int64_t first = rows * group / groups, next = rows * (group + 1) / groups;
             int count = (int)(to - at < OUTPUTS ? to - at : OUTPUTS);
-            job->kernels.product(&job->w, at, count, job->x + first * job->w.columns, (int)(next - first),
-                                 job->y + first * job->w.outputs);
+            kernels->product(w, at, count, x + first * w->columns, (int)(next - first), y + first * w->width);
         }
 }
 
-static void dequantize_share(void *data) {
-    const Job *job = data;
-    int64_t from, to;
-    share_of(job->rows, &from, &to);
-    for (int64_t at = from; at < to; at++) {
-        const uint8_t *row = job->w.data + (job->ids ? job->ids[at] : at) * job->w.stride;
-        job->kernels.dequantize(row, job->w.columns, job->y + at * job->w.columns);
+/* The products of one thread's outputs get what is added to them. */
+static void add_share(const Job *job, int m, int64_t from, int64_t to) {
+    const Projection *p = job->projection;
+    const AddScaled add_scaled = add_scaled_of(p->path);
+    int64_t width = job->matrices[m].width, rank = p->rank[m];
+    for (int64_t row = 0; row < job->rows; row++) {
+        float *y = job->y[m] + row * width + from;
+        if (p->bias[m]) add_scaled(y, 1, p->bias[m] + from, to - from);
+        for (int64_t r = 0; r < rank; r++)
+            add_scaled(y, job->narrow[m][row * rank + r], p->up[m] + r * p->outputs[m] + from, to - from);
+        if (job->added) add_scaled(y, 1, job->added + row * width + from, to - from);
     }
 }
 
-/* y [rows, outputs] = x [rows, columns] times the transposed matrix. */
-void multiply(int path, int kind, const uint8_t *data, int64_t stride, int64_t outputs, int64_t columns, const float *x,
-              int64_t rows, float *y, int threads) {
-    Job job = {kernels_of(path, kind), {data, stride, outputs, columns}, x, NULL, y, rows};
-    GOMP_parallel(multiply_share, &job, (unsigned)threads, 0);
+/* gates [rows, width] become silu of them times the others. */
+static void gate_share(float *gates, const float *others, int64_t rows, int64_t width, int64_t from, int64_t to) {
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t at = row * width + from; at < row * width + to; at++)
+            gates[at] *= others[at] / (1 + expf(-gates[at]));
+}
+
+static void norm_share(const Job *job) {
+    const Projection *p = job->projection;
+    int64_t from, to;
+    share_of(job->rows, &from, &to);
+    for (int64_t row = from; row < to; row++)
+        norm_row(job->x + row * p->columns, p->columns, p->norm, p->eps, job->normed + row * p->columns);
+    GOMP_barrier();
+}
+
+static void narrow_share(const Job *job, const float *x) {
+    const Projection *p = job->projection;
+    const Kernels kernels = kernels_of(p->path, F32);
+    for (int m = 0; m < p->count; m++) {
+        const Matrix down = {(const uint8_t *)p->down[m], p->columns * 4, p->rank[m], p->columns, p->rank[m]};
+        int64_t from, to;
+        share_of(p->rank[m], &from, &to);
+        multiply_share(&kernels, &down, x, job->rows, job->narrow[m], from, to);
+    }
+    GOMP_barrier();
+}
+
+static void project_share(void *data) {
+    const Job *job = data;
+    const Projection *p = job->projection;
+    const float *x = p->norm ? job->normed : job->x;
+    if (p->norm) norm_share(job);
+    if (job->narrow[0]) narrow_share(job, x);
+    for (int m = 0; m < p->count; m++) {
+        const Matrix *w = &job->matrices[m];
+        int64_t from, to;
+        lines_of(w->outputs, &from, &to);
+        multiply_share(&job->kernels[m], w, x, job->rows, job->y[m], from, to);
+        add_share(job, m, from, to);
+        /* A thread has the same share of both matrices. */
+        if (p->gated && m) gate_share(job->y[0], job->y[1], job->rows, w->width, from, to);
+    }
+}
+
+/* y [rows, width]: the products of the rows x with all matrices one beside the other; or if `gated`, where there are two
+ * matrices of one size, silu of the first one's times the second one's. `added` [rows, width] is added, unless it is
+ * NULL, which it has to be for several matrices. */
+void project(const Projection *p, const float *x, int64_t rows, const float *added, float *y) {
+    Job job = {p, {{0}}, {{0}}, x, added, NULL, {0}, {0}, rows};
+    int64_t width = 0, ranks = 0, normed = p->norm ? rows * p->columns : 0;
+    for (int m = 0; m < p->count; m++) width += p->gated && m ? 0 : p->outputs[m], ranks += p->rank[m];
+    int64_t second = p->gated ? rows * width : 0;
+    float *room = malloc((size_t)(normed + second + rows * ranks) * sizeof *room), *narrow = room + normed + second;
+    job.normed = room;
+    for (int m = 0; m < p->count; m++) {
+        job.kernels[m] = kernels_of(p->path, p->kind[m]);
+        job.matrices[m] = (Matrix){p->data[m], p->stride[m], p->outputs[m], p->columns, width};
+        job.y[m] = !m ? y : p->gated ? room + normed : job.y[m - 1] + p->outputs[m - 1];
+        if (ranks) job.narrow[m] = narrow;
+        narrow += rows * p->rank[m];
+    }
+    GOMP_parallel(project_share, &job, (unsigned)p->threads, 0);
+    free(room);
+}
+
+typedef struct {
+    Dequantize dequantize;
+    const uint8_t *data;
+    int64_t stride, columns, count;
+    const int64_t *ids;
+    float *out;
+} Reading;
+
+static void dequantize_share(void *data) {
+    const Reading *r = data;
+    int64_t from, to;
+    lines_of(r->count, &from, &to);
+    for (int64_t at = from; at < to; at++)
+        r->dequantize(r->data + (r->ids ? r->ids[at] : at) * r->stride, r->columns, r->out + at * r->columns);
 }
 
 /* out [count, columns] = the rows `ids`, or the first ones where ids is NULL. */
 void dequantize(int path, int kind, const uint8_t *data, int64_t stride, int64_t columns, const int64_t *ids,
                 int64_t count, float *out, int threads) {
-    Job job = {kernels_of(path, kind), {data, stride, 0, columns}, NULL, ids, out, count};
+    Reading job = {kernels_of(path, kind).dequantize, data, stride, columns, count, ids, out};
     GOMP_parallel(dequantize_share, &job, (unsigned)threads, 0);
 }
 
@@ -505,10 +552,10 @@ INLINE TARGET void OF(tile)(int kind, const Matrix *matrix, int64_t first, int o
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < outputs; o++) {
             float sum = OF(sum)(found[o][r]);
-            if (kind == F16 || kind == BF16)
+            if (kind == F32 || kind == F16 || kind == BF16)
                 for (int64_t i = at; i < columns; i++)
                     sum += single(kind, matrix->data + (first + o) * stride, i) * x[r * columns + i];
-            y[r * matrix->outputs + first + o] = sum;
+            y[r * matrix->width + first + o] = sum;
         }
 }
 
@@ -537,6 +584,14 @@ INLINE TARGET void OF(row)(int kind, const uint8_t *row, int64_t columns, float 
     for (int64_t i = blocks * weights_of(kind); i < columns; i++) out[i] = single(kind, row, i);
 }
 
+static TARGET void OF(add_scaled)(float *y, float factor, const float *x, int64_t count) {
+    const VECTOR factors = OF(broadcast)(factor);
+    int64_t at = 0;
+    for (; at + LANES <= count; at += LANES)
+        OF(store)(y + at, OF(add_product)(factors, OF(load)(x + at), OF(load)(y + at)));
+    for (; at < count; at++) y[at] = fmaf(factor, x[at], y[at]);
+}
+
 #define TILES(padded) OF(tiles)(kind, w, first, count, x, rows, padded, y);
 #define UP_TO(padded) if (rows <= padded) TILES(padded) else
 #define KIND(kind_)                                                                                                    \
@@ -548,16 +603,16 @@ INLINE TARGET void OF(row)(int kind, const uint8_t *row, int64_t columns, float 
     static TARGET void OF(dequantize_##kind_)(const uint8_t *row, int64_t columns, float *out) {                       \
         OF(row)(kind_, row, columns, out);                                                                             \
     }
-KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
+KIND(F32) KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K) KIND(Q6_K)
 #undef KIND
 #undef UP_TO
 #undef TILES
 
 static Kernels OF(kernels)(int kind) {
     switch (kind) {
-#define KIND(kind) case kind: return (Kernels){OF(product_##kind), OF(dequantize_##kind)};
-    KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K)
-    default: return (Kernels){OF(product_Q6_K), OF(dequantize_Q6_K)};
+#define KIND(kind) case kind: return (Kernels){OF(product_##kind), OF(dequantize_##kind), MOST_ROWS};
+    KIND(F32) KIND(F16) KIND(BF16) KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(Q4_K) KIND(Q5_K)
+    default: return (Kernels){OF(product_Q6_K), OF(dequantize_Q6_K), MOST_ROWS};
 #undef KIND
     }
 }
@@ -567,6 +622,7 @@ static Kernels OF(kernels)(int kind) {
 #undef TARGET
 #undef VECTOR
 #undef LANES
+#undef MOST_ROWS
 #undef OUTPUTS_AT_ONCE
 #undef UNROLL
 #undef EACH_COUNT

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from gguf import GGML_QUANT_SIZES
@@ -13,6 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from triforce_chat.engine.cpu_kernels import compiled
+from triforce_chat.engine.cpu_kernels.few_rows import FewRows, Linear
 
 SUPPORTED: frozenset[Kind] = frozenset(
     {
@@ -30,15 +29,7 @@ SUPPORTED: frozenset[Kind] = frozenset(
 )
 # From so many rows on, torch's own product with a dequantized tile is faster than the kernel.
 MANY_ROWS = 96
-TILE_BYTES = 16 << 20  # of dequantized weights, a size at which torch's product loses little to the division
-
-
-class Path(IntEnum):
-    """The library's instruction paths, by its own numbers."""
-
-    PLAIN = 0
-    AVX2 = 1
-    AVX512 = 2
+TILE_BYTES = 4 << 20  # of dequantized weights, a size at which torch's product loses little to the division
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,32 +86,12 @@ class QuantizedMatrix:
         of the product is the same bit by bit whatever other rows x has.
         """
         flat = x.detach().reshape(-1, self.columns).float().contiguous()  # [n, I]
-        y = torch.empty(len(flat), len(self.data))
-        if len(flat) < MANY_ROWS:
-            self._multiply(flat, y)
-        else:
-            self._multiply_tiles(flat, y)
+        y = FewRows([Linear(self)])(flat) if len(flat) < MANY_ROWS else self._many_rows(flat)
         return y.view(*x.shape[:-1], len(self.data)).to(x.dtype)
 
-    def _multiply(self, x: Tensor, y: Tensor) -> None:
-        """y [n, O] = x [n, I] times the transposed matrix, by blocks that are dequantized in registers."""
-        if y.numel():
-            library = _library()
-            library.multiply(
-                _path(library),
-                self.kind,
-                self.data.data_ptr(),
-                self.data.stride(0),
-                len(self.data),
-                self.columns,
-                x.data_ptr(),
-                len(x),
-                y.data_ptr(),
-                torch.get_num_threads(),
-            )
-
-    def _multiply_tiles(self, x: Tensor, y: Tensor) -> None:
-        """The same by torch's product in ``wide_dtype``, with some dequantized rows of the matrix at a time."""
+    def _many_rows(self, x: Tensor) -> Tensor:
+        """x [n, I] -> [n, O] by torch's product in ``wide_dtype``, with some dequantized rows at a time."""
+        y = torch.empty(len(x), len(self.data))
         height = max(1, TILE_BYTES // (4 * self.columns))
         scratch = torch.empty(min(height, len(self.data)), self.columns)
         x = x.to(self.wide_dtype)
@@ -129,13 +100,13 @@ class QuantizedMatrix:
             tile = scratch[: len(part)]
             self._dequantize(part, None, tile)
             y[:, at : at + len(part)] = x @ tile.to(x.dtype).t()
+        return y
 
     def _dequantize(self, data: Tensor, ids: Tensor | None, out: Tensor) -> None:
         """out [n, I] = the rows ``ids`` of ``data``, or its first n."""
         if out.numel():
-            library = _library()
-            library.dequantize(
-                _path(library),
+            compiled.loaded().dequantize(
+                compiled.instructions(),
                 self.kind,
                 data.data_ptr(),
                 data.stride(0),
@@ -145,15 +116,3 @@ class QuantizedMatrix:
                 out.data_ptr(),
                 torch.get_num_threads(),
             )
-
-
-def _library() -> ctypes.CDLL:
-    library, reason = compiled.library()
-    if library is None:
-        raise RuntimeError(f"asked for a product without a library: {reason}")
-    return library
-
-
-def _path(library: ctypes.CDLL) -> int:
-    best: int = library.best_path()
-    return best

@@ -52,8 +52,19 @@ def update_and_read(
     parts: Sequence[Part], layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> Tensor:
     """Append one layer's keys and values to each part's cache, and attend over it: [1, Hq, n, D]."""
+    return read(updated(parts, layer, query, key, value), scale)
+
+
+def updated(
+    parts: Sequence[Part], layer: int, query: Tensor, key: Tensor, value: Tensor
+) -> list[tuple[Tensor, KVView]]:
+    """Append one layer's keys and values to each part's cache: its queries, and the view that they ask."""
     shares = zip(*(each.split([part.n for part in parts], 2) for each in (query, key, value)), strict=True)
-    asked = [(q, part.cache.update(layer, q, k, v)) for part, (q, k, v) in zip(parts, shares, strict=True)]
+    return [(q, part.cache.update(layer, q, k, v)) for part, (q, k, v) in zip(parts, shares, strict=True)]
+
+
+def read(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
+    """``read_attention`` of one sequence or several: [1, Hq, n, D]."""
     return read_attention(*asked[0], scale) if len(asked) == 1 else read_together(asked, scale)
 
 
@@ -232,23 +243,16 @@ def softmax_attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: fl
 
 
 def partial_attention(rows: Tensor, view: KVView, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Softmax attention over the slots of a view, and its log-sum-exps, to be merged with that over other keys.
+    """Softmax attention on a CPU over the slots of a view, and its log-sum-exps, to be merged with other keys'.
 
     rows: [B, Hkv, R, D], of as many sequences as the view has; mask: [B, 1, R, length], added to the scores. Returns
     [B, Hkv, R, D] and, in fp32, [B, Hkv, R].
     """
     keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
-    given, wide = (rows, keys, values), {"scale": scale}
-    if not rows.is_cuda:
-        mixed, summed = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *given, attn_mask=mask, **wide
-        )
-    elif mask is None and rows.dtype != torch.float32:
-        mixed, summed, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*given, **wide)
-    else:
-        bias = None if mask is None else mask.expand(-1, rows.shape[1], -1, -1)
-        mixed, summed, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*given, bias, True, **wide)
-    return mixed, summed[:, :, : rows.shape[2]]
+    mixed, summed = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        rows, keys, values, attn_mask=mask, scale=scale
+    )
+    return mixed, summed
 
 
 def register() -> None:

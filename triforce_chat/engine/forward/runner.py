@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from triforce_chat.engine.cache.storage import KVCache, Shape
 from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, LogitsAndStates, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
+from triforce_chat.engine.forward.cpu_layer import fuse_layers
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import ROOMY, kernels_run
@@ -211,6 +212,7 @@ class Runner:
             self.graphs = ForwardGraphs(self.decoder, self.device, reader)
         elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
+            fuse_layers(model)
 
     @cached_property
     def quantized(self) -> Runner:
@@ -276,9 +278,7 @@ class Runner:
         """This model for one of several sequences, whose forwards run together."""
         made = copy(self)
         made.gathering = gathering
-        narrow = vars(self).get("quantized")  # shared, if there is one: it has weights of its own
-        if narrow is not None:
-            vars(made)["quantized"] = made if narrow is self else narrow.gathered_by(gathering)
+        vars(made).pop("quantized", None)  # of a CPU's runner that is the runner itself
         return made
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:

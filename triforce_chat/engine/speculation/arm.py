@@ -21,9 +21,11 @@ OUTLIER = 3.0  # a draft counts as at most this many times slower than usual
 class Drafter(Protocol):
     """A source of drafts: a small model, or a level that verifies another one's drafts.
 
-    ``device_side``: whether it can draft after a sequence whose length only the device knows.
+    ``name``: as events call it. ``device_side``: whether it can draft after a sequence whose length only the device
+    knows.
     """
 
+    name: str
     device_side: bool
 
     def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:

@@ -31,6 +31,8 @@ class DraftModel:
     Without ``lengths``, each draft is one graph.
     """
 
+    name = "draft"
+
     def __init__(
         self, model: Forward, cache: StreamingCache, lengths: Sequence[int] = (), group: RankGroup = SINGLE
     ) -> None:

@@ -169,7 +169,7 @@ class Planner:
     def outlook(self) -> tuple[float, float]:
         """Expected seconds per token without drafts, and in the plan that promises most; lookup is left out."""
         drafted = [1 / self._drafted(arm, self.most).rate for arm in self.arms if arm.measured]
-        return self._plain, min([self._plain, *drafted])
+        return self.plain_seconds, min([self.plain_seconds, *drafted])
 
     def survey(self, longest: int, left: int = EVERYTHING) -> None:
         """Prescribe rounds that measure plain decoding and every arm usable up to ``longest`` tokens.
@@ -202,7 +202,7 @@ class Planner:
     def renew(self, rest: int) -> None:
         """The answer may grow by ``rest`` tokens, for which captures may still pay."""
         rate = self.habit.rate
-        self.investment.renew(rest, min(self._plain, 1 / rate) if rate else self._plain)
+        self.investment.renew(rest, min(self.plain_seconds, 1 / rate) if rate else self.plain_seconds)
 
     def expected_rounds(self, length: int) -> list[tuple[Arm | None, int]]:
         """Rounds after ``length`` tokens, by arm and number of drafted tokens, in the order of their first use."""
@@ -314,7 +314,7 @@ class Planner:
         able = [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n) for arm in able if arm.measured]
         if self.may_be_plain and (self.times.known or self.undrafted.weight):
-            options += [Plan(0, rate=self.sequences / self._plain), self._looked_up(n, match)]
+            options += [Plan(0, rate=self.sequences / self.plain_seconds), self._looked_up(n, match)]
         best = max(options, key=self._appeal, default=Plan(0))
         trial = self._trial(able, best.rate, n)
         if trial:
@@ -330,12 +330,12 @@ class Planner:
         for arm in able:
             if arm.trials < len(TRIALS) and (not self.may_be_plain or self.rounds > TRY_AFTER):
                 n = min(TRIALS[arm.trials], most)
-                if not self.may_be_plain or self._affordable(arm, n, self._plain):
+                if not self.may_be_plain or self._affordable(arm, n, self.plain_seconds):
                     return Plan(n, arm)
                 continue
             waited = self.rounds - arm.measured_at
             if waited > arm.patience and (
-                not self.may_be_plain or self._affordable(arm, min(TRIALS[0], most), self._plain)
+                not self.may_be_plain or self._affordable(arm, min(TRIALS[0], most), self.plain_seconds)
             ):
                 again = self._drafted(arm, most) if arm.measured else Plan(min(TRIALS[0], most), arm, best)
                 if again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience:
@@ -351,8 +351,13 @@ class Planner:
         return first + self.gap.mean, more
 
     @property
-    def _plain(self) -> float:
-        """Seconds per token without drafts."""
+    def plain_is_measured(self) -> bool:
+        """True if tokens were decoded without drafts; else their time follows from that of verifications."""
+        return self.undrafted.weight > 0
+
+    @property
+    def plain_seconds(self) -> float:
+        """Seconds per token without drafts; 0 before the first measurement."""
         return self.undrafted.mean if self.undrafted.weight else self._round[0]
 
     # The device idles during these two, so they avoid tensors.

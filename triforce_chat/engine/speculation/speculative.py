@@ -250,7 +250,7 @@ class Speculative:
         verifying = self.ended - made.began - drafting
         timed = self.captures.count == made.captures
         self.planner.learn(plan, outcome.match, outcome.drafted, outcome.accepted, drafting, verifying, timed)
-        self.emit(Verified(self.name, outcome.drafted, outcome.accepted))
+        self._report(plan, outcome)
         return made, outcome
 
     def _commit(self, seq: TokenBuffer, made: Round, outcome: Outcome) -> None:
@@ -296,7 +296,7 @@ class Speculative:
             before, captured = now, self.captures.count
             self._learn_match(coming, outcome)
             late = outcome.following
-            self.emit(Verified(self.name, 0, 0))
+            self._report(coming.plan, outcome)
             yield outcome.checked().ids
             if following is None:
                 if coming.following is not None:
@@ -363,7 +363,14 @@ class Speculative:
                 plan, outcome.match, outcome.accepted, drafting, verifying, made.timed
             )
             self._learn_match(made, outcome)
-            self.emit(Verified(self.name, outcome.drafted, outcome.accepted))
+            self._report(plan, outcome)
+
+    def _report(self, plan: Plan, outcome: Outcome) -> None:
+        planner, drafter = self.planner, ""
+        if outcome.drafted:
+            drafter = plan.arm.drafter.name if plan.arm else "lookup"
+        plain_ms, measured = 1000 * planner.plain_seconds, planner.plain_is_measured
+        self.emit(Verified(self.name, outcome.drafted, outcome.accepted, drafter, plain_ms, measured))
 
     # What is captured ahead
 

@@ -85,6 +85,23 @@ class PersistentConversation:
         writer = self._writer(last.question if last else "", replaces=self._last_row)
         return self._written(self._inner.retry(), _itself, writer)
 
+    def revise(self, question: str) -> Generator[ChatEvent, None, None]:
+        writer = self._writer(question, replaces=self._last_row)
+        return self._written(self._inner.revise(question), _itself, writer)
+
+    def undo(self) -> Turn:
+        turn = self._inner.undo()
+        if self._opened and self._last_row is not None:
+            self._store.delete_turn(self._last_row)  # its documents then belong to the next question
+            self._last_row = self._store.last_answered_turn(self._opened[0])
+        return turn
+
+    def drop(self, number: int) -> Document:
+        document = self._inner.drop(number)
+        if self._opened:
+            self._store.remove_document(self._opened[0], document)
+        return document
+
     def resume(self) -> Generator[ChatEvent, None, None]:
         last = self._last_turn()
         beginning = Text(tuple(last.tally.token_ids), last.answer) if last else None

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from triforce_chat.chat.events import Citation, LevelTally, Place, Source, Sourced, Tally
-from triforce_chat.documents import Document, Page
+from triforce_chat.chat.events import Citation, LevelTally, LookedUp, Place, Source, Sourced, Tally
+from triforce_chat.documents import Document, Heading, Page
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
 from triforce_chat.storage.sessions.cells import UNREADABLE, inflated, object_of, record_of, text_of
+
+REMARKS = ("broken", "notices", "garbled")  # of a document
 
 
 def storable(text: str) -> str:
@@ -43,20 +45,26 @@ def pack_pages(document: Document) -> bytes:
 
 def pack_remarks(document: Document) -> str:
     """Notices about parts of a document that could not be read, as JSON."""
-    return json.dumps({"broken": document.broken, "notices": document.notices})
+    remarks = {name: getattr(document, name) for name in REMARKS}
+    headings = [[each.title, each.level, each.page, each.start] for each in document.headings]
+    return json.dumps({**remarks, "headings": headings, "has_lines": document.has_lines})
 
 
 def unpack_document(title: object, source: object, unit: object, remarks: object, pages: bytes) -> Document:
     """A document from the columns of its row. Raises one of ``cells.UNREADABLE``."""
     loaded = object_of(remarks)
     texts = json.loads(inflated(pages))
+    # An earlier version stored fewer remarks.
     return Document(
         text_of(title),
         text_of(source),
         tuple(Page(_checked(number, int), _checked(text, str)) for number, text in texts),
         text_of(unit),
-        tuple(_checked(number, int) for number in loaded["broken"]),
-        notices=tuple(_checked(notice, str) for notice in loaded["notices"]),
+        broken=tuple(_checked(number, int) for number in loaded.get("broken", ())),
+        notices=tuple(_checked(notice, str) for notice in loaded.get("notices", ())),
+        garbled=tuple(_checked(number, int) for number in loaded.get("garbled", ())),
+        headings=tuple(_heading(*each) for each in loaded.get("headings", ())),
+        has_lines=bool(loaded.get("has_lines", False)),
     )
 
 
@@ -68,7 +76,7 @@ def _checked(value: Any, kind: type) -> Any:
 
 def dump_statistics(tally: Tally) -> str:
     """A tally as JSON, without its text and token ids, which have columns of their own."""
-    left_out = ("top", "token_ids", "text")
+    left_out = ("top", "token_ids", "text", "latest")
     return json.dumps({name: value for name, value in asdict(tally).items() if name not in left_out})
 
 
@@ -108,4 +116,15 @@ def _load_sourced(values: dict[str, Any]) -> Sourced:
         )
         for each in values["citations"]
     )
-    return Sourced(sources, citations, _checked(values["seconds"], float))
+    quotes, standing = (tuple(map(_load_looked_up, values.get(name, ()))) for name in ("quotes", "standing"))
+    return Sourced(sources, citations, _checked(values["seconds"], float), quotes, standing)
+
+
+def _load_looked_up(values: dict[str, Any]) -> LookedUp:
+    places = tuple(record_of(Place, place) for place in values["found_on"])
+    return LookedUp(_checked(values["words"], str), places)
+
+
+def _heading(title: object, *numbers: object) -> Heading:
+    level, page, start = (_checked(number, int) for number in numbers)
+    return Heading(_checked(title, str), level, page, start)

@@ -147,6 +147,17 @@ class SessionOpener:
         stored: Sequence[Document] = self.record.documents if self.record else ()
         return any(document.pages == each.pages for each in stored)
 
+    @property
+    def current(self) -> str | None:
+        """The name of the session that is being written; None before its first question."""
+        current = next((each for each in self.saved_sessions() if each.current), None) if self.store else None
+        return current.name if current else None
+
+    def require_free(self, name: str) -> None:
+        """Raises UsageError for a name that no session may have, and for the session of this chat."""
+        if check_name(name) == self.current:
+            raise UsageError(f"this chat is the session {name}")
+
     def saved_sessions(self) -> list[SavedSession]:
         """All sessions, the last used first. Raises UsageError if this chat is not saved."""
         if self.store is None:

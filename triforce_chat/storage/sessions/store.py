@@ -78,6 +78,14 @@ class SessionStore:
         with self.database.transaction():
             self._insert_document(session, document)
 
+    def remove_document(self, session: int, document: Document) -> None:
+        """Delete the first document of a session that has this title and these pages."""
+        self.database.query(
+            "DELETE FROM documents WHERE id = "
+            "(SELECT min(id) FROM documents WHERE session = ? AND title = ? AND hash = ?)",
+            *(session, storable(document.title), pages_digest(document)),
+        )
+
     # Turns
 
     def begin_turn(
@@ -132,7 +140,7 @@ class SessionStore:
             self._end(turn, "", b"", INTERRUPTED, None)
 
     def delete_turn(self, turn: int) -> None:
-        """Delete a turn that was to replace another one and did not."""
+        """Delete a turn; its documents then belong to the next question."""
         self.database.query("DELETE FROM turns WHERE id = ?", turn)
 
     def last_answered_turn(self, session: int) -> int | None:

@@ -1,0 +1,103 @@
+"""Fused decoder layers of a CPU compute what transformers' own do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.tiny_models import VOCABULARY, save_adapter, save_model, write_quantized_gguf
+from torch import Tensor
+
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.forward import cpu_layer, runner
+from triforce_chat.engine.forward.cpu_layer import FEW, CpuLayer
+from triforce_chat.engine.forward.runner import Feed, Runner
+from triforce_chat.models.load import load_model
+
+IDS = torch.randint(3, len(VOCABULARY), (1, 130), generator=torch.Generator().manual_seed(0))
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+pytestmark = pytest.mark.usefixtures("kernels", "empty_cache")
+
+
+@pytest.fixture(params=FAMILIES)
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_quantized_gguf(tmp_path / "tiny.gguf", request.param, context=256)
+
+
+def loaded(file: Path) -> Runner:
+    return Runner(load_model(str(file), attention="sdpa", keep_format=True).model)
+
+
+def fed(model: Runner, *widths: int) -> Tensor:
+    """Logits [1, sum of widths, V] of the first ids, fed so many at a time."""
+    cache, parts, at = FullCache(model.shape, 256), [], 0
+    for n in widths:
+        parts.append(model(IDS[:, at : at + n], cache, n).clone())
+        at += n
+    return torch.cat(parts, 1)
+
+
+def test_logits_are_those_of_transformers_layers(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = loaded(file)
+    assert all(isinstance(layer, CpuLayer) for layer in fused.model.base_model.layers)
+    monkeypatch.setattr(runner, "fuse_layers", lambda _: None)
+    plain = loaded(file)
+    assert not any(isinstance(layer, CpuLayer) for layer in plain.model.base_model.layers)
+    for widths in ((1, 1, 1, 8, 11), (130,), (100, 1, 29)):
+        own, theirs = fed(fused, *widths), fed(plain, *widths)
+        assert (own - theirs).abs().max() < 2e-4 * theirs.abs().max()
+        assert theirs.std() > 0.5
+
+
+def test_few_tokens_have_the_same_logits_in_any_company(file: Path) -> None:
+    model = loaded(file)
+    one_by_one = fed(model, *([1] * 30))
+    assert torch.equal(fed(model, FEW, 14), one_by_one)
+    assert torch.equal(fed(model, 8, 3, FEW, 3), one_by_one)
+
+
+def test_many_tokens_are_attended_to_by_torch(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(file)
+    expected = fed(model, FEW)
+    monkeypatch.setattr(cpu_layer, "FEW", FEW - 1)
+    found = fed(model, FEW)
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_several_sequences_in_one_forward(file: Path) -> None:
+    model = loaded(file)
+
+    def feeds() -> list[Feed]:
+        caches = FullCache(model.shape, 64), FullCache(model.shape, 64)
+        for cache, n in zip(caches, (20, 9), strict=True):
+            model(IDS[:, :n], cache, 1)
+        return [Feed(IDS[:, 20:21], caches[0], 1), Feed(IDS[:, 9:12], caches[1], 3)]
+
+    together = [logits for logits, _ in model.compute(feeds())]
+    alone = [model(*feed).clone() for feed in feeds()]
+    assert all(torch.equal(own, other) for own, other in zip(together, alone, strict=True))
+
+
+def test_weights_keep_their_names(file: Path) -> None:
+    model = load_model(str(file), attention="sdpa", keep_format=True).model
+    before = list(dict(model.named_parameters()))
+    Runner(model)
+    assert list(dict(model.named_parameters())) == before
+
+
+def test_an_adapter_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_quantized_gguf(tmp_path / "tiny.gguf", context=256)
+    adapter = save_adapter(tmp_path / "adapter", base, hidden=256, lora_alpha=0.2)
+    fused, bare = fed(loaded(adapter), 8, 122), fed(loaded(base), 8, 122)
+    monkeypatch.setattr(runner, "fuse_layers", lambda _: None)
+    expected = fed(loaded(adapter), 8, 122)
+    assert (fused - expected).abs().max() < 2e-4 * expected.abs().max()
+    assert not torch.allclose(fused, bare, rtol=0.1)
+
+
+def test_dense_weights_are_left_to_transformers_layers(tmp_path: Path) -> None:
+    model = load_model(str(save_model(tmp_path / "dense")), attention="sdpa").model
+    assert not any(isinstance(layer, CpuLayer) for layer in Runner(model).model.base_model.layers)

@@ -1,0 +1,44 @@
+"""The files that paths, folders and patterns name."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+
+from triforce_chat.documents.addresses import is_url
+from triforce_chat.documents.reader import EXTENSIONS
+
+IN_FOLDERS = {*EXTENSIONS, ".txt"}  # the files of a folder that are documents
+
+
+def find_files(named: Sequence[str]) -> list[str]:
+    """The files that paths, folders (with theirs) and patterns name, each once; addresses in the web as they are.
+
+    A name without a file stays, so that whoever reads it tells what is wrong with it.
+    """
+    return list(dict.fromkeys(file for each in named for file in _files(each)))
+
+
+def _files(named: str) -> Iterator[str]:
+    if is_url(named):
+        yield named
+        return
+    named = os.path.expanduser(named)
+    is_pattern = glob.has_magic(named) and not os.path.lexists(named)
+    for path in (is_pattern and sorted(glob.glob(named, recursive=True))) or [named]:
+        yield from (os.path.isdir(path) and _documents_in(path)) or [os.path.normpath(path)]
+
+
+def _documents_in(folder: str) -> list[str]:
+    """The documents in a folder and in those below it, hidden ones left out."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        chosen = (name for name in sorted(names) if _is_document(name))
+        found += [os.path.normpath(os.path.join(place, name)) for name in chosen]
+    return [path for path in found if os.path.isfile(path)]
+
+
+def _is_document(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IN_FOLDERS

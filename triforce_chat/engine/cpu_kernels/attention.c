@@ -1,0 +1,307 @@
+/* Attention of few tokens over fp32 keys and values, softmax included, and rotary position embeddings.
+ *
+ * The query heads that share a head of keys are rows of one matrix, so keys and values are read once. Keys are taken in
+ * spans of a fixed length, whose results are joined in order: a row's result depends neither on the number of threads
+ * nor on what is computed beside it.
+ */
+#ifndef PATH_NAME
+
+#include "vectors.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define SPAN 512     /* keys whose scores are kept at a time */
+#define MOST_DIM 256 /* numbers of a key */
+#define KEYS 8       /* keys that are multiplied at a time */
+#define VALUES 64    /* values that all rows are weighted with while they are in the nearest cache */
+#define ROWS 4       /* rows of weights that are multiplied at a time, */
+#define PIECES 2     /* with vectors of a value */
+#define LOWEST -3e38f
+
+/* Queries of one head of keys, and a span of its keys and values. */
+typedef struct {
+    const float *queries;               /* of the first of the heads that share the keys */
+    int64_t head_stride, token_stride;  /* of queries */
+    int64_t tokens, dim;
+    float scale;
+    const float *keys, *values;         /* of the span's first token */
+    int64_t stride;                     /* from token to token */
+    int64_t count;                      /* tokens in the span */
+    int64_t seen;                       /* of which the first of the new tokens sees, the next one more, and so on */
+} Span;
+
+/* Of `lanes` rows from `row` on: the largest score, and sums of weights and of weighted values. */
+typedef struct {
+    float *peak, *total, *mixed;
+} Partial;
+
+/* Row r of a head is token r % tokens of the query head r / tokens. */
+INLINE const float *query_of(const Span *s, int64_t row) {
+    return s->queries + row / s->tokens * s->head_stride + row % s->tokens * s->token_stride;
+}
+
+#define PATH_NAME plain
+#define TARGET
+#define VECTOR PlainVector
+#define LANES 16
+#define UNROLL
+#include "attention.c"
+
+#if defined(__x86_64__)
+#define PATH_NAME avx2
+#define TARGET TARGET2
+#define VECTOR __m256
+#define LANES 8
+#define UNROLL UNROLL_FULLY
+#include "attention.c"
+
+#define PATH_NAME avx512
+#define TARGET TARGET5
+#define VECTOR __m512
+#define LANES 16
+#define UNROLL UNROLL_FULLY
+#include "attention.c"
+#endif
+
+/* ---- Called from Python ---- */
+
+typedef struct {
+    Span span; /* of the first head's first key */
+    int path;
+    int64_t heads, group, length;
+    int64_t query_stride, kv_stride; /* from head of keys to head of keys */
+    float *partial;
+    float *out;
+} Attention;
+
+static void attend_span(const Attention *a, int64_t rows, int64_t unit, int64_t spans) {
+    int64_t head = unit / spans, first = unit % spans * SPAN, room = rows * (a->span.dim + 2);
+    Span s = a->span;
+    s.queries += head * a->query_stride;
+    s.keys += head * a->kv_stride + first * s.stride;
+    s.values += head * a->kv_stride + first * s.stride;
+    s.count = a->length - first < SPAN ? a->length - first : SPAN;
+    s.seen = a->length - s.tokens + 1 - first;
+    float *peak = a->partial + unit * room;
+    Partial out = {peak, peak + rows, peak + 2 * rows};
+#if defined(__x86_64__)
+    /* Half of a wide vector would be empty, and the sums are the same. */
+    if (a->path == AVX512 && rows > 8) span_avx512(&s, rows, out);
+    else if (a->path != PLAIN) span_avx2(&s, rows, out);
+    else
+#endif
+        span_plain(&s, rows, out);
+}
+
+/* A row's result from those of its spans. */
+static void join_spans(const Attention *a, int64_t rows, int64_t head, int64_t row, int64_t spans) {
+    int64_t dim = a->span.dim, tokens = a->span.tokens, room = rows * (dim + 2);
+    const float *peaks = a->partial + head * spans * room + row;
+    float *out = a->out + (row % tokens * a->heads * a->group + head * a->group + row / tokens) * dim;
+    float highest = LOWEST, total = 0;
+    for (int64_t s = 0; s < spans; s++)
+        if (peaks[s * room] > highest) highest = peaks[s * room];
+    memset(out, 0, (size_t)dim * sizeof *out);
+    for (int64_t s = 0; s < spans; s++) {
+        const float *peak = peaks + s * room, *mixed = peak - row + 2 * rows + row * dim;
+        float weight = spans > 1 ? expf(*peak - highest) : 1;
+        total += weight * peak[rows];
+        for (int64_t d = 0; d < dim; d++) out[d] += weight * mixed[d];
+    }
+    for (int64_t d = 0; d < dim; d++) out[d] /= total;
+}
+
+static void attend_share(void *data) {
+    const Attention *a = data;
+    int64_t rows = a->group * a->span.tokens, spans = (a->length + SPAN - 1) / SPAN, from, to;
+    share_of(a->heads * spans, &from, &to);
+    for (int64_t unit = from; unit < to; unit++) attend_span(a, rows, unit, spans);
+    GOMP_barrier();
+    share_of(a->heads * rows, &from, &to);
+    for (int64_t at = from; at < to; at++) join_spans(a, rows, at / rows, at % rows, spans);
+}
+
+/* Causal attention of the last `tokens` of `length` tokens: out [tokens, heads * group, dim].
+ *
+ * Keys and values have the same strides. `dim` is a multiple of 16, up to
+ * 256. */
+void attend(int path, const float *queries, int64_t query_head, int64_t query_token, const float *keys,
+            const float *values, int64_t kv_head, int64_t kv_token, int64_t heads, int64_t group, int64_t tokens,
+            int64_t length, int64_t dim, float scale, float *out, int threads) {
+    int64_t spans = (length + SPAN - 1) / SPAN, rows = group * tokens;
+    float *partial = malloc((size_t)(heads * spans * rows * (dim + 2)) * sizeof *partial);
+    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, kv_token, 0, 0};
+    Attention job = {span, path, heads, group, length, group * query_head, kv_head, partial, out};
+    GOMP_parallel(attend_share, &job, (unsigned)threads, 0);
+    free(partial);
+}
+
+/* Heads of the dimension `dim`: those of `tokens` rows of `stride` numbers, and where a head's norm is given, normed. */
+typedef struct {
+    float *x;
+    int64_t tokens, stride, query_heads, key_heads, dim;
+    const float *query_norm, *key_norm;
+    float eps;
+    const float *cos, *sin; /* [tokens, dim] */
+} Rotation;
+
+static void rotate_head(float *x, int64_t dim, const float *cos, const float *sin) {
+    int64_t half = dim / 2;
+    for (int64_t d = 0; d < half; d++) {
+        float low = x[d], high = x[half + d];
+        x[d] = low * cos[d] - high * sin[d];
+        x[half + d] = high * cos[half + d] + low * sin[half + d];
+    }
+}
+
+static void norm_head(float *x, int64_t dim, const float *weight, float eps) {
+    float squares = 0;
+    for (int64_t d = 0; d < dim; d++) squares += x[d] * x[d];
+    float factor = 1 / sqrtf(squares / (float)dim + eps);
+    for (int64_t d = 0; d < dim; d++) x[d] *= factor * weight[d];
+}
+
+static void rotate_share(void *data) {
+    const Rotation *r = data;
+    int64_t heads = r->query_heads + r->key_heads, from, to;
+    share_of(r->tokens * heads, &from, &to);
+    for (int64_t at = from; at < to; at++) {
+        int64_t token = at / heads, head = at % heads;
+        float *x = r->x + token * r->stride + head * r->dim;
+        const float *norm = head < r->query_heads ? r->query_norm : r->key_norm;
+        if (norm) norm_head(x, r->dim, norm, r->eps);
+        rotate_head(x, r->dim, r->cos + token * r->dim, r->sin + token * r->dim);
+    }
+}
+
+/* Rotate, after their norms where there are any, the queries and keys x [tokens, stride] that begin each row. */
+void rotate(float *x, int64_t tokens, int64_t stride, int64_t query_heads, int64_t key_heads, int64_t dim,
+            const float *query_norm, const float *key_norm, float eps, const float *cos, const float *sin,
+            int threads) {
+    Rotation job = {x, tokens, stride, query_heads, key_heads, dim, query_norm, key_norm, eps, cos, sin};
+    GOMP_parallel(rotate_share, &job, (unsigned)threads, 0);
+}
+
+#else /* a path's copy of what all of them share */
+
+#define OF(name) JOIN(name, PATH_NAME)
+
+/* e to the power of x, which is 0 or less: by Cephes' polynomial, with an error of two roundings. */
+INLINE TARGET VECTOR OF(exponential)(VECTOR x) {
+    const float magic = 0x1.8p23f + 127; /* a sum with it has the nearest integer plus 127 in its lowest bits */
+    static const float terms[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                                  5.0000001201e-1f};
+    x = OF(larger)(x, OF(broadcast)(-87));
+    VECTOR biased = OF(add_product)(x, OF(broadcast)(1.44269504f), OF(broadcast)(magic));
+    VECTOR n = OF(add)(biased, OF(broadcast)(-magic));
+    VECTOR rest = OF(add_product)(n, OF(broadcast)(-0.693359375f), x);
+    rest = OF(add_product)(n, OF(broadcast)(2.12194440e-4f), rest);
+    VECTOR sum = OF(broadcast)(1.9875691500e-4f);
+    UNROLL for (int i = 0; i < 5; i++) sum = OF(add_product)(sum, rest, OF(broadcast)(terms[i]));
+    sum = OF(add_product)(sum, OF(multiply)(rest, rest), OF(add)(rest, OF(broadcast)(1)));
+    return OF(multiply)(sum, OF(low_bits_to_power)(biased));
+}
+
+/* scores [count, LANES] of the queries [dim, LANES]; up to KEYS - 1 more keys than there are get scores too. */
+INLINE TARGET void OF(score)(const Span *s, const float *queries, float *scores) {
+    for (int64_t first = 0; first < s->count; first += KEYS) {
+        const float *keys[KEYS];
+        VECTOR sums[KEYS];
+        UNROLL for (int k = 0; k < KEYS; k++) {
+            keys[k] = s->keys + (first + k < s->count ? first + k : s->count - 1) * s->stride;
+            sums[k] = OF(zero)();
+        }
+        for (int64_t d = 0; d < s->dim; d++) {
+            VECTOR query = OF(load)(queries + d * LANES);
+            UNROLL for (int k = 0; k < KEYS; k++)
+                sums[k] = OF(add_product)(query, OF(broadcast)(keys[k][d]), sums[k]);
+        }
+        UNROLL for (int k = 0; k < KEYS; k++) OF(store)(scores + (first + k) * LANES, sums[k]);
+    }
+}
+
+/* Put `value` where a token does not see a key. */
+INLINE TARGET void OF(hide)(const Span *s, int64_t row, float *scores, float value) {
+    for (int64_t key = s->seen > 0 ? s->seen : 0; key < s->count; key++)
+        for (int lane = 0; lane < LANES; lane++)
+            if (s->seen + (row + lane) % s->tokens <= key) scores[key * LANES + lane] = value;
+}
+
+/* The scores become weights relative to the largest one of each lane; returns these and the weights' sums. */
+INLINE TARGET void OF(weigh)(const Span *s, int64_t row, float *scores, float peak[LANES], float total[LANES]) {
+    VECTOR highest = OF(broadcast)(LOWEST), sum = OF(zero)();
+    OF(hide)(s, row, scores, LOWEST);
+    for (int64_t key = 0; key < s->count; key++) highest = OF(larger)(highest, OF(load)(scores + key * LANES));
+    OF(store)(peak, highest);
+    VECTOR below = OF(multiply)(highest, OF(broadcast)(-1));
+    for (int64_t key = 0; key < s->count; key++)
+        OF(store)(scores + key * LANES, OF(exponential)(OF(add)(OF(load)(scores + key * LANES), below)));
+    OF(hide)(s, row, scores, 0);
+    for (int64_t key = 0; key < s->count; key++) sum = OF(add)(sum, OF(load)(scores + key * LANES));
+    OF(store)(total, sum);
+}
+
+/* Add weights times values to `pieces` vectors of some rows of mixed [ROWS, dim]; the weights lie LANES apart. */
+INLINE TARGET void OF(mix)(const Span *s, const float *weights, int64_t first, int64_t last, int64_t column, int pieces,
+                           float *const mixed[ROWS]) {
+    VECTOR sums[ROWS][PIECES];
+    UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL for (int p = 0; p < pieces; p++) sums[r][p] = OF(load)(mixed[r] + column + p * LANES);
+    for (int64_t key = first; key < last; key++) {
+        const float *at = s->values + key * s->stride + column;
+        VECTOR value[PIECES];
+        UNROLL for (int p = 0; p < pieces; p++) value[p] = OF(load)(at + p * LANES);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            VECTOR weight = OF(broadcast)(weights[key * LANES + r]);
+            UNROLL for (int p = 0; p < pieces; p++) sums[r][p] = OF(add_product)(weight, value[p], sums[r][p]);
+        }
+    }
+    UNROLL for (int r = 0; r < ROWS; r++)
+        UNROLL for (int p = 0; p < pieces; p++) OF(store)(mixed[r] + column + p * LANES, sums[r][p]);
+}
+
+/* mixed [rows, dim] = the transposed weights [count, LANES] times the values, some of which stay in the nearest cache
+ * for all rows. */
+INLINE TARGET void OF(mix_all)(const Span *s, const float *weights, int64_t rows, float *mixed) {
+    float nobody_s[MOST_DIM];
+    memset(mixed, 0, (size_t)(rows * s->dim) * sizeof *mixed);
+    memset(nobody_s, 0, sizeof nobody_s);
+    for (int64_t first = 0; first < s->count; first += VALUES) {
+        int64_t last = first + VALUES < s->count ? first + VALUES : s->count, column = 0;
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            float *to[ROWS];
+            for (int r = 0; r < ROWS; r++) to[r] = row + r < rows ? mixed + (row + r) * s->dim : nobody_s;
+            for (column = 0; column + PIECES * LANES <= s->dim; column += PIECES * LANES)
+                OF(mix)(s, weights + row, first, last, column, PIECES, to);
+            for (; column < s->dim; column += LANES) OF(mix)(s, weights + row, first, last, column, 1, to);
+        }
+    }
+}
+
+/* LANES rows, or fewer, from `row` on. */
+INLINE TARGET void OF(some_rows)(const Span *s, int64_t row, int64_t rows, Partial out) {
+    float queries[MOST_DIM * LANES], scores[(SPAN + KEYS) * LANES], peak[LANES], total[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        const float *query = query_of(s, row + (lane < rows ? lane : rows - 1));
+        for (int64_t d = 0; d < s->dim; d++) queries[d * LANES + lane] = query[d] * s->scale;
+    }
+    OF(score)(s, queries, scores);
+    OF(weigh)(s, row, scores, peak, total);
+    OF(mix_all)(s, scores, rows, out.mixed + row * s->dim);
+    memcpy(out.peak + row, peak, (size_t)rows * sizeof *peak);
+    memcpy(out.total + row, total, (size_t)rows * sizeof *total);
+}
+
+static TARGET void OF(span)(const Span *s, int64_t rows, Partial out) {
+    for (int64_t row = 0; row < rows; row += LANES)
+        OF(some_rows)(s, row, rows - row < LANES ? rows - row : LANES, out);
+}
+
+#undef OF
+#undef PATH_NAME
+#undef TARGET
+#undef VECTOR
+#undef LANES
+#undef UNROLL
+#endif

@@ -1,0 +1,68 @@
+"""Attention and rotary position embeddings by the compiled library."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cpu_kernels import compiled
+from triforce_chat.engine.cpu_kernels.few_rows import Norm
+
+DIMS = range(16, 257, 16)  # of heads
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: float) -> Tensor:
+    """Causal attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
+
+    keys and values: [1, Hkv, S, D] with the same strides. All are in fp32. A row of the result is the same bit by bit
+    whatever other queries are there.
+    """
+    _, heads, n, dim = query.shape
+    out = torch.empty(n, heads * dim)
+    compiled.loaded().attend(
+        compiled.instructions(),
+        query.data_ptr(),
+        query.stride(1),
+        query.stride(2),
+        keys.data_ptr(),
+        values.data_ptr(),
+        keys.stride(1),
+        keys.stride(2),
+        keys.shape[1],
+        heads // keys.shape[1],
+        n,
+        length,
+        dim,
+        scale,
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def rotate(
+    x: Tensor,
+    heads: tuple[int, int],
+    dim: int,
+    norms: tuple[Norm | None, Norm | None],
+    cos: Tensor,
+    sin: Tensor,
+) -> None:
+    """Rotate the query heads and the key heads, which begin the rows x [n, ...], in place; after their norms, if any.
+
+    cos and sin: [n, dim].
+    """
+    query_norm, key_norm = norms
+    compiled.loaded().rotate(
+        x.data_ptr(),
+        len(x),
+        x.stride(0),
+        *heads,
+        dim,
+        query_norm and query_norm.weight.data_ptr(),
+        key_norm and key_norm.weight.data_ptr(),
+        query_norm.eps if query_norm else 0.0,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        torch.get_num_threads(),
+    )

@@ -1,0 +1,38 @@
+"""The labels of the engine's panel, and what each figure means, for ``/help panel``."""
+
+from __future__ import annotations
+
+DRAFTING, ACCEPTED, SPEED, CACHE = "drafting", "drafts accepted", "speed", "retrieval cache"
+
+PANEL = "panel"  # the topic of /help
+
+EXPLAINED = (
+    (
+        DRAFTING,
+        "Who proposes tokens now, and who checks them on the way up; the target's tokens are the answer.",
+    ),
+    (
+        ACCEPTED,
+        "Of the proposed tokens that a level tested, the share that it kept. Tokens behind a rejected one are "
+        "not tested. The answer is the same whatever the share is; a low one only costs time.",
+    ),
+    ("tokens/s", "Tokens of this answer per second of decoding; reading is not counted."),
+    ("ms/token", "The same as milliseconds per token."),
+    (
+        "x plain decoding",
+        "How many times faster than one token per step of the target. Measured: such steps were "
+        "timed here. Expected: their time follows from the steps that check drafts.",
+    ),
+    (
+        "tokens per round",
+        "Tokens of the answer for each step of the target over the full cache: the accepted ones and "
+        "one more.",
+    ),
+    (CACHE, "How often the part of the document that drafts read was chosen, how many tokens ago, and why."),
+    (
+        "bars",
+        "Accepted tokens in each of the last rounds; ^ marks the rounds in which the retrieval cache was built.",
+    ),
+    ("tokens of the limit", "Tokens of the answer so far, of the most that it may have (/set max-tokens)."),
+    ("context", "Tokens of documents, questions and answers, of the most that the model can read."),
+)
