@@ -93,7 +93,9 @@ class ToyCache:
 
 
 class Stateless:
-    """What a model does for drafts that read states, if there are none."""
+    """What a model does for drafts that read states, if there are none, and whose forwards run alone."""
+
+    sequences = 1
 
     def committed(self, count: Tensor, length: Tensor) -> None:
         pass
@@ -127,6 +129,10 @@ class ToyModel:
     state: ToyState | None = None
     reads: ToyState | None = None
     rows: list[Context] = field(default_factory=list)  # contexts of the last forward's rows
+
+    @property
+    def sequences(self) -> int:
+        return 1
 
     def logits(self, context: Context) -> Tensor:
         if self.reads is not None and len(context) > self.reads.base:
