@@ -354,6 +354,7 @@ def ablations() -> str:
 def parallel() -> str:
     """Several GPUs."""
     cases = (
+        ("on chip, H100", "h100-parallel"),
         ("on chip", "h200-parallel"),
         ("on chip", "h200-parallel-four"),
         ("KV in host memory", "h200-parallel-offload"),
@@ -391,6 +392,39 @@ def parallel() -> str:
         for each in rows(name, contender="triforce")
     ]
     return table(header, lines) + "\n" + source(*(name for _, name in cases))
+
+
+def together(*names: str) -> str:
+    """Questions about one text that are answered at once."""
+    header = (
+        "context",
+        "stack",
+        "T",
+        "answers",
+        "one, s",
+        "all, s (range)",
+        "all/one",
+        "ms/token",
+        "tokens/round",
+        "fresh",
+    )
+    lines = [
+        (
+            f"{each['context']:,}",
+            f"`{each['contender']}`",
+            f"{each['temperature']:g}",
+            str(each["sequences"]),
+            number(each["one_s"]),
+            f"{each['together_s']:.2f} ({each['spread_s'][0]:.2f}–{each['spread_s'][1]:.2f})",
+            number(each["times_one"]),
+            number(each["ms_per_token"], 1),
+            number(each["tokens_per_round"]),
+            number(each["fresh"]),
+        )
+        for name in names
+        for each in record(name)["shared"]
+    ]
+    return table(header, lines) + "\n" + source(*names)
 
 
 def start_up() -> str:
@@ -515,6 +549,7 @@ TABLES = {
     **{name: partial(same_text, f"h200-{name}") for name in SAME_TEXT},
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
+    "cpu-together": partial(together, "cpu-together"),
     "cpu-stock": cpu_stock,
     "cpu-peer-medium": partial(peer, "cpu-peer-0.5b-512"),
     "temperatures": partial(temperatures, "h200-temperatures"),

@@ -103,7 +103,7 @@ def test_sources_of_an_answer_unless_they_are_not_wanted(server: Running) -> Non
     create = server.openai.chat.completions.create
     whole = create(model="default", messages=ASKED).model_dump()
     assert whole["sources"] == [
-        {"document": "Book", "unit": "page", "page": 7, "share": 0.6, "sentence": "A lamp."}
+        {"document": "Book", "unit": "page", "page": 7, "share": 0.6, "sentence": "A lamp.", "where": ""}
     ]
     assert whole["citations"][0]["holds"] is True
     *_, last = create(model="default", messages=ASKED, stream=True)

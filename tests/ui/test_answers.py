@@ -52,7 +52,7 @@ def test_a_row_for_each_running_answer_and_totals() -> None:
     for item in [*ended(0, "they"), (1, Prefilled(1, 9, 0, 0.0)), *ended(2, "there")[:2]]:
         answers.add(item)
     assert rows_of(answers) == [
-        *("2 Why, with a line end? reading", "3 Where? 5 tokens · target 67 %"),
+        *("2 Why, with a line end? reading", "3 Where? 5 tokens · 67 % accepted"),
         "1 of 3 questions answered · 9 tokens · 4.5 tokens/round",
     ]
 

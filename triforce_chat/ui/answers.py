@@ -76,9 +76,13 @@ class Answers:
 
     def _state(self, number: int) -> str:
         tally = self.panels[number].tally
-        rates = formatting.acceptance_rates(tally)
         if tally.token_ids:
-            return formatting.SEPARATOR.join([formatting.count(len(tally.token_ids), "token"), *rates[:1]])
+            accepted = [
+                f"{formatting.percent(level.acceptance)} accepted"
+                for _, level in formatting.levels_from_top(tally)[:1]
+                if level.tested
+            ]
+            return formatting.SEPARATOR.join([formatting.count(len(tally.token_ids), "token"), *accepted])
         return "reading" if tally.prefill else "waiting"
 
     def _totals(self) -> list[str]:

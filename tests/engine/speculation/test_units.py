@@ -524,7 +524,8 @@ def test_grouped_attention_against_repeated_keys(
 
     module: Any = torch.nn.Module()
     module.layer_idx = 0
-    out, _ = attention.attend(module, query, keys[:, :, past:], values[:, :, past:], None, 0.3, kv=Cache())
+    parts: Any = [attention.Part(Cache(), n)]  # type: ignore[arg-type]
+    out, _ = attention.attend(module, query, keys[:, :, past:], values[:, :, past:], None, 0.3, kv=parts)
     logits = 0.3 * query @ keys.repeat_interleave(3, 1).transpose(-1, -2)
     logits += torch.full((n, past + n), -math.inf).triu_(past + 1)
     want = torch.softmax(logits, -1) @ values.repeat_interleave(3, 1)

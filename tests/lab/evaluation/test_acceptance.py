@@ -18,6 +18,7 @@ from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.forward.attention import Part
 from triforce_chat.engine.forward.runner import LoopForward, Runner
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.lookup import NgramLookup
@@ -85,11 +86,12 @@ def draft_logits(lab: Lab, prompt: Sequence[int], made: Sequence[int]) -> Tensor
     ids, found, start = [*prompt, *made], [], len(prompt) - 240
     for at in range(len(prompt), len(ids)):
         held = torch.tensor([ids[:16] + ids[start:at]])
-        found.append(lab.draft.model(held, kv=Whole()).logits[0, -1])
+        parts = [Part(Whole(), held.shape[1])]
+        found.append(lab.draft.model(held, kv=parts).logits[0, -1])
     return torch.stack(found)
 
 
-class Whole:
+class Whole(KVCache):
     """A cache that hands back what it was given."""
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Any:  # noqa: ARG002
