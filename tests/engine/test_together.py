@@ -136,6 +136,14 @@ def test_the_book_is_read_once_and_kept_once(lab: Lab) -> None:
     assert prefixes == {origin.full.storage.view(1, 1).keys.data_ptr()}
 
 
+def test_auto_decodes_plainly_and_others_as_they_are(lab: Lab) -> None:
+    for stack in STACKS:
+        wanted = "autoregressive" if stack == "auto" else stack
+        places = together.Places(engine_of(lab, stack), 0, questions(2), 2)
+        forked = engine_of(lab, stack).fork(0, 300, together.Gathered(), places.take(0))
+        assert forked.options.name == wanted
+
+
 def test_prompts_that_share_less_than_a_chunk_share_nothing(lab: Lab) -> None:
     origin = engine_of(lab)
     same = [Request([*BOOK[:63], i, 5, 6], 5) for i in range(2)]

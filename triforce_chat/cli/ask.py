@@ -16,6 +16,7 @@ from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_mo
 from triforce_chat.cli.options import Documents
 from triforce_chat.cli.output import print_json, screen_of
 from triforce_chat.cli.reading import read_all
+from triforce_chat.cli.run_info import planned, run_info_of
 from triforce_chat.errors import ExactnessError, Interrupted, UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
@@ -229,20 +230,6 @@ def compare_once(
     if result is not None and result.mismatches:
         raise ExactnessError(f"{result.mismatches} tokens differ from plain decoding beyond rounding")
     return "stop" if result else "interrupted"
-
-
-def run_info_of(options: Options, automatic: bool, session: ChatSession, load_s: float) -> RunInfo:
-    """What the records say of the model; ``automatic``: the program has chosen it."""
-    from triforce_chat.chat.records import RunInfo
-
-    loaded = session.loaded
-    weights = loaded.stored.format if loaded.stored else ""
-    return RunInfo(options.model, loaded.draft, options.stack, load_s, automatic, weights)
-
-
-def planned(run_info: RunInfo, session: ChatSession) -> RunInfo:
-    """With the figures that the answer was planned by, which may have been measured just before it."""
-    return dataclasses.replace(run_info, calibration=session.engine.plan_key)
 
 
 def ignore(_event: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triforce_chat.cli.ask import planned, run_info_of
 from triforce_chat.cli.engines import open_session
 from triforce_chat.cli.output import show_warning
 from triforce_chat.cli.reading import read_all, read_one
+from triforce_chat.cli.run_info import planned, run_info_of
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:

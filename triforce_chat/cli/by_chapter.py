@@ -11,6 +11,7 @@ import typer
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
 from triforce_chat.cli.output import print_json, print_line, screen_of
 from triforce_chat.cli.reading import read_all
+from triforce_chat.cli.run_info import planned, run_info_of
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
@@ -27,7 +28,6 @@ def summarize_chapters(documents: list[str], question: str, options: Options) ->
     """Show a summary under each chapter's title, or print one JSON object for each."""
     from triforce_chat.chat.records import answer_object
     from triforce_chat.chat.session import ChatSession
-    from triforce_chat.cli.ask import planned, run_info_of
     from triforce_chat.loading.spec import EngineSpec
 
     if options.jsonl:

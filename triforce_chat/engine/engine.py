@@ -120,6 +120,15 @@ class Engine:
         alone = self.full.storage.streams or self.target.state is not None
         return None if alone or self.target.device.type != "cpu" else self
 
+    @property
+    def forked_options(self) -> StackOptions:
+        """The stack of the engines that ``fork`` makes.
+
+        ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single sequence, and
+        drafts, which would have to pay for their rows in all of them, cost more than they bring.
+        """
+        return PLAIN if self.options.name == StackOptions().name else self.options
+
     def fork(
         self, shared: int, context: int, gathering: Gathering, storage: Callable[[Shape, int], KVStorage]
     ) -> Engine:
@@ -134,7 +143,7 @@ class Engine:
             context,
             TextCodec(self.decode, self.eos_ids),
             self.draft and self.draft.gathered_by(gathering),
-            self.options,
+            self.forked_options,
             storage=storage,
             calibrations=ReadOnlyCalibrations(self.calibrations),
         )

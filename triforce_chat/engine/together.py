@@ -243,6 +243,6 @@ def shared_prefix(engine: Engine, requests: Sequence[Request]) -> int:
 
 def _prepared(engine: Engine, request: Request, shared: int) -> Iterator[Event]:
     """Measure what repeatable plans go by, if that was not done, and read exactly the shared prefix."""
-    if engine.options.repeatable:
+    if engine.forked_options.repeatable:
         yield from engine.calibrate(request)
     yield from engine.prefill(request.prompt[:shared], request.spans)
