@@ -24,6 +24,7 @@ LIKELY = (
 BINARY = "binary data, not a document or a text"
 SAMPLE = 1 << 16
 BINARY_SHARE = 0.03  # of control characters; random bytes have a tenth
+FEW_NULS = 512  # characters; so many may be a slip in a text, however short
 DAMAGE_SHARE = 0.1  # of the characters beyond ASCII; other encodings exceed it by far
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
@@ -42,7 +43,7 @@ def decode(data: bytes, declared: str | None = None) -> Decoded:
     mark, name = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", "utf-8"))
     body, name = data[len(mark) :], name if mark else _unmarked(data)
     strict = _strict(body, name)
-    if strict is not None and strict.count("\0") > BINARY_SHARE * len(strict):
+    if strict is not None and strict.count("\0") > max(FEW_NULS, BINARY_SHARE * len(strict)):
         raise DocumentError(BINARY)
     if strict is not None:
         return Decoded(clean(strict))
