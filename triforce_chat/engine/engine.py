@@ -113,7 +113,7 @@ class Engine:
     def forkable(self) -> Engine | None:
         """This engine, if ``fork`` can make others like it, whose forwards are worth running together.
 
-        Not on a GPU, where one answer after the other by captured graphs takes no longer; nor where every forward
+        Not on a GPU, as each captured graph belongs to the buffers of one sequence; nor where every forward
         streams keys and values from host memory, which would have to come once for each; nor where a draft reads the
         state of the target's latest forward.
         """
