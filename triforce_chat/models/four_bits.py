@@ -33,20 +33,28 @@ OUTPUT = Kind.Q8_0
 @torch.no_grad()
 def round_to_four_bits(model: Any) -> None:
     """Replace all linear layers of a model on a GPU, one after another; the embedding stays."""
+    device = model.lm_head.weight.device
     for layer in model.model.layers:
         for path in ROLES.values():
             layer.set_submodule(path, rounded(layer.get_submodule(path), Kind.Q4_0))
     model.lm_head = rounded(model.lm_head, OUTPUT)
+    # They wait in main memory until no wide matrix is left: in gaps between these they would keep memory from others.
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    for layer in [each for each in model.modules() if isinstance(each, QuantizedLinear)]:
+        weight = layer.matrix.weight
+        layer.matrix.weight = weight._replace(data=weight.data.to(device), scale=weight.scale.to(device))
 
 
 def rounded(linear: nn.Linear, kind: Kind) -> QuantizedLinear:
-    """The layer with a quantized matrix."""
+    """The layer with a quantized matrix, in main memory."""
     from triforce_chat.engine.forward.grouped_matrix import GroupedMatrix
     from triforce_chat.engine.kernels.quantized_weight import pack
 
     numbers, scale = integers(linear.weight, weight_format(kind).group, LARGEST[kind])
     codes = weight_format(kind).codes
     weight = pack(codes, (numbers + codes.zero).to(torch.int16), scale)
+    weight = weight._replace(data=weight.data.cpu(), scale=weight.scale.cpu())
     return QuantizedLinear(GroupedMatrix(weight, linear.weight.dtype), linear.bias)
 
 
