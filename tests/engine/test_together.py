@@ -20,6 +20,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling
@@ -129,7 +130,7 @@ def test_the_book_is_read_once_and_kept_once(lab: Lab) -> None:
         answers(origin, requests, 3)
     assert sum(fed) == len(BOOK) + sum(len(request.prompt) - 1 - len(BOOK) for request in requests)
     places = together.Places(origin, len(BOOK), requests, 2)
-    forked = [origin.fork(len(BOOK), 300, together.Gathered(), places.take(number)) for number in range(2)]
+    forked = [origin.fork(len(BOOK), 300, Gathered(), places.take(number)) for number in range(2)]
     assert [each.cached for each in forked] == [BOOK, BOOK]
     views = [each.full.storage.view(1, len(BOOK) + 1).shared for each in forked]
     prefixes = {view.prefix.keys.data_ptr() for view in views if view}
@@ -140,7 +141,7 @@ def test_auto_decodes_plainly_and_others_as_they_are(lab: Lab) -> None:
     for stack in STACKS:
         wanted = "autoregressive" if stack == "auto" else stack
         places = together.Places(engine_of(lab, stack), 0, questions(2), 2)
-        forked = engine_of(lab, stack).fork(0, 300, together.Gathered(), places.take(0))
+        forked = engine_of(lab, stack).fork(0, 300, Gathered(), places.take(0))
         assert forked.options.name == wanted
 
 
