@@ -25,7 +25,7 @@ from triforce_chat.engine.events import (
     Text,
 )
 from triforce_chat.engine.forward.runner import Gathering, Runner
-from triforce_chat.engine.prefix_cache import PrefixCache
+from triforce_chat.engine.prefix_cache import PrefixCache, piece_of
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
 from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
@@ -122,12 +122,8 @@ class Engine:
 
     @property
     def forked_options(self) -> StackOptions:
-        """The stack of the engines that ``fork`` makes.
-
-        ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single sequence, and
-        drafts, which would have to pay for their rows in all of them, cost more than they bring.
-        """
-        return PLAIN if self.options.name == StackOptions().name else self.options
+        """The stack of the engines that ``fork`` makes."""
+        return gathered_options(self.options)
 
     def fork(
         self, shared: int, context: int, gathering: Gathering, storage: Callable[[Shape, int], KVStorage]
@@ -148,6 +144,7 @@ class Engine:
             calibrations=ReadOnlyCalibrations(self.calibrations),
         )
         made.prefix.adopt(self.prefix, shared)
+        made.prefix.piece = piece_of(self.target, context)
         return made
 
     @property
@@ -311,6 +308,15 @@ class Engine:
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.long, device=self.target.device)
+
+
+def gathered_options(options: StackOptions) -> StackOptions:
+    """The stack by which one of several sequences decodes, of which ``options`` were asked for.
+
+    ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single sequence, and
+    drafts, which would have to pay for their rows in all of them, cost more than they bring.
+    """
+    return PLAIN if options.name == StackOptions().name else options
 
 
 class Answer:
