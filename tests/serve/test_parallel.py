@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,7 +14,6 @@ from support.serving import Running, save_chat_model, serving, until
 
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import Document, Page
-from triforce_chat.engine import prefix_cache
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.serve import engines as engines_module
@@ -105,7 +104,10 @@ def test_answers_of_all_kinds_are_those_of_each_alone(server: Running, alone: op
         {"question": "Is it lit?", "max_tokens": 60, "response_format": SCHEMA},
         {"question": "Where?", "max_tokens": 7, "system": "Be brief."},
         {"question": "And then?", "max_tokens": 30, "before": ("Who lit it?", text)},
-        *({"question": f"With {stack}?", "extra_body": {"speculation": stack}} for stack in ("off", "retrieval")),
+        *(
+            {"question": f"With {stack}?", "extra_body": {"speculation": stack}}
+            for stack in ("off", "retrieval")
+        ),
     ]
     expected = [answer(alone, each) for each in wanted]
     assert at_once(server.client(), wanted) == expected
@@ -154,10 +156,10 @@ def test_a_long_prompt_is_read_in_pieces_between_the_tokens_of_others(
     server: Running, alone: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens that the other sequence gets while the prompt is read."""
-    monkeypatch.setattr(prefix_cache, "piece_of", lambda *_: 16)
+    monkeypatch.setattr(engines_module, "piece_of", lambda *_: 16)
     client, said = server.client(), []
     question = "why " * 100
-    with complete(client, "Long?", max_tokens=3000, stream=True, extra_body={"speculation": "off"}) as stream:
+    with complete(client, "Long?", max_tokens=3000, stream=True, extra_body={"speculation": "off"}):
         until(lambda: server.serves("Long?"))
         (long,) = [job for job in server.worker.running.values() if job.request.question == "Long?"]
         with complete(client, question, max_tokens=4, stream=True, system="Another beginning.") as reading:
@@ -173,7 +175,7 @@ def test_a_long_prompt_is_read_in_pieces_between_the_tokens_of_others(
             text = "".join(chunk.choices[0].delta.content or "" for chunk in reading)
     assert text == answer(alone, {"question": question, "max_tokens": 4, "system": "Another beginning."})[0]
     assert len(said) > 20
-    assert all(after - before <= 2 for before, after in zip(said, said[1:], strict=False))
+    assert all(after - before <= 2 for before, after in itertools.pairwise(said))
     until(lambda: not server.worker.running)
 
 
@@ -203,7 +205,9 @@ def test_memory_that_runs_out_refuses_one_request_with_the_numbers(
     with complete(client, "Long?", max_tokens=3000, stream=True) as stream:
         next(stream)
         monkeypatch.setattr(engines_module, "free_bytes", lambda _device: 12_345)
-        with pytest.raises(openai.InternalServerError, match=r"tokens of keys and values take .* 12 KB are free") as no:
+        with pytest.raises(
+            openai.InternalServerError, match=r"tokens of keys and values take .* 12 KB are free"
+        ) as no:
             complete(client, "Much?", max_tokens=3000)
         assert (no.value.status_code, no.value.code) == (503, "out_of_memory")
         assert "1 others are being answered" in no.value.message

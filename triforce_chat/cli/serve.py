@@ -50,7 +50,9 @@ def serve(
         session, _ = open_session(texts, with_shown_model(options, screen), screen)
         prefill(session, screen, options.stack)
         if parallel > 1 and session.engine.forkable is None:
-            show_warning(options, screen, "requests are answered one at a time, as this engine runs one sequence")
+            show_warning(
+                options, screen, "requests are answered one at a time, as this engine runs one sequence"
+            )
         from triforce_chat.serve.server import serve as run
 
         listener.listen()

@@ -25,7 +25,7 @@ from triforce_chat.engine.events import (
     Text,
 )
 from triforce_chat.engine.forward.runner import Gathering, Runner
-from triforce_chat.engine.prefix_cache import PrefixCache, piece_of
+from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
 from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
@@ -144,7 +144,6 @@ class Engine:
             calibrations=ReadOnlyCalibrations(self.calibrations),
         )
         made.prefix.adopt(self.prefix, shared)
-        made.prefix.piece = piece_of(self.target, context)
         return made
 
     @property

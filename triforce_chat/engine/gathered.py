@@ -100,7 +100,9 @@ class Gathered(Generic[Made]):
 
     def __init__(self) -> None:
         self.members: list[Member[Made]] = []
-        self._readers: deque[Member[Made]] = deque()  # whose prompts are not read yet, the next one to go on first
+        self._readers: deque[Member[Made]] = (
+            deque()
+        )  # whose prompts are not read yet, the next one to go on first
 
     @property
     def sequences(self) -> int:

@@ -39,7 +39,7 @@ class PrefixCache:
         self.chunks: list[Chunk] = []  # the complete chunks at their start
         self.prefilled = 0  # tokens up to the first one that was decoded instead of prefilled
         self.spans: Sequence[DocumentSpan] = ()  # of the prompt that was read last
-        self.piece = GPU_PREFILL_CHUNK  # most tokens of a chunk that one forward computes
+        self.piece: int | None = None  # most tokens that one forward computes while other sequences wait
 
     @property
     def chunk_size(self) -> int:
@@ -146,7 +146,10 @@ class PrefixCache:
         """Prefill a piece, at most up to the next chunk boundary."""
         done = len(self.ids)
         chunk = next((each for each in plan if each.end > done), None)
-        ids = list(prompt[done : min(chunk.end if chunk else len(prompt), done + self.piece)])
+        end = chunk.end if chunk else len(prompt)
+        if self.piece and self.target.sequences > 1:
+            end = min(end, done + self.piece)
+        ids = list(prompt[done:end])
         self.target.prefill(sent(torch.tensor(ids, dtype=torch.long), self.target.device), self.full)
         self._extend(ids)
         if chunk:  # recalled chunks bring no queries, and drafts must not depend on how a chunk came here

@@ -37,6 +37,8 @@ def answer_together(
     The documents with which all prompts begin are read once, by ``engine``; events of that have no number. Each request
     gets an engine of its own; where engines cannot be forked, all are answered by ``engine``, one after the other.
     """
+    if not requests:
+        return
     origin = engine.forkable
     gathered: Gathered[Made] = Gathered()
     waiting, width = deque(enumerate(requests)), min(width, len(requests))

@@ -12,6 +12,7 @@ from triforce_chat.engine.cache.shared_prefix import SharedPrefix, SharedPrefixS
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.engine import SLACK, Engine, gathered_options
 from triforce_chat.engine.gathered import Gathered
+from triforce_chat.engine.prefix_cache import piece_of
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import OutOfMemory
@@ -81,7 +82,9 @@ class ForkedEngines:
         self.shared = origin.prefix.complete
         self.prefix, self.places, self._loans = origin.cached[: self.shared], list[Place](), count(1)
         room = room_for(origin, self.shared, width)
-        self.context = min(origin.context, self.shared + room - SLACK)  # of an engine that shares the documents
+        self.context = min(
+            origin.context, self.shared + room - SLACK
+        )  # of an engine that shares the documents
         with convert_out_of_memory():
             self._sequences = (
                 SharedPrefix(origin.full.storage, self.shared, origin.full.shape, width, room)
@@ -124,10 +127,15 @@ class ForkedEngines:
             engine = self.origin.fork(
                 self.shared, self.context, self.gathered, lambda _shape, _capacity: storage
             )
-            return Place(engine, True)
+            return self._reading(engine, True)
         if self.origin.target.device.type == "cuda":  # which takes all of it at once
             self._check(self.origin.context)
-        return Place(self.origin.fork(0, self.origin.context, self.gathered, KVBuffer), False)
+        return self._reading(self.origin.fork(0, self.origin.context, self.gathered, KVBuffer), False)
+
+    def _reading(self, engine: Engine, shared: bool) -> Place:
+        """A place whose engine reads prompts in pieces, so that nobody waits long for it."""
+        engine.prefix.piece = piece_of(engine.target, engine.context)
+        return Place(engine, shared)
 
     def _require(self, place: Place, tokens: int) -> None:
         """Count ``tokens`` as held by a place, for which main memory is only taken once they are written."""
