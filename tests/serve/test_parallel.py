@@ -191,7 +191,7 @@ def test_a_conversation_returns_to_the_place_that_holds_it(server: Running) -> N
 
 def test_the_documents_are_kept_once(server: Running, engines: ForkedEngines) -> None:
     at_once(server.client(), [{"question": f"{i}?"} for i in range(WIDTH)])
-    shared = [place.engine.full.storage.view(0, engines.shared) for place in engines.places if place.shared]
+    shared = [seat.engine.full.storage.view(0, engines.shared) for seat in engines.seats if seat.shared]
     assert len(shared) == WIDTH
     assert engines.shared > len(BOOK) // 2
     origin = engines.origin.full.storage.view(0, 1).keys.data_ptr()
@@ -229,7 +229,7 @@ def test_an_error_of_one_request_is_its_own(server: Running, engines: ForkedEngi
             complete(client, "why " * 5000)
         until(lambda: len(server.worker.running) == 1)
     until(lambda: not server.worker.running)
-    assert not any(place.busy for place in engines.places)
+    assert not any(seat.busy for seat in engines.seats)
 
 
 def test_two_seeds_of_one_prompt_draw_independently(server: Running) -> None:

@@ -134,6 +134,9 @@ class ToyModel:
     def sequences(self) -> int:
         return 1
 
+    def before_waiting(self) -> None:
+        pass
+
     def logits(self, context: Context) -> Tensor:
         if self.reads is not None and len(context) > self.reads.base:
             assert context[: self.reads.base] == self.reads.row, "the state of another row"

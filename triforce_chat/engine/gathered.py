@@ -37,7 +37,17 @@ class Wanted:
         """
         shape = self.runner.shape
         size = shape.layers * shape.query_heads * shape.head_dim
-        return self.feed.cache.verifies, size, id(self.runner.model)
+        return self.feed.cache.verifies, size, self.runner.weights
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        """Equal for forwards that one CUDA graph can run: their keys and values lie in one pool, after one prefix."""
+        slot = self.feed.cache.write_slot() if self.runner.decoder else None
+        return (id(slot.storage.pool), id(slot.prefix)) if slot else (0, 0)
+
+
+class Paused:
+    """A sequence goes on when all others have come to a forward, or paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +79,15 @@ class Member(Generic[Made]):
             return Ended(error)
         return Ended()
 
-    def resume(self) -> Made | Wanted | Ended:
-        """What it yields next, the forward that it waits for, or that it has ended."""
+    def resume(self) -> Made | Wanted | Ended | Paused:
+        """What it yields next, the forward that it waits for, or that it has ended or pauses."""
         if self.thread.parent is not getcurrent():
             self.thread.parent = getcurrent()
         given, self.result = self.result, None
         if isinstance(given, Exception):
-            return cast("Made | Wanted | Ended", self.thread.throw(given))
-        return cast("Made | Wanted | Ended", self.thread.switch(given) if given else self.thread.switch())
+            return cast("Made | Wanted | Ended | Paused", self.thread.throw(given))
+        made = self.thread.switch(given) if given else self.thread.switch()
+        return cast("Made | Wanted | Ended | Paused", made)
 
     def close(self) -> None:
         """End it where it is; its generators run their ``finally`` blocks."""
@@ -112,6 +123,10 @@ class Gathered(Generic[Made]):
         """See ``Gathering``: called in a sequence's greenlet, returns when the forward was run."""
         return cast("LogitsAndStates", switch_back(Wanted(runner, feed)))
 
+    def pause(self) -> None:
+        """See ``Gathering``."""
+        switch_back(Paused())
+
     def add(self, number: int, work: Callable[[], Generator[Made, None, Any]]) -> None:
         """Let a sequence join at the next step."""
         self.members.append(Member(number, work))
@@ -130,9 +145,12 @@ class Gathered(Generic[Made]):
         next forward comes soon.
         """
         turn = self._readers.popleft() if self._readers else None
-        for member in [*self.members]:
-            if member is turn or member not in self._readers:
-                yield from self._advance(member)
+        ready = [member for member in self.members if member is turn or member not in self._readers]
+        while ready:
+            paused: list[Member[Made]] = []
+            for member in ready:
+                yield from self._advance(member, paused)
+            ready = paused
         self._compute()
 
     def close(self) -> None:
@@ -141,11 +159,16 @@ class Gathered(Generic[Made]):
             self.members.pop().close()
         self._readers.clear()
 
-    def _advance(self, member: Member[Made]) -> Iterator[tuple[int, Made | Ended]]:
+    def _advance(
+        self, member: Member[Made], paused: list[Member[Made]]
+    ) -> Iterator[tuple[int, Made | Ended]]:
         while member.wanted is None and member in self.members:
             made = member.resume()
             if isinstance(made, Wanted):
                 member.wanted = made
+            elif isinstance(made, Paused):
+                paused.append(member)
+                return
             elif isinstance(made, Ended):
                 self._remove(member)
                 yield member.number, made
@@ -163,14 +186,18 @@ class Gathered(Generic[Made]):
             self._readers.remove(member)
 
     def _compute(self) -> None:
-        waiting = [(member.wanted.kind, member) for member in self.members if member.wanted]
-        if not waiting:
-            return
-        cheapest = min(kind for kind, _ in waiting)
-        together = [member for kind, member in waiting if kind == cheapest]
-        results = computed([member.wanted for member in together if member.wanted])
-        for member, result in zip(together, results, strict=True):
-            member.wanted, member.result = None, result
+        """Run the forwards of the cheapest kind together, those of different pools one after the other."""
+        kinds = {member: member.wanted.kind for member in self.members if member.wanted}
+        cheapest = min(kinds.values(), default=None)
+        pools: dict[tuple[int, int], list[Member[Made]]] = {}
+        for member, kind in kinds.items():
+            if member.wanted and kind == cheapest:
+                pools.setdefault(member.wanted.pool, []).append(member)
+        for members in pools.values():
+            results = computed([member.wanted for member in members if member.wanted])
+            for member, result in zip(members, results, strict=True):
+                member.wanted = None
+                member.result = kept(result) if len(pools) > 1 else result
 
 
 def computed(wanted: Sequence[Wanted]) -> list[LogitsAndStates | Exception]:

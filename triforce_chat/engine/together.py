@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from triforce_chat.engine.cache.shared_prefix import SharedPrefix, SharedPrefixStorage
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
-from triforce_chat.engine.engine import SLACK, Engine, Request
+from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.gathered import Ended, Gathered
 from triforce_chat.engine.prefix_store import split_prompt
@@ -22,6 +22,7 @@ from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.errors import TriforceError
 
 Made = TypeVar("Made")
+GRAIN = 1024  # tokens by which the room of a sequence grows
 
 
 def answer_together(
@@ -77,43 +78,63 @@ def _end(number: int, ended: Ended) -> Iterator[tuple[int, TriforceError | None]
 
 
 class Places:
-    """Where the sequences keep their keys and values: side by side after a shared prefix, or each by itself.
+    """Where the sequences keep their keys and values: side by side, after a shared prefix if there is one.
 
     ``context``: tokens that each has room for, shared ones included.
     """
 
     def __init__(self, engine: Engine, shared: int, requests: Sequence[Request], width: int) -> None:
         longest = max(len(request.history) + request.max_tokens for request in requests)
-        self.origin, self.shared = engine, shared
-        self.context = min(engine.context, longest)
-        self._free, self._taken = list(range(min(width, len(requests)))), dict[int, int]()
-        self._sequences = (
-            SharedPrefix(
-                engine.full.storage,
-                shared,
-                engine.full.shape,
-                len(self._free),
-                self.context + SLACK - shared,
-            )
-            if shared
-            else None
-        )
+        self.engine, self.shared = engine, shared
+        # Rounded, so that the next requests find the room, and graphs that were captured for it, as they need them.
+        own = -(-(longest - shared) // GRAIN) * GRAIN
+        self.context = min(engine.context, shared + own)
+        self.count = min(width, len(requests))
+        self._free, self._taken = list(range(self.count)), dict[int, int]()
 
     def fork(self, number: int, gathered: Gathered[Any]) -> Engine:
         """An engine for a request."""
-        return self.origin.fork(self.shared, self.context, gathered, self.take(number))
+        return self.engine.fork(self.shared, self.context, gathered, self.take(number))
 
-    def take(self, number: int) -> Callable[[Shape, int], KVStorage]:
-        """What makes the storage of a request's sequence."""
+    def take(self, number: int) -> Place:
+        """Where a request's sequence keeps its own."""
         place = self._taken[number] = self._free.pop(0)
-        if self._sequences is None:
-            return KVBuffer
-        storage = SharedPrefixStorage(self._sequences, place)
-        return lambda _shape, _capacity: storage
+        return Place(self.engine, self.shared, self.count, place)
 
     def release(self, number: int) -> None:
         """The request has ended; the lowest places are taken first, so that those in use lie side by side."""
         self._free = sorted([*self._free, self._taken.pop(number)])
+
+
+class Place:
+    """One of several places in the pools of an engine.
+
+    ``storage`` is for the full cache, ``buffer`` for a stack's small ones, which must be made in the same order for
+    every sequence.
+    """
+
+    def __init__(self, engine: Engine, shared: int, count: int, place: int) -> None:
+        self.engine, self.shared, self.count, self.place = engine, shared, count, place
+        self.stack, self.made = "", 0  # whose small caches are made, and how many were
+
+    def begin(self, stack: str) -> None:
+        """The small caches that are made next are those of another stack, or of the same one again."""
+        self.stack, self.made = stack, 0
+
+    def storage(self, shape: Shape, capacity: int) -> KVStorage:
+        """Room for ``capacity`` tokens, the shared ones included."""
+        if not self.shared:
+            return self._buffer("full", shape, capacity)
+        pool = self.engine.pool("full", shape, self.count, capacity - self.shared)
+        return SharedPrefixStorage(SharedPrefix(self.engine.full.storage, self.shared, pool), self.place)
+
+    def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
+        self.made += 1
+        return self._buffer(f"{self.stack} small {self.made}", shape, capacity)
+
+    def _buffer(self, role: str, shape: Shape, capacity: int) -> KVBuffer:
+        pool = self.engine.pool(role, shape, self.count, capacity)
+        return KVBuffer(shape, capacity, pool, self.place)
 
 
 def shared_prefix(engine: Engine, requests: Sequence[Request]) -> int:

@@ -35,7 +35,10 @@ def plan_batch(plan: MemoryPlan, sequences: int, context: int, shared: int = 0) 
     """Plan sequences of ``context`` tokens with the model of a plan, all keys and values on the device."""
     whole = replace(plan.workload, context=context)
     caches = whole.retrieval + whole.draft_caches
-    own, once = kv(replace(whole, context=context - shared)), kv(replace(whole, context=shared)) if shared else 0
+    own, once = (
+        kv(replace(whole, context=context - shared)),
+        kv(replace(whole, context=shared)) if shared else 0,
+    )
     common = whole.weights + whole.draft_bytes - whole.draft_caches + whole.activations + once
     return BatchPlan(sequences, context, shared, own + caches, common, plan.memory)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
-from triforce_chat.engine.cache.shared_prefix import SharedPrefix, SharedPrefixStorage
-from triforce_chat.engine.cache.storage import KVBuffer
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.engine import SLACK, Engine, gathered_options
 from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_cache import piece_of
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.together import Place
 from triforce_chat.errors import OutOfMemory
 from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.models.memory import free_bytes
@@ -59,12 +59,26 @@ class SingleEngine:
         yield self.engine
 
 
+class OwnRoom:
+    """Keys and values of an engine that shares nothing with others."""
+
+    def storage(self, shape: Shape, capacity: int) -> KVStorage:
+        return KVBuffer(shape, capacity)
+
+    def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
+        return KVBuffer(shape, capacity)
+
+    def begin(self, stack: str) -> None:
+        """Nothing to do: every stack makes its own buffers."""
+
+
 @dataclass(eq=False)
-class Place:
+class Seat:
     """An engine of a sequence. It keeps what it read for a later request that continues the same conversation."""
 
     engine: Engine
-    shared: bool  # whether its first tokens are the documents', in the cache of the first engine
+    room: Place | OwnRoom
+    shared: bool  # whether it lies beside others, after the documents in the cache of the first engine
     held: int = 0  # tokens for which it has taken memory
     busy: bool = False
     lent: int = 0  # the number of the last loan
@@ -80,68 +94,55 @@ class ForkedEngines:
     def __init__(self, origin: Engine, width: int) -> None:
         self.origin, self.width, self.gathered = origin, width, Gathered[Any]()
         self.shared = origin.prefix.complete
-        self.prefix, self.places, self._loans = origin.cached[: self.shared], list[Place](), count(1)
+        self.prefix, self.seats, self._loans = origin.cached[: self.shared], list[Seat](), count(1)
         room = room_for(origin, self.shared, width)
-        self.context = min(
-            origin.context, self.shared + room - SLACK
-        )  # of an engine that shares the documents
-        with convert_out_of_memory():
-            self._sequences = (
-                SharedPrefix(origin.full.storage, self.shared, origin.full.shape, width, room)
-                if self.shared
-                else None
-            )
+        # Of an engine that shares the documents.
+        self.context = min(origin.context, self.shared + room - SLACK)
 
     @contextmanager
     def lent(self, history: Sequence[int], most: int, stack: StackOptions) -> Iterator[EngineProtocol]:
-        place = self._place(history, most)
-        place.busy, place.lent = True, next(self._loans)
+        seat = self._seat(history, most)
+        seat.busy, seat.lent = True, next(self._loans)
         try:
             wanted = gathered_options(stack)
-            if wanted != place.engine.options:
-                place.engine.restack(wanted)
-            yield place.engine
+            if wanted != seat.engine.options:
+                seat.room.begin(wanted.name)
+                seat.engine.restack(wanted)
+            yield seat.engine
         finally:
-            place.busy = False
+            seat.busy = False
 
-    def _place(self, history: Sequence[int], most: int) -> Place:
+    def _seat(self, history: Sequence[int], most: int) -> Seat:
         """The idle one that has read most of this prompt, a new one, or the one that was idle for longest."""
-        shares = bool(self.shared) and most <= self.context and list(history[: self.shared]) == self.prefix
-        alike = [place for place in self.places if place.shared == shares]
-        idle = sorted((place for place in alike if not place.busy), key=lambda place: place.lent)
+        shares = most <= self.context and list(history[: self.shared]) == self.prefix
+        alike = [seat for seat in self.seats if seat.shared == shares]
+        idle = sorted((seat for seat in alike if not seat.busy), key=lambda seat: seat.lent)
         start = self.shared if shares else 0
-        known = {place: common(place.engine.cached, history) - start for place in idle}
-        best = max(idle, key=known.__getitem__, default=None)
-        if best is None or (2 * known[best] < len(history) - start and len(alike) < self.width):
-            best = self._new(shares, len(alike))
-        elif 2 * known[best] < len(history) - start:
-            best = idle[0]
-        self._require(best, most - start)
-        if best not in self.places:
-            self.places.append(best)
-        return best
+        known = {seat: common(seat.engine.cached, history) - start for seat in idle}
+        seat = max(idle, key=known.__getitem__, default=None)
+        if seat is None or 2 * known[seat] < len(history) - start:
+            seat = self._new(shares, len(alike)) if len(alike) < self.width else idle[0]
+        self._require(seat, most - start)
+        if seat not in self.seats:
+            self.seats.append(seat)
+        return seat
 
-    def _new(self, shares: bool, place: int) -> Place:
-        if shares and self._sequences:
-            storage = SharedPrefixStorage(self._sequences, place)
-            engine = self.origin.fork(
-                self.shared, self.context, self.gathered, lambda _shape, _capacity: storage
-            )
-            return self._reading(engine, True)
-        if self.origin.target.device.type == "cuda":  # which takes all of it at once
+    def _new(self, shares: bool, place: int) -> Seat:
+        if not shares and self.origin.target.device.type == "cuda":  # which takes all of it at once
             self._check(self.origin.context)
-        return self._reading(self.origin.fork(0, self.origin.context, self.gathered, KVBuffer), False)
+        room = Place(self.origin, self.shared, self.width, place) if shares else OwnRoom()
+        room.begin(self.origin.forked_options.name)
+        shared, context = (self.shared, self.context) if shares else (0, self.origin.context)
+        with convert_out_of_memory():
+            engine = self.origin.fork(shared, context, self.gathered, room)
+        engine.prefix.piece = piece_of(engine.target, context)  # so that nobody waits long for a prompt
+        return Seat(engine, room, shares)
 
-    def _reading(self, engine: Engine, shared: bool) -> Place:
-        """A place whose engine reads prompts in pieces, so that nobody waits long for it."""
-        engine.prefix.piece = piece_of(engine.target, engine.context)
-        return Place(engine, shared)
-
-    def _require(self, place: Place, tokens: int) -> None:
-        """Count ``tokens`` as held by a place, for which main memory is only taken once they are written."""
-        if tokens > place.held and self.origin.target.device.type == "cpu":
-            self._check(tokens - place.held)
-        place.held = max(place.held, tokens)
+    def _require(self, seat: Seat, tokens: int) -> None:
+        """Count ``tokens`` as held by a seat, for which main memory is only taken once they are written."""
+        if tokens > seat.held and self.origin.target.device.type == "cpu":
+            self._check(tokens - seat.held)
+        seat.held = max(seat.held, tokens)
 
     def _check(self, tokens: int) -> None:
         """Raises ApiError if so many more tokens do not fit into the memory."""
@@ -149,7 +150,7 @@ class ForkedEngines:
         free = free_bytes(self.origin.target.device)
         if free is None or needed <= free:
             return
-        running = sum(place.busy for place in self.places)
+        running = sum(seat.busy for seat in self.seats)
         raise ApiError(
             503,
             f"no memory for another answer at once: {tokens:,} tokens of keys and values take {readable(needed)}, "

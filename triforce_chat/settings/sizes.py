@@ -25,7 +25,9 @@ def parsed_batch(text: str) -> list[Group]:
     found = [re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,8})", part.strip()) for part in text.split(",")]
     groups = [Group(int(each[1]), int(each[2])) for each in found if each]
     if len(groups) < len(found):
-        raise UsageError(f"'{text}' is no batch; write for example 2x57344,6x19456: sequences x tokens of each")
+        raise UsageError(
+            f"'{text}' is no batch; write for example 2x57344,6x19456: sequences x tokens of each"
+        )
     return groups
 
 

@@ -241,6 +241,9 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
         def forget_state(self) -> None:
             lab.draft.forget_state()
 
+        def before_waiting(self) -> None:
+            lab.draft.before_waiting()
+
     history = torch.tensor(lab.text(150))
     drafted(Counted(), StreamingCache(lab.draft.shape, sinks=4, window=12, hop=7), history, 50)
     assert calls == [8, 8, 8, 8, 8, 8, 2]
