@@ -249,13 +249,17 @@ def test_a_question_that_does_not_fit_concerns_itself_alone(ask: Ask, tmp_path: 
     assert [why["text"], how["text"]] == [
         ask("ask", "a.txt", each, "--json").json["text"] for each in ("Why?", "How?")
     ]
-    assert long["error"]["code"] == "context_length_exceeded"
+    assert (long["error"]["code"], long["finish_reason"]) == ("context_length_exceeded", "error")
+    assert schema_errors("answer", long) == []
     assert f"{CONTEXT:,}" in long["error"]["message"]
     told = ask("ask", "a.txt", "--questions", str(tmp_path / "q.txt"))
     assert (told.code, told.out) == (4, f"{why['text'].strip()}\n\n{how['text'].strip()}\n")
     assert told.err.startswith("2. word word")
     assert told.err.count("\n") == 1
     events = ask("ask", "a.txt", "--questions", str(tmp_path / "q.txt"), "--jsonl")
+    assert [
+        found for line in events.out.splitlines() for found in schema_errors("events", json.loads(line))
+    ] == []
     (failed,) = [line for line in map(json.loads, events.out.splitlines()) if line["event"] == "failed"]
     assert (events.code, failed["question"], failed["error"]) == (4, 1, long["error"])
 

@@ -260,6 +260,7 @@ def test_a_batch_says_how_many_fit_and_how_many_wait() -> None:
     places = ("--device-memory", "24GB", "--host-memory", "128GB", "--draft", "none")
     plan = plan_of("--model", "llama-3.1-8b", *places, "--batch", "2x8192,100x8192,2x4096", "--shared", "9")
     few, many, short, shared = plan["batches"]
+    assert schema_errors("plan", plan) == []
     assert plan["context"] == 8192
     assert (few["at_once"], few["waiting"]) == (2, 0)
     assert many["at_once"] + many["waiting"] == 100

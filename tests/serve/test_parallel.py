@@ -103,7 +103,7 @@ def test_answers_of_all_kinds_are_those_of_each_alone(server: Running, alone: op
         {"question": "Why?", "max_tokens": 25, "temperature": 0.9, "seed": 4},
         {"question": "Is it lit?", "max_tokens": 60, "response_format": SCHEMA},
         {"question": "Where?", "max_tokens": 7, "system": "Be brief."},
-        {"question": "And then?", "max_tokens": 30, "before": ("Who lit it?", text)},
+        {"question": "And then?", "max_tokens": 30, "before": ("Who lit it?", "The keeper.")},
         *(
             {"question": f"With {stack}?", "extra_body": {"speculation": stack}}
             for stack in ("off", "retrieval")

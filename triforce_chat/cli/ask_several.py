@@ -50,7 +50,7 @@ def answer_several(
 
     def print_answer(number: int, tally: Tally, error: TriforceError | None) -> None:
         if options.json:
-            made = failure(error) if error else answer_object(tally, planned(run_info, session))
+            made = answer_object(tally, planned(run_info, session), error)
             print_json({"question": questions[number], **made})
 
     items = ask_all(asked, parallel, as_json or screen.detail != "bare")
@@ -66,26 +66,20 @@ def answered(
     side: Side = "speculative",
 ) -> list[Answered]:
     """Show the answers, or print their events or records."""
-    from triforce_chat.chat.records import event_object
+    from triforce_chat.chat.records import event_object, failure_object
     from triforce_chat.ui.answers import fold_answers, show_answers
 
     def print_event(item: Item) -> None:
         number, event = item
-        if options.jsonl and isinstance(event, TriforceError):
-            print_json({**failure(event), "event": "failed", "side": side, "question": number})
+        if isinstance(event, TriforceError):
+            if options.jsonl:
+                print_json({**failure_object(event, side), "question": number})
         elif options.jsonl and event is not None:
             print_json({**event_object(event, side), "question": number})
 
     if options.json or options.jsonl:
         return fold_answers(items, questions, print_event, print_answer)
     return show_answers(items, questions, screen)
-
-
-def failure(error: TriforceError) -> dict[str, Any]:
-    """What is printed in the place of an answer that was not made."""
-    from triforce_chat.chat.records import SCHEMA
-
-    return {"schema": SCHEMA, "error": {"code": error.code, "message": str(error)}}
 
 
 def end(made: Sequence[Answered]) -> None:
@@ -106,7 +100,7 @@ def compare_several(
     run_info: Callable[[], Any],
 ) -> None:
     """Answer all questions with speculation and then without. Raises ExactnessError."""
-    from triforce_chat.chat.records import comparison_object
+    from triforce_chat.chat.records import answer_object, comparison_object
     from triforce_chat.chat.together import ask_all, compared
 
     asked = [(session, question) for question in questions]
@@ -127,7 +121,10 @@ def compare_several(
         if error is None:
             results.append(compared(session, question, fast.tally, plain.tally))
         if options.json:
-            record = failure(error) if error else comparison_object(results[-1], run_info())
+            about = run_info()
+            record = (
+                answer_object(fast.tally, about, error) if error else comparison_object(results[-1], about)
+            )
             print_json({"question": question, **record})
     if not (options.json or options.jsonl):
         print_line(screen.out, total(results, *times))

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from triforce_chat.cli.ask_several import end, failure
+from triforce_chat.cli.ask_several import end
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
 from triforce_chat.cli.output import print_json, print_line, screen_of
 from triforce_chat.cli.reading import read_all
@@ -47,7 +47,7 @@ def summarize_chapters(documents: list[str], question: str, options: Options) ->
     def print_summary(number: int, tally: Tally, error: TriforceError | None) -> None:
         title, chapter, _ = parts[number]
         about = {"document": title, "number": chapter.number, "title": chapter.title}
-        made = failure(error) if error else answer_object(tally, planned(run_info, asked[number][0]))
+        made = answer_object(tally, planned(run_info, asked[number][0]), error)
         print_json({**made, "chapter": about})
 
     def print_heading(number: int) -> None:
