@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import errors
+from support.schemas import schema_errors
 from support.tiny_models import save_adapter, save_model, write_gguf
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
