@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from support import soak
 from support.serving import Running, save_chat_model, serving, until
 
 from triforce_chat.chat.session import ChatSession
@@ -208,9 +209,9 @@ def test_memory_that_runs_out_refuses_one_request_with_the_numbers(
         with pytest.raises(
             openai.InternalServerError, match=r"tokens of keys and values take .* 12 KB are free"
         ) as no:
-            complete(client, "Much?", max_tokens=3000)
+            complete(client, "Much?", max_tokens=3500)
         assert (no.value.status_code, no.value.code) == (503, "out_of_memory")
-        assert "1 others are being answered" in no.value.message
+        assert "answers in progress: 1" in no.value.message
         monkeypatch.undo()
         (long,) = server.worker.running.values()
         said = len(long.tally.token_ids)
@@ -260,3 +261,15 @@ def test_common_beginnings() -> None:
         assert common(numbers, [*numbers[:length], -1]) == length
     assert common(numbers, numbers[:1024]) == 1024
     assert common([], numbers) == 0
+
+
+def test_clients_that_come_and_go_for_a_while(server: Running, alone: openai.OpenAI) -> None:
+    """The soak test of ``support.soak``, briefly: nothing is lost, and every answer is the one that it is alone."""
+    seen = soak.run(server.base_url + "/", clients=4, seconds=3.0, longest=32, leaves=0.3)
+    assert (seen.errors, seen.differing) == ([], [])
+    assert seen.texts
+    assert seen.left
+    for (question, most), text in seen.texts.items():
+        assert answer(alone, {"question": question, "max_tokens": most, "temperature": 0})[0] == text
+    until(lambda: not server.worker.running)
+    assert len(server.worker.queue) == 0

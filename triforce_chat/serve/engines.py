@@ -154,7 +154,7 @@ class ForkedEngines:
         raise ApiError(
             503,
             f"no memory for another answer at once: {tokens:,} tokens of keys and values take {readable(needed)}, "
-            f"{readable(free)} are free, and {running:,} others are being answered; try again later",
+            f"{readable(free)} are free; answers in progress: {running:,}; try again later",
             OutOfMemory.code,
             None,
             {"Retry-After": "1"},

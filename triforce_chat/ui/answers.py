@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.engine.events import Prefilled
 from triforce_chat.errors import TriforceError
 from triforce_chat.ui import formatting, source_lines
-from triforce_chat.ui.answer import until_interrupted
+from triforce_chat.ui.answer import fold
 from triforce_chat.ui.clean import clean, one_line
 from triforce_chat.ui.keyboard import keys_hidden
 from triforce_chat.ui.markdown import RenderedMarkdown
 from triforce_chat.ui.panel import EnginePanel
-from triforce_chat.ui.terminal import Interrupt, Screen, print_line
+from triforce_chat.ui.terminal import Screen, print_line
 
 REDRAWS = 4  # per second
 MOST_ROWS = 12  # questions that are shown at once
@@ -145,7 +145,7 @@ def show_answers(
         if screen.detail == "live":
             live = Live(answers, console=screen.out, refresh_per_second=REDRAWS, transient=True)
             shown.enter_context(live)
-        _fold(items, answers)
+        fold(items, answers.add, answers.interrupted)
     return answers.made
 
 
@@ -154,20 +154,13 @@ def fold_answers(
 ) -> list[Answered]:
     """Pass every item to ``each`` and every answer to ``whole``, in order; Ctrl-C works as in ``show_answers``."""
     answers = Answers(questions, whole)
-    _fold(items, answers, each)
+
+    def add(item: Item) -> None:
+        answers.add(item)
+        each(item)
+
+    fold(items, add, answers.interrupted)
     return answers.made
-
-
-def _fold(
-    items: Iterator[Item], answers: Answers, each: Callable[[Item], object] = lambda _item: None
-) -> None:
-    with Interrupt() as interrupt:
-        with closing(until_interrupted(interrupt, items)) as given:
-            for item in given:
-                answers.add(item)
-                each(item)
-        if interrupt.requested:
-            answers.interrupted()
 
 
 def _question_above(questions: Sequence[str], screen: Screen, number: int) -> None:
