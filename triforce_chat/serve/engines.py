@@ -98,6 +98,8 @@ class ForkedEngines:
         room = room_for(origin, self.shared, width)
         # Of an engine that shares the documents.
         self.context = min(origin.context, self.shared + room - SLACK)
+        with convert_out_of_memory():  # now, not at the first request
+            origin.pool("full", origin.full.shape, width, self.context + SLACK - self.shared)
 
     @contextmanager
     def lent(self, history: Sequence[int], most: int, stack: StackOptions) -> Iterator[EngineProtocol]:
