@@ -43,7 +43,7 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> ChatSession:
     folder = save_chat_model(tmp_path_factory.mktemp("model"))
-    settings = Settings(model=str(folder), device="cpu", draft="none", stack="lookup", max_tokens=12)
+    settings = Settings(model=str(folder), device="cpu", draft=str(folder), stack="lookup", max_tokens=12)
     engine, loaded = load_engine(EngineSpec(settings))
     made = ChatSession(engine, loaded, settings)
     made.add(Document("book", "book.txt", (Page(1, BOOK),)))
