@@ -14,6 +14,7 @@ from support import emulated_graphs
 from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine import prefix_cache, together
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
@@ -107,6 +108,24 @@ def test_graphs_of_several_sequences_say_what_each_says_alone(
     assert engine.forkable is engine
     assert answers(engine, requests, 3) == alone
     assert len(captured[0].of_sequences.made) >= 1
+
+
+@pytest.mark.parametrize("stack", ["retrieval", "triforce"])
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_a_cache_of_all_tokens_proposes_is_accepted(
+    captured: tuple[Runner, Runner], stack: str, alike: bool
+) -> None:
+    """The middle level sees all that the target sees, so a token at a wrong place would show."""
+    everything = StackOptions(name=stack, budget=Budget(tokens=640), gamma=4, draft_gamma=2)
+    engine = Engine(captured[0], 700, TextCodec(spell), captured[1], everything)
+    requests = questions(4) if alike else [Request([5 + i, *range(1, 26 + 7 * i)], 50) for i in range(4)]
+    drafted: list[tuple[int, int]] = []
+    for _, event in answer_together(engine, requests, answered, 3):
+        if isinstance(event, Verified) and event.level == "target":
+            drafted.append((event.proposed, event.accepted))
+    assert len(drafted) > 20
+    assert all(accepted == count for count, accepted in drafted)
+    assert sum(count for count, _ in drafted) > 2 * len(drafted)
 
 
 @pytest.mark.parametrize("stack", ["triforce", "naive", "autoregressive"])

@@ -131,6 +131,10 @@ class ToyModel:
     rows: list[Context] = field(default_factory=list)  # contexts of the last forward's rows
 
     @property
+    def places_on_device(self) -> bool:
+        return self.captures
+
+    @property
     def sequences(self) -> int:
         return 1
 

@@ -71,7 +71,12 @@ class Forward(Protocol):
 
     @property
     def captures(self) -> bool:
-        """Whether forwards of few tokens run as CUDA graphs, for which the host need not know the tokens' slots."""
+        """Whether forwards of few tokens run as CUDA graphs of this model and one cache alone."""
+        ...
+
+    @property
+    def places_on_device(self) -> bool:
+        """Whether the host need not know the slots of few tokens."""
         ...
 
     @property
@@ -274,6 +279,10 @@ class Runner:
         return self.decoder is not None and self.gathering is None
 
     @property
+    def places_on_device(self) -> bool:
+        return self.decoder is not None
+
+    @property
     def weights(self) -> int:
         """Equal for runners that read the same weights."""
         return id(self.model if self.decoder is None else self.graphs)
@@ -388,7 +397,7 @@ class Runner:
 
     def _pooled(self, feed: Feed) -> bool:
         """Whether a CUDA graph of several sequences takes the feed."""
-        slot = feed.cache.write_slot() if feed.offset is None else None
+        slot = feed.cache.write_slot()
         return slot is not None and slot.storage.pool is not None and fitting(feed.ids.shape[1]) is not None
 
     def _replayed_together(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
@@ -397,14 +406,15 @@ class Runner:
         for feed in feeds:
             slot = feed.cache.write_slot()
             assert slot
-            fed.append((self.embedded(feed.ids[0]), slot, feed.cache.position))
+            fed.append((self.embedded(feed.ids[0]), slot, feed.cache.position, feed.offset))
         made = []
-        for (ids, slot, position), feed, outcome in zip(fed, feeds, self.of_sequences(fed), strict=True):
+        for feed, (ids, slot, position, _), outcome in zip(feeds, fed, self.of_sequences(fed), strict=True):
             n, (logits, states) = len(ids), outcome.computed
-            if slot.queries is not None and outcome.queries is not None:
-                slot.queries.write(slice(None), position, outcome.queries)
-            feed.cache.wrote(n, n)
-            feed.cache.advance(n)
+            if feed.offset is None:
+                if slot.queries is not None and outcome.queries is not None:
+                    slot.queries.write(slice(None), position, outcome.queries)
+                feed.cache.wrote(n, n)
+                feed.cache.advance(n)
             made.append((logits[n - feed.rows :], states[n - feed.rows :]))
         return made
 

@@ -30,6 +30,7 @@ class Fed(NamedTuple):
     ids: Tensor  # [n]
     slot: WriteSlot  # of the first one
     position: int  # of the first one, for RoPE
+    offset: Tensor | None = None  # [1], added to slot and position on the device
 
 
 class Outcome(NamedTuple):
@@ -55,13 +56,15 @@ class SequencesGraph:
         rows, device = self.count * most, shape.device
         with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
             self.ids = torch.zeros(rows, dtype=torch.long, device=device)
-            self.numbers = torch.zeros(3 * rows + 3 * self.count + 2, dtype=torch.long, device=device)
+            self.numbers = torch.zeros(4 * rows + 3 * self.count + 2, dtype=torch.long, device=device)
+            self.offsets = torch.zeros(self.count, dtype=torch.long, device=device)
+            self.zero = torch.zeros(1, dtype=torch.long, device=device)
             size = shape.layers, shape.query_heads, rows, shape.head_dim
             self.queries = torch.zeros(size, dtype=shape.dtype, device=device) if keeps_queries else None
-        of_rows, of_sequences = self.numbers.split([3 * rows, 3 * self.count + 2])
-        self.positions, self.slots, self.places = of_rows.view(3, rows)
-        starts, at, places, self.shared = of_sequences.split([self.count + 1, self.count, self.count, 1])
-        self.sequences = kernels.Sequences(starts, at, places, most)
+        of_rows, of_sequences = self.numbers.split([4 * rows, 3 * self.count + 2])
+        self.positions, self.slots, self.places, self.owners = of_rows.view(4, rows)
+        starts, self.at, places, self.shared = of_sequences.split([self.count + 1, self.count, self.count, 1])
+        self.sequences = kernels.Sequences(starts, self.at, places, most)
         # Holds the tensors, not the pool, which must stay collectable: it is a weak key.
         self.decoder, self.keys, self.values = decoder, pool.keys, pool.values
         self.prefix = None if prefix is None else (prefix.keys, prefix.values)
@@ -75,6 +78,7 @@ class SequencesGraph:
         if self.numbers.is_cuda:
             numbers = numbers.pin_memory()  # so that the host does not wait
         self.numbers.copy_(numbers, non_blocking=True)
+        self._move([each.offset for each in fed])
         logits, states = self.graph(self._work)
         return [
             Outcome(
@@ -83,6 +87,16 @@ class SequencesGraph:
             )
             for first, last in self._ranges(fed)
         ]
+
+    def _move(self, offsets: Sequence[Tensor | None]) -> None:
+        """Add the offsets of the sequences to their slots and positions."""
+        if all(each is None for each in offsets):
+            return
+        self.offsets[: len(offsets)] = torch.cat([self.zero if each is None else each for each in offsets])
+        moved = self.offsets[self.owners]
+        self.positions += moved
+        self.slots += torch.where(self.slots == NOWHERE, 0, moved)
+        self.at += self.offsets
 
     def _ranges(self, fed: Sequence[Fed]) -> list[tuple[int, int]]:
         ends = [*accumulate(len(each.ids) for each in fed)]
@@ -95,10 +109,11 @@ class SequencesGraph:
         positions = [each.position + step for each, step in rows] + unused * [0]
         slots = [each.slot.start + step for each, step in rows] + unused * [NOWHERE]
         row_places = [each.slot.storage.place for each, _ in rows] + unused * [0]
+        owners = [i for i, each in enumerate(fed) for _ in each.ids] + unused * [0]
         starts = [0, *(last for _, last in self._ranges(fed))] + empty * [len(rows)]
         at = [each.slot.start for each in fed] + empty * [0]
         places = [each.slot.storage.place for each in fed] + empty * [0]
-        return [*positions, *slots, *row_places, *starts, *at, *places, fed[0].slot.shared]
+        return [*positions, *slots, *row_places, *owners, *starts, *at, *places, fed[0].slot.shared]
 
     def _work(self) -> LogitsAndStates:
         states = self.decoder(self.ids, self.positions, self._attend)
@@ -126,7 +141,7 @@ class SequencesGraphs:
         self.decoder = decoder
         self.made: WeakKeyDictionary[KVPool, dict[Hashable, SequencesGraph]] = WeakKeyDictionary()
 
-    def __call__(self, given: Sequence[tuple[Tensor, WriteSlot, int]]) -> list[Outcome]:
+    def __call__(self, given: Sequence[tuple[Tensor, WriteSlot, int, Tensor | None]]) -> list[Outcome]:
         """Logits and states after the tokens of each sequence, see ``Fed``; stores their keys and values.
 
         All sequences lie in one pool, after the same prefix, and have few enough tokens for ``fitting``.

@@ -115,7 +115,7 @@ class Speculative:
         self.captures = captures_on(model.device)
         self.nothing = Draft.empty(model.vocabulary, model.device)
         # Whether rounds may be launched without waiting for the previous one.
-        self.unwaited = model.captures and all(arm.drafter.device_side for arm in planner.arms)
+        self.unwaited = model.places_on_device and all(arm.drafter.device_side for arm in planner.arms)
         self.device_side = False
         self.constraint: Constraint | None = None  # of the answer that this level, as the top one, decodes
         self.found: tuple[int, Match, int] | None = (
