@@ -13,7 +13,7 @@ from triforce_chat.engine.engine import PLAIN, Engine, Request
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.gathered import Ended, Gathered
 from triforce_chat.engine.protocol import EngineProtocol
-from triforce_chat.engine.together import Places
+from triforce_chat.engine.together import Place, Places
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.row import fresh
@@ -61,37 +61,37 @@ def measure_batch(
     requests = [Request(prompt, most, past_end=past_end) for prompt in prompts]
     gathered: Gathered[Event] = Gathered()
     places = Places(origin, 0, requests, len(requests))
-    engines = [places.fork(number, gathered) for number in range(len(requests))]
+    rooms = [places.take(number) for number in range(len(requests))]
+    engines = [origin.fork(0, places.context, gathered, room) for room in rooms]
     for each, request in zip(engines, requests, strict=True):
         for _ in each.prefill(request.prompt[:-1]):
             pass
+    measured = partial(_measured, gathered, engines, rooms, loaded, requests, repeats, warmup)
     plain: dict[tuple[float | None, int], Batched] = {}
     for case in cases:
         if case.footing not in plain:
             alike = replace(case, settings=replace(case.settings, stack=PLAIN.name), varied={})
-            plain[case.footing] = _measured(gathered, engines, loaded, requests, alike, repeats, warmup)
+            plain[case.footing] = measured(alike)
             yield replace(plain[case.footing], speedup=1.0)
         if not case.plain:
-            made = _measured(gathered, engines, loaded, requests, case, repeats, warmup)
-            yield replace(made, speedup=made_speedup(plain[case.footing], made))
-
-
-def made_speedup(plain: Batched, made: Batched) -> float:
-    """By milliseconds per token, as sampled answers may end early."""
-    return plain.ms_per_token / made.ms_per_token
+            made = measured(case)
+            # By milliseconds per token, as sampled answers may end early.
+            yield replace(made, speedup=plain[case.footing].ms_per_token / made.ms_per_token)
 
 
 def _measured(
     gathered: Gathered[Event],
     engines: Sequence[Engine],
+    rooms: Sequence[Place],
     loaded: LoadedModel,
     requests: Sequence[Request],
-    case: Case,
     repeats: int,
     warmup: int,
+    case: Case,
 ) -> Batched:
     sampling, stack = sampling_of(case.settings, loaded), stack_for(case.settings, loaded)
-    for engine in engines:
+    for room, engine in zip(rooms, engines, strict=True):
+        room.begin("")  # in place of the last stack's caches
         engine.restack(stack)
     asked = [replace(request, sampling=sampling) for request in requests]
     if warmup:
