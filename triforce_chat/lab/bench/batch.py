@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from triforce_chat.chat.events import Tally
-from triforce_chat.engine.engine import PLAIN, Engine, Request
+from triforce_chat.engine.engine import PLAIN, Engine, Request, gathered_options
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.gathered import Ended, Gathered
 from triforce_chat.engine.protocol import EngineProtocol
@@ -89,7 +89,8 @@ def _measured(
     warmup: int,
     case: Case,
 ) -> Batched:
-    sampling, stack = sampling_of(case.settings, loaded), stack_for(case.settings, loaded)
+    sampling = sampling_of(case.settings, loaded)
+    stack = gathered_options(stack_for(case.settings, loaded))
     for room, engine in zip(rooms, engines, strict=True):
         room.begin("")  # in place of the last stack's caches
         engine.restack(stack)
