@@ -265,7 +265,7 @@ def test_common_beginnings() -> None:
 
 def test_clients_that_come_and_go_for_a_while(server: Running, alone: openai.OpenAI) -> None:
     """The soak test of ``support.soak``, briefly: nothing is lost, and every answer is the one that it is alone."""
-    seen = soak.run(server.base_url + "/", clients=4, seconds=3.0, longest=32, leaves=0.3)
+    seen = soak.run(server.base_url, clients=4, seconds=3.0, longest=32, leaves=0.3)
     assert (seen.errors, seen.differing) == ([], [])
     assert seen.texts
     assert seen.left

@@ -13,7 +13,6 @@ import random
 import re
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import openai
 
 QUESTIONS = ("Who?", "Where does it take place?", "What happens first?", "Why?", "How does it end?", "When?")
 LEAVES = 0.15  # share of the requests whose client disconnects before the end
@@ -70,61 +69,54 @@ def run(url: str, clients: int, seconds: float, longest: int, seed: int = 0, lea
 def client(url: str, seen: Seen, end: float, longest: int, seed: int, leaves: float) -> None:
     """Ask, read the answers, and sometimes leave in the middle."""
     drawn = random.Random(seed)
-    with httpx.Client(base_url=url, trust_env=False, timeout=600.0) as http:
+    plain = openai.DefaultHttpxClient(trust_env=False, verify=False)
+    with openai.OpenAI(
+        base_url=url, api_key="any", max_retries=0, timeout=600.0, http_client=plain
+    ) as asking:
         while time.monotonic() < end:
-            question, most = drawn.choice(QUESTIONS), longest // 2 ** drawn.randrange(4)
+            question, most = drawn.choice(QUESTIONS), max(2, longest // 2 ** drawn.randrange(4))
             stay = most if drawn.random() >= leaves else drawn.randrange(most)
             try:
-                ask(http, seen, question, max(2, most), stay)
-            except httpx.HTTPError as error:
+                ask(asking, seen, question, most, stay)
+            except openai.OpenAIError as error:
                 with seen.lock:
                     seen.errors.append(repr(error))
 
 
-def ask(http: httpx.Client, seen: Seen, question: str, most: int, stay: int) -> None:
+def ask(asking: openai.OpenAI, seen: Seen, question: str, most: int, stay: int) -> None:
     """One streamed answer, of which at most ``stay`` pieces are read."""
-    body = {
-        "model": "default",
-        "messages": [{"role": "user", "content": question}],
-        "max_tokens": most,
-        "temperature": 0,
-        "stream": True,
-        "sources": False,
-        "stream_options": {"include_usage": True},
-    }
-    began, pieces, usage = time.monotonic(), list[str](), dict[str, Any]()
-    with http.stream("POST", "chat/completions", json=body) as reply:
-        for event in events(reply.iter_lines()):
-            if "error" in event:
-                raise httpx.HTTPError(event["error"]["message"])
-            usage = event.get("usage") or usage
-            text = event["choices"][0]["delta"].get("content") if event["choices"] else None
+    began, pieces, tokens = time.monotonic(), list[str](), 0
+    stream = asking.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": question}],
+        max_tokens=most,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"sources": False},
+    )
+    with stream:
+        for chunk in stream:
+            tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+            text = chunk.choices[0].delta.content if chunk.choices else None
             if text and not pieces:
                 with seen.lock:
                     seen.first_s.append(time.monotonic() - began)
             pieces += [text] if text else []
             if len(pieces) > stay:
                 break
-    note(seen, (question, most), "".join(pieces), usage)
+    note(seen, (question, most), "".join(pieces), tokens)
 
 
-def note(seen: Seen, asked: tuple[str, int], text: str, usage: dict[str, Any]) -> None:
-    """Count an answer; one without usage was left."""
+def note(seen: Seen, asked: tuple[str, int], text: str, tokens: int) -> None:
+    """Count an answer; one of unknown length was left."""
     with seen.lock:
-        if not usage:
+        if not tokens:
             seen.left += 1
         else:
-            seen.tokens += usage["completion_tokens"]
+            seen.tokens += tokens
             if seen.texts.setdefault(asked, text) != text:
                 seen.differing.append(f"{asked[0]} ({asked[1]})")
-
-
-def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a stream; an error comes as an object by itself."""
-    for line in lines:
-        data = line.removeprefix("data: ")
-        if line.startswith(("data: ", "{")) and data != "[DONE]":
-            yield json.loads(data)
 
 
 @contextmanager
@@ -135,7 +127,7 @@ def server(command: Sequence[str]) -> Iterator[tuple[str, int]]:
         assert process.stdout
         found = re.search(r"http://\S+", process.stdout.readline())
         assert found, "the server did not start"
-        yield found[0] + "/", process.pid
+        yield found[0], process.pid
     finally:
         process.terminate()
         process.wait()
@@ -183,4 +175,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -157,7 +157,7 @@ class ChatSession:
         request = self.request(ids)
         try:
             with convert_out_of_memory():
-                yield from self.answer(question, request, tally, sources)
+                yield from self.answering(question, request, tally, sources)
         finally:
             self._record(question, ids, tally)
 
@@ -178,7 +178,7 @@ class ChatSession:
             whole = replace(deepcopy(last.turn.tally), token_ids=[*before], text=text, sourced=None)
             try:
                 with convert_out_of_memory():
-                    for event in self.answer(last.turn.question, request, whole):
+                    for event in self.answering(last.turn.question, request, whole):
                         continuation.add(event)
                         yield event
             finally:
@@ -233,7 +233,7 @@ class ChatSession:
         make()
         return make
 
-    def answer(
+    def answering(
         self,
         question: str,
         request: Request,

@@ -35,7 +35,7 @@ def ask_all(asked: Sequence[Asked], width: int, sources: bool = True, plain: boo
     def answer(engine: EngineProtocol, request: Request) -> Generator[ChatEvent, None, None]:
         session, question = asked[of_request[id(request)]]
         with convert_out_of_memory():
-            yield from session.answer(question, request, Tally(), sources, engine, plain)
+            yield from session.answering(question, request, Tally(), sources, engine, plain)
 
     with convert_out_of_memory():
         for at, made in answer_together(asked[0][0].engine, requests, answer, width):
