@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.planner import Plan, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
+from triforce_chat.engine.speculation.tree_plan import TreeOptions
 
 ALARM = 1e-4
 V = 8
@@ -117,6 +119,14 @@ def test_the_joint_law_with_a_draft_of_few_tokens(small: Lab, stack: str) -> Non
 def test_the_joint_law_with_a_draft_that_reads_states(small: Lab, stack: str) -> None:
     lab = with_head_draft(small, [0, 1, 2, 4, 6, 7], strength=1.0)
     assert joint_p(small, hierarchy(lab, stack), 400) > ALARM
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("stack", ["triforce", "naive"])
+def test_the_joint_law_with_trees(small: Lab, stack: str, kind: str) -> None:
+    tree = TreeOptions(kind, 6, 3)
+    engine = small.engine(stack, gamma=3, draft_gamma=2, budget=replace(TINY, scratch=24), tree=tree)
+    assert joint_p(small, engine, 400) > ALARM
 
 
 def test_the_joint_law_with_a_nucleus(small: Lab) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
-from triforce_chat.settings.settings import CHANGEABLE, DTYPES, POLICIES, STACKS, Settings
+from triforce_chat.settings.settings import CHANGEABLE, DTYPES, POLICIES, STACKS, TREES, Settings
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ from triforce_chat.settings.settings import CHANGEABLE, DTYPES, POLICIES, STACKS
         *[("stack", stack) for stack in STACKS],
         *[("policy", policy) for policy in POLICIES],
         *[("dtype", dtype) for dtype in DTYPES],
+        *[("tree", tree) for tree in TREES],
         ("budget", 104),
         ("chunk", 1),
         ("chunk", 1024),
@@ -46,6 +47,8 @@ def test_accepted(name: str, value: Any) -> None:
         ({"budget": 111, "chunk": 16}, "budget must be at least 112 tokens for chunks of 16"),
         ({"chunk": 1025}, "chunk must be at most 1024, not 1025"),
         ({"gamma": 33}, "gamma must be at most 32, not 33"),
+        ({"tree": "bush"}, "no tree 'bush'; choose one of chain, auto"),
+        ({"tree_size": 64}, "tree-size must be at most 63, not 64"),
         ({"draft_gamma": 33}, "draft-gamma must be at most 32, not 33"),
     ],
 )
@@ -60,6 +63,8 @@ def test_refused(values: dict[str, Any], complaint: str) -> None:
     [
         ("stack", "lookup", "lookup"),
         ("stack", "auto", "auto"),
+        ("tree", "auto", "auto"),
+        ("tree-size", "8", 8),
         ("budget", "2048", 2048),
         ("max-tokens", "7", 7),
         ("max_tokens", "7", 7),
@@ -74,8 +79,10 @@ def test_a_typed_setting(name: str, text: str, value: Any) -> None:
     assert getattr(Settings().with_text(name, text), key) == value
 
 
-@pytest.mark.parametrize("name", CHANGEABLE)
-@pytest.mark.parametrize("text", ["auto", "default"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(name, text) for name in CHANGEABLE for text in ("auto", "default") if (name, text) != ("tree", "auto")],
+)
 def test_defaults_come_back(name: str, text: str) -> None:
     changed = Settings(
         stack="lookup",
@@ -84,6 +91,8 @@ def test_defaults_come_back(name: str, text: str) -> None:
         chunk=4,
         gamma=3,
         draft_gamma=2,
+        tree="sequoia",
+        tree_size=8,
         temperature=0.5,
         top_k=5,
         top_p=0.5,

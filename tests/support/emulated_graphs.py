@@ -74,7 +74,7 @@ def captured_pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner,
 
 
 def tensors_of(made: Any) -> tuple[Tensor, ...]:
-    return (made,) if isinstance(made, Tensor) else tuple(made)
+    return (made,) if isinstance(made, Tensor) else tuple(each for each in made if each is not None)
 
 
 def spoil(*tensors: Tensor) -> None:

@@ -30,6 +30,7 @@ from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Round, Speculative
+from triforce_chat.engine.tree import Branches
 
 Context = tuple[int, ...]
 Distribution = dict[Context, float]
@@ -87,6 +88,9 @@ class ToyCache:
     def truncate(self, length: int) -> None:
         del self.ids[length:]
         self.beyond = []
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        self.ids[length:] = [self.ids[length + at] for at in path]
 
     def judged(self, proposed: int, accepted: int) -> None:
         self.verdicts.append((proposed, accepted))
@@ -157,9 +161,21 @@ class ToyModel:
             self.known[context] = self.table(context).double().log()
         return self.known[context]
 
-    def __call__(self, ids: Tensor, cache: ToyCache, rows: int, offset: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        cache: ToyCache,
+        rows: int,
+        offset: Tensor | None = None,
+        tree: Branches | None = None,
+    ) -> Tensor:
         fed = ids[0].tolist()
         assert fed, "an empty forward"
+        if tree is not None:
+            self.rows = contexts(cache, fed, tree)[len(fed) - rows :]
+            cache.fed = fed
+            cache.advance(len(fed))
+            return torch.stack([self.logits(context) for context in self.rows])[None]
         if offset is None:
             cache.fed = fed
             seen = (*cache.ids, *fed)
@@ -186,6 +202,16 @@ class ToyModel:
     def capturing(self) -> ToyModel:
         """The same table behind captured forwards."""
         return replace(self, captures=True)
+
+
+def contexts(cache: ToyCache, fed: list[int], tree: Branches) -> list[Context]:
+    """What each token of a tree's forward follows, itself included."""
+    held, found = [*cache.ids, *fed], list[Context]()
+    tail = len(held) - tree.visible.shape[1]
+    for step, visible in zip(tree.steps.tolist(), tree.visible, strict=True):
+        found.append((*held[:tail], *(held[tail + at] for at in visible.nonzero()[:, 0].tolist())))
+        assert len(found[-1]) == cache.position + step + 1, "another position than its depth"
+    return found
 
 
 @dataclass
@@ -320,6 +346,9 @@ class Walk:
         self.at += k
         return torch.tensor([k])
 
+    def only(self, i: int) -> Walk:  # noqa: ARG002
+        return self
+
     def draw(self, weights: Tensor) -> Tensor:
         total = float(weights.double().sum())
         assert total > 0, "drawing from nothing"
@@ -351,6 +380,12 @@ class Branching(Sampler):
         super().__init__(sampling, answer_start, forced=forced)
         self.walk = walk
         self.op = WalkingVerification(sampling, CANDIDATES, forced, walk=walk)
+
+    def draw(self, weights: Tensor) -> Tensor:
+        if self.sampling.greedy:
+            return super().draw(weights)
+        # However deep in a tree: what comes behind the horizon is not lumped here.
+        return torch.tensor([self.walk.choose((row / row.sum()).tolist()) for row in weights])
 
     def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
         self.walk.at = int(seq.length)  # every draw and verdict begins with this question

@@ -22,13 +22,14 @@ class Draft:
     """Proposed tokens and the distributions that they were drawn from.
 
     ``count`` [B] is the number of valid tokens at the start of each row, on the device; None means all n. ``parents``
-    [n] holds the index of each token's parent in a tree, -1 for the last committed token; None means a chain.
+    [n] holds the index of each token's parent in a tree of one sequence, -1 for the last committed token; None means a
+    chain. A token of a tree may depend on its elder siblings, and its distribution is the one that it has given them.
     """
 
     tokens: Tensor  # [B, n], int64
     probs: Tensor  # [B, n, V]
     count: Tensor | None = None
-    parents: Tensor | None = None
+    parents: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[1]

@@ -42,7 +42,7 @@ from triforce_chat.engine.speculation.calibrator import (
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
-from triforce_chat.errors import DoesNotFit
+from triforce_chat.errors import DoesNotFit, UsageError
 
 PLAIN = StackOptions(name="autoregressive")
 SCRATCH = 256  # tokens after the longest answer, for drafts of all levels
@@ -247,10 +247,12 @@ class Engine:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
 
         May be closed after any event: the tokens of all ``Text`` events stay in the caches, and nothing else. Raises
-        ValueError for an empty prompt, DoesNotFit for one that is longer than the context, and ModelError if the model
-        computes no distribution.
+        ValueError for an empty prompt, DoesNotFit for one that is longer than the context, ModelError if the model
+        computes no distribution, and UsageError for a forced text where trees are drafted, which do not take it.
         """
         self._check(len(request.history))
+        if request.forced and self.options.tree is not None and not plain:
+            raise UsageError("trees are not drafted along a given text: leave out --tree or --same-text")
         if not request.prompt:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()
@@ -344,9 +346,10 @@ def gathered_options(options: StackOptions) -> StackOptions:
     """The stack by which one of several sequences decodes, of which ``options`` were asked for.
 
     ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single sequence, and
-    drafts, which would have to pay for their rows in all of them, cost more than they bring.
+    drafts, which would have to pay for their rows in all of them, cost more than they bring. Forwards that run together
+    verify chains, no trees.
     """
-    return PLAIN if options.name == StackOptions().name else options
+    return PLAIN if options.name == StackOptions().name else replace(options, tree=None)
 
 
 class Answer:

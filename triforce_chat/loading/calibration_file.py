@@ -77,7 +77,10 @@ class CalibrationFile:
         return known
 
     def _about(self, options: StackOptions) -> dict[str, Any]:
-        return {**self.about, **dataclasses.asdict(options)}
+        own = dataclasses.asdict(options)
+        if options.tree is None:  # as before there were trees
+            del own["tree"]
+        return {**self.about, **own}
 
 
 def about(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from triforce_chat.settings.specification import SettingSpec, setting, specifica
 
 AUTO = "auto"  # the model that suits this machine
 STACKS = tuple(stack_specs.STACKS)
+TREES, MAX_TREE = stack_specs.TREES, stack_specs.MAX_TREE
 POLICIES = ("mean", "minmax")
 MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
@@ -67,6 +68,24 @@ class Parameters:
         maximum=stack_specs.MAX_GAMMA,
         changeable=True,
         example=2,
+    )
+    tree: str = setting(
+        "chain",
+        f"What the draft model drafts on a CPU in the stacks naive, triforce and streaming: {', '.join(TREES)}. "
+        "sequoia draws a tree of the best shape, specinfer independent sequences, auto plans the tree's size, too.",
+        choices=TREES,
+        changeable=True,
+    )
+    tree_size: int | None = setting(
+        None, "Tokens of a tree.", minimum=1, maximum=MAX_TREE, changeable=True, example=16
+    )
+    tree_depth: int | None = setting(
+        None,
+        "Tokens on a tree's longest path; planned if not given.",
+        minimum=1,
+        maximum=stack_specs.MAX_DEPTH,
+        changeable=True,
+        example=6,
     )
     context: int | None = setting(None, "Context to allocate, in tokens.", minimum=1, example=32768)
     offload: bool = setting(
@@ -138,12 +157,15 @@ class Settings(Parameters):
         Sampling(**{name: getattr(self, name) for name in SAMPLED if getattr(self, name) is not None})
 
     def with_text(self, name: str, text: str) -> Settings:
-        """Change one setting as a user typed it; "auto" or "default" restores the default. Raises UsageError."""
+        """Change one setting as a user typed it; "default", or "auto" where that is no choice, restores the default.
+
+        Raises UsageError.
+        """
         spec = CHANGEABLE.get(name.replace("-", "_"))
         if spec is None:
             known = ", ".join(spec.key for spec in CHANGEABLE.values())
             raise UsageError(f"no setting '{name}'; there are {known}")
-        restore = text == "default" or (text == "auto" and spec.name != "stack")
+        restore = text == "default" or (text == "auto" and text not in spec.details.choices)
         return replace(self, **{spec.name: spec.default if restore else _parse(spec, name, text)})
 
 

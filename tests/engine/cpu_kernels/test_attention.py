@@ -29,7 +29,7 @@ def view(kv_heads: int, length: int, dim: int) -> KVView:
     return KVView(keys[:, :, :width], values[:, :, :width], length)
 
 
-def expected(query: Tensor, stored: KVView, scale: float) -> Tensor:
+def expected(query: Tensor, stored: KVView, scale: float, visible: Tensor | None = None) -> Tensor:
     """query [1, Hq, n, D] -> fp64 [n, Hq * D]."""
     _, heads, n, _ = query.shape
     group = heads // stored.keys.shape[1]
@@ -38,8 +38,8 @@ def expected(query: Tensor, stored: KVView, scale: float) -> Tensor:
         for part in (stored.keys, stored.values)
     )
     scores = scale * query[0].double() @ keys.transpose(1, 2)  # [Hq, n, S]
-    hidden = torch.full((n, n), float("-inf"), dtype=torch.float64).triu(1)
-    scores[:, :, stored.length - n :] += hidden
+    seen = torch.ones(n, n, dtype=torch.bool).tril() if visible is None else visible
+    scores[:, :, stored.length - seen.shape[1] : stored.length].masked_fill_(~seen, float("-inf"))
     return (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
 
 
@@ -51,6 +51,27 @@ def test_attention_equals_that_in_fp64(heads: int, kv_heads: int, dim: int, n: i
     query, stored = noise(1, heads, n, dim), view(kv_heads, length, dim)
     found = attend(query, *stored[:3], 0.3)
     torch.testing.assert_close(found.double(), expected(query, stored, 0.3), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize(("n", "tail", "length"), [(1, 4, 9), (6, 6, 6), (5, 12, SPAN + 3), (9, 9, SPAN + 4)])
+def test_a_tree_s_tokens_see_their_ancestors_alone(
+    heads: int, kv_heads: int, dim: int, n: int, tail: int, length: int
+) -> None:
+    query, stored = noise(1, heads, n, dim), view(kv_heads, length, dim)
+    visible = noise(n, tail, seed=3) > 0
+    visible[:, tail - n :] |= torch.eye(n, dtype=torch.bool)
+    visible[0, 0] = n == tail  # a token's own place
+    found = attend(query, *stored[:3], 0.3, visible)
+    wanted = expected(query, stored, 0.3, visible)
+    torch.testing.assert_close(found.double(), wanted, atol=3e-6, rtol=1e-5)
+    assert (wanted - expected(query, stored, 0.3)).abs().max() > 1e-3
+
+
+def test_a_chain_as_a_tree_is_the_same_bit_by_bit() -> None:
+    query, stored = noise(1, 6, 7, 64), view(2, SPAN + 3, 64)
+    chain = torch.ones(7, 7, dtype=torch.bool).tril()
+    assert torch.equal(attend(query, *stored[:3], 0.3, chain), attend(query, *stored[:3], 0.3))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 30.0])

@@ -13,6 +13,7 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.forward import cpu_layer, runner
 from triforce_chat.engine.forward.cpu_layer import FEW, CpuLayer
 from triforce_chat.engine.forward.runner import Feed, Runner
+from triforce_chat.engine.tree import Parents, paths, verified
 from triforce_chat.models.load import load_model
 
 IDS = torch.randint(3, len(VOCABULARY), (1, 130), generator=torch.Generator().manual_seed(0))
@@ -49,6 +50,19 @@ def test_logits_are_those_of_transformers_layers(file: Path, monkeypatch: pytest
         own, theirs = fed(fused, *widths), fed(plain, *widths)
         assert (own - theirs).abs().max() < 2e-4 * theirs.abs().max()
         assert theirs.std() > 0.5
+
+
+@pytest.mark.parametrize("shape", [(-1, -1, 0, 0, 1, 3), (-1, *[0] * 10, *[1] * 9)])
+def test_a_tree_s_rows_are_those_of_its_paths(file: Path, shape: Parents) -> None:
+    model, given = loaded(file), IDS[0, :20].tolist()
+    nodes = IDS[0, 30 : 30 + len(shape)].tolist()
+    fed_ids = torch.tensor([[*given, *nodes]])
+    tree = verified(shape, len(given))
+    logits = model(fed_ids, FullCache(model.shape, 64), len(shape) + 1, tree=tree).clone()[0]
+    for node, path in enumerate(paths(shape)):
+        ids = torch.tensor([[*given, *(nodes[at] for at in path)]])
+        alone = model(ids, FullCache(model.shape, 64), 1)[0, 0]
+        torch.testing.assert_close(logits[node + 1], alone, atol=1e-4, rtol=1e-3)
 
 
 def test_few_tokens_have_the_same_logits_in_any_company(file: Path) -> None:

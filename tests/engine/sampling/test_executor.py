@@ -115,7 +115,7 @@ def verdict_of(sampler: Sampler, draft: Draft, logits: Tensor, ids: Tensor) -> l
     n = len(draft)
     known = len(ids) - n
     seq = TokenBuffer(ids[None], torch.tensor([known], device=ids.device), known)
-    probs, packed = sampler.verify(draft, logits[None], seq)
+    probs, packed, _ = sampler.verify(draft, logits[None], seq)
     kept = packed[0, : int(packed[0, 0]) + 1]
     return [probs[:, : n + 1].clone(), kept.clone(), packed[0, -2:].clone()]
 

@@ -24,6 +24,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import CUTOFF
 from triforce_chat.engine.speculation.stacks import POLICIES
+from triforce_chat.engine.tree import Branches
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation import acceptance as module
 from triforce_chat.lab.evaluation.acceptance import Acceptance, Plan, Scored, matches, rows
@@ -226,9 +227,16 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
         captures = places_on_device = False
         dtype, sequences = lab.draft.dtype, 1
 
-        def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
+        def __call__(
+            self,
+            ids: Tensor,
+            cache: KVCache,
+            rows: int,
+            offset: Tensor | None = None,
+            tree: Branches | None = None,
+        ) -> Tensor:
             calls.append(rows)
-            return lab.draft(ids, cache, rows, offset)
+            return lab.draft(ids, cache, rows, offset, tree)
 
         def loop(self, cache: KVCache, tokens: int) -> LoopForward:
             return lab.draft.loop(cache, tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -60,6 +60,7 @@ class KVView(NamedTuple):
     values: Tensor  # [1, Hkv, S, D]
     length: int  # slots that hold tokens; S is the next multiple of GRAIN
     shared: SharedView | None = None  # what comes before, and where these lie among other sequences'
+    visible: Tensor | None = None  # [n, t], which of the last t each new token of a tree sees; None: causal
 
     @property
     def end(self) -> int:
@@ -158,6 +159,12 @@ class KVBuffer:
     def truncate(self, length: int) -> None:
         pass
 
+    def keep(self, start: int, path: Sequence[int]) -> None:
+        """Move slots ``start + path[i]`` to ``start + i``; a path ascends."""
+        slots = [start + at for at in path]
+        for part in (self.keys, self.values):
+            part[:, :, start : start + len(slots)] = part[:, :, slots]
+
 
 class QueryRing:
     """The queries of the latest positions, which select what a retrieval cache keeps.
@@ -187,6 +194,14 @@ class QueryRing:
         """The slots of n positions from ``position`` on were filled, and the ``lost`` after them overwritten."""
         for at in range(position, position + n + lost):
             self.positions[at % self.size] = at if at < position + n else -1
+
+    def keep(self, start: int, path: Sequence[int]) -> None:
+        """The queries of ``start + path[i]`` belong to position ``start + i``, as far as they are there."""
+        there = [self.positions[(start + at) % self.size] == start + at for at in path]
+        from_, to = ([(start + at) % self.size for at in each] for each in (path, range(len(path))))
+        self.data[:, :, to] = self.data[:, :, from_]
+        for slot, position, known in zip(to, range(start, start + len(path)), there, strict=True):
+            self.positions[slot] = position if known else -1
 
     def forget(self) -> None:
         """Drop all queries: other tokens are at these positions now."""
@@ -286,6 +301,20 @@ class KVCache:
     def truncate(self, length: int) -> None:
         """Drop everything after the first ``length`` tokens of the history."""
         self.length = min(self.length, length)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Of a tree that was fed after the first ``length`` tokens, keep the tokens of ``path`` alone, moved together.
+
+        Only where all keys and values lie in one buffer.
+        """
+        self.truncate(length)
+        slot = self.write_slot()
+        assert slot, "a tree needs its keys and values in one buffer"
+        if list(path) != list(range(len(path))):
+            slot.storage.keep(slot.start, path)
+            if slot.queries is not None:
+                slot.queries.keep(slot.start, path)
+        self.length = length + len(path)
 
     def restart(self) -> None:
         """Become as it was when it was new."""

@@ -29,6 +29,8 @@ typedef struct {
     int64_t stride;                     /* from token to token */
     int64_t count;                      /* tokens in the span */
     int64_t seen;                       /* of which the first of the new tokens sees, the next one more, and so on */
+    const uint8_t *visible;             /* or of a tree: all see as many, and here is */
+    int64_t tail;                       /* for each token which of so many further ones, one byte each */
 } Span;
 
 /* Of `lanes` rows from `row` on: the largest score, and sums of weights and of weighted values. */
@@ -39,6 +41,10 @@ typedef struct {
 /* Row r of a head is token r % tokens of the query head r / tokens. */
 INLINE const float *query_of(const Span *s, int64_t row) {
     return s->queries + row / s->tokens * s->head_stride + row % s->tokens * s->token_stride;
+}
+
+INLINE int sees(const Span *s, int64_t token, int64_t key) {
+    return s->visible ? s->visible[token * s->tail + key - s->seen] : s->seen + token > key;
 }
 
 #define PATH_NAME plain
@@ -82,7 +88,7 @@ static void attend_span(const Attention *a, int64_t rows, int64_t unit, int64_t 
     s.keys += head * a->kv_stride + first * s.stride;
     s.values += head * a->kv_stride + first * s.stride;
     s.count = a->length - first < SPAN ? a->length - first : SPAN;
-    s.seen = a->length - s.tokens + 1 - first;
+    s.seen = (s.visible ? a->length - s.tail : a->length - s.tokens + 1) - first;
     float *peak = a->partial + unit * room;
     Partial out = {peak, peak + rows, peak + 2 * rows};
 #if defined(__x86_64__)
@@ -122,16 +128,17 @@ static void attend_share(void *data) {
     for (int64_t at = from; at < to; at++) join_spans(a, rows, at / rows, at % rows, spans);
 }
 
-/* Causal attention of the last `tokens` of `length` tokens: out [tokens, heads * group, dim].
+/* Attention of the last `tokens` of `length` tokens: out [tokens, heads * group, dim].
  *
+ * Causal unless `visible` [tokens, tail] says which of the last `tail` tokens each of them sees.
  * Keys and values have the same strides. `dim` is a multiple of 16, up to
  * 256. */
 void attend(int path, const float *queries, int64_t query_head, int64_t query_token, const float *keys,
             const float *values, int64_t kv_head, int64_t kv_token, int64_t heads, int64_t group, int64_t tokens,
-            int64_t length, int64_t dim, float scale, float *out, int threads) {
+            int64_t length, int64_t dim, float scale, const uint8_t *visible, int64_t tail, float *out, int threads) {
     int64_t spans = (length + SPAN - 1) / SPAN, rows = group * tokens;
     float *partial = malloc((size_t)(heads * spans * rows * (dim + 2)) * sizeof *partial);
-    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, kv_token, 0, 0};
+    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, kv_token, 0, 0, visible, tail};
     Attention job = {span, path, heads, group, length, group * query_head, kv_head, partial, out};
     GOMP_parallel(attend_share, &job, (unsigned)threads, 0);
     free(partial);
@@ -225,7 +232,7 @@ INLINE TARGET void OF(score)(const Span *s, const float *queries, float *scores)
 INLINE TARGET void OF(hide)(const Span *s, int64_t row, float *scores, float value) {
     for (int64_t key = s->seen > 0 ? s->seen : 0; key < s->count; key++)
         for (int lane = 0; lane < LANES; lane++)
-            if (s->seen + (row + lane) % s->tokens <= key) scores[key * LANES + lane] = value;
+            if (!sees(s, (row + lane) % s->tokens, key)) scores[key * LANES + lane] = value;
 }
 
 /* The scores become weights relative to the largest one of each lane; returns these and the weights' sums. */

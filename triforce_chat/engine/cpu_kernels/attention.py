@@ -11,14 +11,19 @@ from triforce_chat.engine.cpu_kernels.few_rows import Norm
 DIMS = range(16, 257, 16)  # of heads
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: float) -> Tensor:
-    """Causal attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, length: int, scale: float, visible: Tensor | None = None
+) -> Tensor:
+    """Attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
+
+    Causal unless ``visible`` [n, t], bool, says which of the last t tokens each of them sees.
 
     keys and values: [1, Hkv, S, D] with the same strides. All are in fp32. A row of the result is the same bit by bit
     whatever other queries are there.
     """
     _, heads, n, dim = query.shape
     out = torch.empty(n, heads * dim)
+    visible = None if visible is None else visible.contiguous()
     compiled.loaded().attend(
         compiled.instructions(),
         query.data_ptr(),
@@ -34,6 +39,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: floa
         length,
         dim,
         scale,
+        None if visible is None else visible.data_ptr(),
+        0 if visible is None else visible.shape[1],
         out.data_ptr(),
         torch.get_num_threads(),
     )

@@ -27,6 +27,7 @@ class Part(NamedTuple):
 
     cache: KVCache
     n: int
+    visible: Tensor | None = None  # see ``KVView``
 
 
 def attend(
@@ -60,7 +61,15 @@ def updated(
 ) -> list[tuple[Tensor, KVView]]:
     """Append one layer's keys and values to each part's cache: its queries, and the view that they ask."""
     shares = zip(*(each.split([part.n for part in parts], 2) for each in (query, key, value)), strict=True)
-    return [(q, part.cache.update(layer, q, k, v)) for part, (q, k, v) in zip(parts, shares, strict=True)]
+    return [
+        (q, seen_by(part, part.cache.update(layer, q, k, v)))
+        for part, (q, k, v) in zip(parts, shares, strict=True)
+    ]
+
+
+def seen_by(part: Part, view: KVView) -> KVView:
+    """The view as the tokens of a part read it."""
+    return view if part.visible is None else view._replace(visible=part.visible)
 
 
 def read(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
@@ -105,12 +114,15 @@ def attend_in(
 
 
 def read_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
-    """Causal attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D]."""
+    """Attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D].
+
+    Causal, unless the view says what they see.
+    """
     if view.shared is not None:
         if not query.is_cuda:
             return shared_attention([(query, view)], scale)
         view = KVView(*view.whole, view.end)  # as one, for the few forwards that no graph takes
-    many = query.is_cuda and query.shape[2] > FEW
+    many = query.is_cuda and query.shape[2] > FEW and view.visible is None
     return (causal_attention if many else folded_attention)(query, view, scale)
 
 
@@ -225,8 +237,14 @@ def folded(query: Tensor, view: KVView) -> Tensor:
 
 
 def tail_of(query: Tensor, view: KVView) -> Tensor | None:
-    """The ``causal_tail`` of queries [1, Hq, n, D] that are the last n tokens of a view; None for a single one."""
+    """The mask of queries [1, Hq, n, D] that are the last n tokens of a view; None for one that sees all of it.
+
+    Causal, unless the view says what is visible: then [G*n, t], of the last t keys.
+    """
     _, heads, n, _ = query.shape
+    if view.visible is not None:
+        mask = torch.zeros(view.visible.shape, dtype=query.dtype, device=query.device)
+        return mask.masked_fill_(~view.visible, float("-inf")).repeat(heads // view.keys.shape[1], 1)
     return causal_tail(n, heads // view.keys.shape[1], query.dtype, query.device) if n > 1 else None
 
 

@@ -20,6 +20,7 @@ from triforce_chat.engine.forward.cpu_layer import fuse_layers
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import ROOMY, kernels_run
+from triforce_chat.engine.tree import Branches
 
 if TYPE_CHECKING:
     from triforce_chat.engine.forward.fused import Decoder
@@ -39,6 +40,7 @@ class Feed(NamedTuple):
     cache: KVCache
     rows: int
     offset: Tensor | None = None
+    tree: Branches | None = None
 
 
 class Gathering(Protocol):
@@ -88,12 +90,20 @@ class Forward(Protocol):
         """The host is about to wait for the device: let other sequences launch their work first."""
         ...
 
-    def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        cache: KVCache,
+        rows: int,
+        offset: Tensor | None = None,
+        tree: Branches | None = None,
+    ) -> Tensor:
         """Feed ids [B, n] after what the cache holds; returns logits [B, rows, V] of the last ``rows`` tokens.
 
         The logits are valid until the model's next forward. With ``offset`` [B], a tensor on the device, the ids go
         that many slots further on and the cache's length stays as it is: their keys and values are scratch data,
-        which later forwards may read and overwrite.
+        which later forwards may read and overwrite. With ``tree``, which a model that captures does not take, it says
+        what each of them follows.
         """
         ...
 
@@ -321,10 +331,17 @@ class Runner:
         vars(made).pop("quantized", None)  # it must be gathered, too
         return made
 
-    def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        cache: KVCache,
+        rows: int,
+        offset: Tensor | None = None,
+        tree: Branches | None = None,
+    ) -> Tensor:
         if len(ids) != 1:
             raise ValueError(f"{len(ids)} sequences; a cache holds one")
-        feed = Feed(ids, cache, rows, offset)
+        feed = Feed(ids, cache, rows, offset, tree)
         if self.gathering is None:
             ((logits, states),) = self.compute([feed])
         else:
@@ -369,7 +386,7 @@ class Runner:
             for feed in feeds:
                 if feed.offset is not None:  # waits for the device
                     there.enter_context(moved(feed.cache, int(feed.offset)))
-            states = self._hidden([(self.embedded(feed.ids[0]), feed.cache) for feed in feeds])
+            states = self._hidden([(self.embedded(feed.ids[0]), feed.cache, feed.tree) for feed in feeds])
             each = [
                 part[len(part) - feed.rows :]
                 for part, feed in zip(states.split([feed.ids.shape[1] for feed in feeds]), feeds, strict=True)
@@ -437,7 +454,7 @@ class Runner:
             feed(self, cache, ids)  # in pieces that read the prefix together with other sequences
             return
         with self.on_device():
-            self._hidden([(self.embedded(ids), cache)])
+            self._hidden([(self.embedded(ids), cache, None)])
         cache.advance(len(ids))
 
     def on_device(self) -> AbstractContextManager[Any]:
@@ -450,15 +467,17 @@ class Runner:
             return self.subset.embedded(ids)
         return ids.clamp_max(self.known - 1) if self.known < self.vocabulary else ids
 
-    def _hidden(self, fed: Sequence[tuple[Tensor, KVCache]]) -> Tensor:
+    def _hidden(self, fed: Sequence[tuple[Tensor, KVCache, Branches | None]]) -> Tensor:
         """Last hidden states [m, C] of the m ids of several sequences, one after the other.
 
         Each cache receives the keys and values of its ids [n] layer by layer.
         """
-        ids = joined([each for each, _ in fed])
-        positions = joined([self._steps(cache.position, len(own)) for own, cache in fed])
-        added = None if self.reader is None else joined([self._added(cache, len(own)) for own, cache in fed])
-        parts = [attention.Part(cache, len(own)) for own, cache in fed]
+        ids = joined([own for own, _, _ in fed])
+        positions = joined([self._steps(cache.position, len(own), tree) for own, cache, tree in fed])
+        added = None
+        if self.reader is not None:
+            added = joined([self._added(len(own), cache, tree) for own, cache, tree in fed])
+        parts = [attention.Part(cache, len(own), tree and tree.visible) for own, cache, tree in fed]
         if self.decoder:
             return self.decoder(ids, positions, partial(attention.attend_in, parts), added)
         given = {"input_ids": ids[None]}
@@ -468,14 +487,13 @@ class Runner:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _steps(self, start: int, n: int) -> Tensor:
-        return torch.arange(start, start + n, device=self.device)
+    def _steps(self, start: int, n: int, tree: Branches | None) -> Tensor:
+        return torch.arange(start, start + n, device=self.device) if tree is None else start + tree.steps
 
-    def _added(self, cache: KVCache, n: int) -> Tensor:
+    def _added(self, n: int, cache: KVCache, tree: Branches | None) -> Tensor:
         """What a draft's reader adds to the embeddings [n, C] of the next n tokens."""
         assert self.reader is not None
-        end = cache.reach(n)
-        return self.reader.rows(self._steps(end - n, n))
+        return self.reader.rows(self._steps(cache.reach(n) - n, n, tree))
 
 
 def joined(rows: Sequence[Tensor]) -> Tensor:

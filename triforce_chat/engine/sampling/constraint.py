@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from triforce_chat.engine.tree import Parents, children, paths
 
 
 class Constraint(Protocol):
@@ -25,6 +28,18 @@ class Constraint(Protocol):
     def advance(self, ids: Sequence[int]) -> None:
         """Append committed tokens."""
         ...
+
+
+def allowed_in_tree(
+    constraint: Constraint, parents: Parents, drafted: Sequence[int], vocabulary: int
+) -> Tensor:
+    """``Constraint.allowed`` after the root and after every token of a tree: [n+1, V]."""
+    rows = torch.ones(len(parents) + 1, vocabulary, dtype=torch.bool)
+    for leaf in set(range(len(parents))) - children(parents).keys():
+        path = paths(parents)[leaf]
+        along = constraint.allowed([drafted[node] for node in path], vocabulary)
+        rows[[0, *(node + 1 for node in path)]] = along
+    return rows
 
 
 MakeConstraint = Callable[[], Constraint]

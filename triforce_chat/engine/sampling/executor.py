@@ -17,6 +17,7 @@ from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import Graph, Preparation, fitting, pool_of
 from triforce_chat.engine.draft import Draft
+from triforce_chat.engine.sampling.branching import penalized_paths, tokens_before, verify_tree
 from triforce_chat.engine.sampling.ops import (
     GREEDY,
     PenaltyContext,
@@ -52,6 +53,9 @@ class SamplerOutput(NamedTuple):
     # [B, n+4]: number of tokens to commit, the tokens of ``verify``, number of drafted tokens, and 1 if all is well, 0
     # if a top-p nucleus was cut short, NOT_FINITE if a committed token was drawn from no distribution.
     packed: Tensor
+    rows: list[int] | None = (
+        None  # of a tree: those that the committed tokens come from; None: the first ones
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +72,43 @@ class Verification:
 
     def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
         draft = inputs.draft
-        scores = penalized(inputs.logits, inputs.penalty, draft.count, self.sampling.repetition_penalty)
+        scores = self._penalized(inputs)
         if inputs.allowed is not None:
             scores = scores.masked_fill(~inputs.allowed, -torch.inf)
         probs, complete = warp(scores, self.sampling, self.candidates)
-        numbers = verify(draft, probs, random, inputs.forced)
+        if draft.parents is None:
+            numbers, rows = verify(draft, probs, random, inputs.forced), None
+        else:
+            numbers, rows = verify_tree(draft, probs, random)
         if complete is None:
             flag = numbers.new_ones(len(numbers), 1)
         else:
             if draft.count is not None:  # rows after the last drafted token do not matter
-                rows = torch.arange(complete.shape[-1], device=complete.device)
-                complete = complete | (rows > draft.count[:, None])
+                places = torch.arange(complete.shape[-1], device=complete.device)
+                complete = complete | (places > draft.count[:, None])
             flag = complete.all(-1, keepdim=True).long()
-        flag = torch.where(self._finite(scores, probs, numbers[:, :1]), flag, NOT_FINITE)
-        return SamplerOutput(
-            probs, torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1)
-        )
+        finite = self._finite(scores, probs, numbers[:, :1], rows)
+        flag = torch.where(finite, flag, NOT_FINITE)
+        packed = torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1)
+        return SamplerOutput(probs, packed, rows)
 
-    def _finite(self, scores: Tensor, probs: Tensor, accepted: Tensor) -> Tensor:
+    def _penalized(self, inputs: SamplerInputs) -> Tensor:
+        logits, draft, context, *_ = inputs
+        if draft.parents is None or context is None:
+            return penalized(logits, context, draft.count, self.sampling.repetition_penalty)
+        answer, seen = context.tokens[0, : int(context.length)], tokens_before(draft)
+        return penalized_paths(logits[0], answer, seen, self.sampling.repetition_penalty)[None]
+
+    def _finite(self, scores: Tensor, probs: Tensor, accepted: Tensor, rows: list[int] | None) -> Tensor:
         """Whether the model's scores made sense for all committed tokens: [B, 1].
 
         A row with a score that is no number, or infinite, has no distribution: all of its probabilities are NaN.
         """
         sane = (scores.amax(-1) if self.sampling.greedy else probs[..., 0]).isfinite()
-        rows = torch.arange(sane.shape[-1], device=sane.device)
-        return (sane | (rows > accepted)).all(-1, keepdim=True)
+        if rows is not None:
+            return sane[:, rows].all(-1, keepdim=True)
+        places = torch.arange(sane.shape[-1], device=sane.device)
+        return (sane | (places > accepted)).all(-1, keepdim=True)
 
     def randomness(self, uniforms: Uniforms) -> Randomness:
         return GREEDY if self.sampling.greedy else uniforms

@@ -31,6 +31,10 @@ class Randomness(Protocol):
         """One index per row, in proportion to weights [B, V] (non-negative, not all zero): [B]."""
         ...
 
+    def only(self, i: int) -> Randomness:
+        """The decision on drafted token i alone, for p, q [B, 1]."""
+        ...
+
 
 class Uniforms(NamedTuple):
     """Uniform random numbers in [0, 1)."""
@@ -43,6 +47,9 @@ class Uniforms(NamedTuple):
         """Uninitialized tensors, to be filled."""
         tests = torch.empty(rows, n, dtype=torch.float32, device=device)
         return Uniforms(tests, torch.empty(rows, 1, dtype=torch.float64, device=device))
+
+    def only(self, i: int) -> Uniforms:
+        return self._replace(tests=self.tests[:, i : i + 1])
 
     def accepts(self, p: Tensor, q: Tensor) -> Tensor:
         """Accept where ``U < p/q``; strictly, so that p = 0 never passes."""
@@ -60,6 +67,9 @@ class Uniforms(NamedTuple):
 
 class Greedy:
     """Decisions at temperature 0, where all distributions are one-hot: no random numbers are needed."""
+
+    def only(self, i: int) -> Greedy:  # noqa: ARG002
+        return self
 
     def accepts(self, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG002
         return (p > 0).long().cumprod(-1).sum(-1)
@@ -79,7 +89,9 @@ class PenaltyContext(NamedTuple):
 
 
 def verify(draft: Draft, target: Tensor, random: Randomness, forced: Tensor | None = None) -> Tensor:
-    """The only acceptance rule in the program (speculative sampling, arXiv 2211.17192; TriForce, Alg. 1).
+    """The acceptance rule of chains (speculative sampling, arXiv 2211.17192; TriForce, Alg. 1).
+
+    ``verify_tree`` is the same rule where tokens have siblings.
 
     target: [B, n+1, V], the verifying level's distribution at every drafted position and after the last one. Returns
     [B, n+2]: k, then the k accepted tokens and one recovered token (after a rejection) or bonus token, then n-k

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
-from triforce_chat.engine.sampling.constraint import Constraint
+from triforce_chat.engine.sampling.branching import penalized_paths
+from triforce_chat.engine.sampling.constraint import Constraint, allowed_in_tree
 from triforce_chat.engine.sampling.executor import (
     EagerExecutor,
     Executor,
@@ -22,6 +24,7 @@ from triforce_chat.engine.sampling.ops import (
     PenaltyContext,
     Uniforms,
     penalized,
+    warp,
     warp_fully,
 )
 from triforce_chat.engine.sampling.options import Sampling
@@ -60,8 +63,12 @@ class Sampler:
         forced = seq.read_forced(len(draft) + 1)
         allowed = None
         if constraint is not None:
-            drafted = draft.tokens[0].tolist()
-            allowed = constraint.allowed(drafted, logits.shape[-1])[None].to(logits.device)
+            drafted, vocabulary = draft.tokens[0].tolist(), logits.shape[-1]
+            if draft.parents is None:
+                rows = constraint.allowed(drafted, vocabulary)
+            else:
+                rows = allowed_in_tree(constraint, draft.parents, drafted, vocabulary)
+            allowed = rows[None].to(logits.device)
         return self.run(SamplerInputs(logits, draft, self.penalty_context(seq, draft), forced, allowed))
 
     def run(self, inputs: SamplerInputs) -> SamplerOutput:
@@ -79,12 +86,31 @@ class Sampler:
         return end - self.answer_start if self.sampling.repetition_penalty != 1 else 0
 
     def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
-        """The answer in ``seq`` followed by the draft, and room for ``more`` tokens; None without a penalty."""
+        """The answer in ``seq`` followed by the draft, and room for ``more`` tokens; None without a penalty.
+
+        A tree does not follow it as a whole, so it is left out.
+        """
         if self.sampling.repetition_penalty == 1:
             return None
+        if draft.parents is not None:
+            return PenaltyContext(seq.ids[:, self.answer_start : seq.known], seq.length - self.answer_start)
         end = seq.known + seq.slack + len(draft) + more
         tokens = seq.ids[:, self.answer_start : end]
         return PenaltyContext(tokens, seq.length - self.answer_start + draft.counted)
+
+    def branch_laws(
+        self, logits: Tensor, seq: TokenBuffer, seen: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Scores and distributions [m, V] by logits [m, V] of a tree's rows, after ``seq`` and the tokens ``seen``."""
+        answer = seq.tokens[self.answer_start :]
+        scores = penalized_paths(logits, answer, seen, self.sampling.repetition_penalty)
+        return scores, warp(scores, self.sampling, self.op.candidates)[0]
+
+    def draw(self, weights: Tensor) -> Tensor:
+        """One index per row of weights [m, V], each by a fresh random number: [m]."""
+        uniforms = Uniforms.empty(len(weights), 0, weights.device)
+        self.fill(uniforms)
+        return self.op.randomness(uniforms).draw(weights)
 
     def widen(self) -> None:
         """Search more candidates for top-p nuclei from now on."""

@@ -74,7 +74,7 @@ class DraftModel:
         self, seq: TokenBuffer, n: int, sampler: Sampler, feed: Callable[[Tensor, int], Tensor]
     ) -> Draft:
         def sample(inputs: SamplerInputs, step: int) -> SamplerOutput:  # noqa: ARG001
-            probs, packed = sampler.run(inputs)
+            probs, packed, _ = sampler.run(inputs)
             return SamplerOutput(probs.clone(), packed)
 
         penalty = sampler.penalty_context(seq, self.nothing, n)
@@ -247,7 +247,7 @@ def draft_tokens(
         logits = feed(last, step)
         context = None if penalty is None else penalty._replace(length=penalty.length + step)
         given = None if forced is None else forced[:, step : step + 1]
-        probs, packed = sample(SamplerInputs(logits, nothing, context, given), step)
+        probs, packed, _ = sample(SamplerInputs(logits, nothing, context, given), step)
         last = packed[:, 1:2].clone()
         if context is not None:
             context.tokens.scatter_(1, context.length[:, None], last)

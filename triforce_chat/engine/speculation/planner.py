@@ -27,6 +27,8 @@ from triforce_chat.engine.speculation.cost_model import (
 )
 from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup
+from triforce_chat.engine.speculation.tree_plan import TreePlan
+from triforce_chat.engine.tree import Parents
 
 # Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested.
 ROWS = SIZES[:-1]
@@ -52,7 +54,8 @@ EVERYTHING = 1 << 30  # rounds; more than any calibration has
 class Plan:
     """Plan of the next rounds: each drafts ``n`` tokens by ``arm``, or by lookup if that is None.
 
-    If lookup finds a match of at least ``threshold`` tokens, its tokens replace those of the arm.
+    If lookup finds a match of at least ``threshold`` tokens, its tokens replace those of the arm. With ``parents`` the
+    arm drafts a tree of that shape, to which lookup adds ``branch`` tokens.
     """
 
     n: int
@@ -60,6 +63,8 @@ class Plan:
     rate: float = 0.0  # expected tokens per second; 0 for a trial or a fixed plan
     rounds: int = 1
     threshold: int = NEVER
+    parents: Parents = ()
+    branch: int = 0
 
     @property
     def plain(self) -> bool:
@@ -88,7 +93,8 @@ class Planner:
 
     ``gamma`` fixes the tokens to draft in each round; None chooses up to ``most``. ``plain`` allows rounds without a
     draft; otherwise the first arm always drafts, and only the number of tokens is chosen. ``investment`` limits what
-    graphs may be captured for the sake of a plan.
+    graphs may be captured for the sake of a plan. With ``trees`` the first arm drafts trees of at most
+    ``gamma`` tokens.
 
     ``sequences`` counts those whose forwards run together, this one included. Then rates are those of all of them: a
     looked-up token costs all of them a row of the verification and gains one of them something, as the others have no
@@ -104,8 +110,10 @@ class Planner:
         plain: bool = True,
         group: RankGroup = SINGLE,
         investment: Investment | None = None,
+        trees: TreePlan | None = None,
     ) -> None:
         self.arms, self.lookup, self.gamma, self.group = list(arms), lookup, gamma, group
+        self.trees = trees
         self.investment = investment or Investment(Captures())
         self.lacking: Lacking = nothing_lacking
         self.most = (gamma or most) if arms or lookup else 0
@@ -135,6 +143,8 @@ class Planner:
             arm.restart()
         if self.lookup is not None:
             self.lookup.restart()
+        if self.trees is not None:
+            self.trees.restart()
 
     @property
     def known_times(self) -> LevelTimes:
@@ -292,9 +302,17 @@ class Planner:
 
     def _fixed(self, most: int, match: int) -> Plan:
         arm, n = self.arms[0] if self.arms else None, min(most, self.most)
+        if arm is not None and self.trees is not None and n > 0:
+            return self._tree(arm, self.trees, n, match)
         if arm is None and self.lookup:
             n = sum(chance >= CUTOFF for chance in self.lookup.survival(match, n)) if match else 0
         return Plan(n, arm)
+
+    def _tree(self, arm: Arm, trees: TreePlan, n: int, match: int) -> Plan:
+        """A tree of at most n tokens, up to half of which are looked up."""
+        branch = sum(chance >= CUTOFF for chance in self._hopes(match, n // 2))
+        parents = trees.shape(n - branch, *self._round)
+        return Plan(len(parents), arm, parents=parents, branch=branch)
 
     def _threshold(self, n: int) -> int:
         """The shortest match for which n looked-up tokens promise more accepted ones than the arm's."""
@@ -404,8 +422,9 @@ class Planner:
         drafting: float,
         verifying: float,
         timed: bool = True,
+        path: Sequence[int] = (),
     ) -> None:
-        """Learn from a round that was waited for; ``drafting`` and ``verifying`` are seconds.
+        """Learn from a round that was waited for; ``drafting`` and ``verifying`` are seconds, ``path`` is a tree's.
 
         Not ``timed``: something was captured in it, so that its seconds say nothing.
         """
@@ -425,7 +444,10 @@ class Planner:
             # Something was captured in it, or its cache had to be built first: that was no trial.
             arm.trials = max(0, arm.trials - 1)
         arm.asked = arm.asked or plan.n > 0
-        arm.curve.learn(drafted, accepted)
+        if plan.parents and self.trees is not None:
+            self.trees.learn(plan.parents, path, drafting)
+        else:
+            arm.curve.learn(drafted, accepted)
         arm.drafter.judged(drafted, accepted)
 
     def learn_plain(self, seconds: float, timed: bool = True) -> None:

@@ -34,6 +34,8 @@ from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
+from triforce_chat.engine.speculation.tree_draft import grafted
+from triforce_chat.engine.tree import verified
 from triforce_chat.errors import ModelError
 
 ROWS = 64  # of a verification of all sequences that run together
@@ -55,6 +57,7 @@ class Round:
     outcome: HostCopy = field(init=False)  # the numbers of an ``Outcome`` for each sequence
     verified: Any = field(init=False)  # mark of the clock after the verification
     timed: bool = True  # nothing was captured in it, so its times say something
+    path: list[int] = field(default_factory=list)  # of a tree's tokens: those that passed
 
     def read(self) -> Outcome:
         """Wait for the outcome of a single sequence."""
@@ -147,6 +150,9 @@ class Speculative:
             return self.nothing
         if plan.arm is None:
             return self.nothing if match is None else Draft.one_hot(match.tokens[:, :n], vocabulary)
+        if plan.parents and self.planner.trees is not None:
+            tree = self.planner.trees.draft(seq, plan.parents, sampler)
+            return tree if match is None else grafted(tree, match.tokens[0, : plan.branch])
         draft = plan.arm.drafter.propose(seq, n, sampler)
         if match is None or plan.threshold == NEVER:
             return draft
@@ -162,7 +168,9 @@ class Speculative:
             seq.write(draft.tokens)
         if not seq.slack:
             fed = self.cache.pending(seq.ids[0, : seq.known + n])
-            return self.model(fed[None], self.cache, n + 1)
+            if draft.parents is None:
+                return self.model(fed[None], self.cache, n + 1)
+            return self.model(fed[None], self.cache, n + 1, tree=verified(draft.parents, len(fed) - n))
         # The cache counts the tokens that the host knows, without the last one.
         offset = seq.length - (self.cache.length + 1)
         return self.model(seq.read(-1, n + 1), self.cache, n + 1, offset)
@@ -170,13 +178,17 @@ class Speculative:
     def _verify(self, seq: TokenBuffer, made: Round, sampler: Sampler) -> None:
         """Commit what passes and start copying the outcome to the host."""
         n = len(made.draft)
-        probs, packed = sampler.verify(made.draft, made.logits, seq, self.constraint)
+        probs, packed, rows = sampler.verify(made.draft, made.logits, seq, self.constraint)
         if self.model.sequences > 1:  # the others' verifications come before this one's outcome is used
             probs, packed = probs.clone(), packed.clone()
         packed = self.group.broadcast(packed)
+        last = packed[:, 0]  # row of the logits, counted from 1, that gave the last token
+        if rows is not None:
+            probs, made.path = probs[:, rows], [row - 1 for row in rows[1:]]
+            last = last.new_tensor([rows[-1] + 1])
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
         seq.commit(made.verdict.tokens, made.verdict.count)
-        self.model.committed(made.verdict.count, seq.length)
+        self.model.committed(last, seq.length)
         made.following = self._find(seq)
         if made.match is not None and made.following is not None:
             found = [came(made.match, made.verdict), made.match.length, made.following.length]
@@ -256,12 +268,15 @@ class Speculative:
         self.ended = self.clock.now()
         verifying = self.ended - made.began - drafting
         timed = self.captures.count == made.captures
-        self.planner.learn(plan, outcome.match, outcome.drafted, outcome.accepted, drafting, verifying, timed)
+        seconds = drafting, verifying
+        self.planner.learn(plan, outcome.match, outcome.drafted, outcome.accepted, *seconds, timed, made.path)
         self._report(plan, outcome)
         return made, outcome
 
     def _commit(self, seq: TokenBuffer, made: Round, outcome: Outcome) -> None:
         """Record what a round committed, and roll all caches back to it."""
+        if made.draft.parents is not None:
+            self.cache.keep(seq.known, made.path)
         seq.known += len(outcome.ids)
         self.rollback(seq.known - 1)
         self._learn_match(made, outcome)

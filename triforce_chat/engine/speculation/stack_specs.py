@@ -12,6 +12,9 @@ from types import MappingProxyType
 MAX_GAMMA = (
     32  # tokens that a level drafts at most per verification; a cache has room for their rest behind its end
 )
+TREES = ("chain", "auto", "sequoia", "specinfer")  # the first drafts no trees
+MAX_TREE = 63  # tokens of a tree: with the token before it as many as fit behind the end of a cache
+MAX_DEPTH = 16  # tokens on a tree's longest path
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Planner, sizes
 from triforce_chat.engine.speculation.speculative import Speculative
-from triforce_chat.engine.speculation.stack_specs import MAX_GAMMA
+from triforce_chat.engine.speculation.stack_specs import MAX_DEPTH, MAX_GAMMA, MAX_TREE, STACKS
+from triforce_chat.engine.speculation.tree_plan import TreeOptions, TreePlan
 from triforce_chat.errors import UsageError
 
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey}
@@ -45,6 +46,7 @@ class StackOptions:
     budget: Budget = field(default_factory=Budget)
     middle: str = "auto"  # weights of the middle level: "full", "int8", or "auto" for 8 bits if there is room
     repeatable: bool = False  # plan by measured times that never change, not by the clock
+    tree: TreeOptions | None = None  # that the draft model drafts; None: chains
 
 
 class Builder:
@@ -84,6 +86,23 @@ class Builder:
             raise UsageError(f"no stack '{name}'; choose one of {', '.join(makers)}")
         if name == "naive" and self.draft is None:
             raise UsageError("the stack 'naive' needs a draft model: pass --draft")
+        if self.options.tree is not None and STACKS[name].draft_caches:
+            self.check_tree(self.options.tree)
+
+    def check_tree(self, tree: TreeOptions) -> None:
+        """Raise UsageError if this stack cannot draft such trees."""
+        for what, most, wanted in (("size", MAX_TREE, tree.size), ("depth", MAX_DEPTH, tree.depth)):
+            if wanted is not None and not 1 <= wanted <= most:
+                raise UsageError(f"tree-{what} must be from 1 to {most} tokens, not {wanted}")
+        if STACKS[self.options.name].draft_caches > 1:
+            raise UsageError(
+                f"the stack '{self.options.name}' drafts chains; --tree {tree.kind} needs --stack naive, triforce or "
+                "streaming"
+            )
+        if self.target.device.type == "cuda" or self.target.captures or self.group.size > 1:
+            raise UsageError(f"--tree {tree.kind} runs on a CPU in one process only, so far")
+        if self.full.storage.slot(self.full.length) is None:
+            raise UsageError(f"--tree {tree.kind} needs all keys and values in one place: not with --offload")
 
     def makers(self) -> dict[str, Callable[[], Speculative]]:
         return {
@@ -105,7 +124,20 @@ class Builder:
         return self.top(Planner(arms, lookup, most=most, group=self.group, investment=self.investment))
 
     def naive(self) -> Speculative:
-        return self.top(self.planner(self.drafts(self.parts), plain=False))
+        arms = self.drafts(self.parts)
+        return self.top(self.tree_planner(arms) or self.planner(arms, plain=False))
+
+    def tree_planner(self, arms: Sequence[Arm]) -> Planner | None:
+        """The planner of a level for which the draft model drafts trees; None where it drafts chains or is missing."""
+        tree = self.options.tree
+        if tree is None or not arms:
+            return None
+        drafter = arms[0].drafter
+        assert isinstance(drafter, DraftModel)
+        trees = TreePlan(tree, drafter, self.options.repeatable)
+        return Planner(
+            arms, NgramLookup(), tree.most, group=self.group, investment=self.investment, trees=trees
+        )
 
     @property
     def parts(self) -> Sequence[int]:
@@ -154,7 +186,9 @@ class Builder:
         arms = self.drafts(lengths) if drafts else []
         looks_up = drafts and (gamma is None or not arms)
         lookup = NgramLookup() if looks_up else None
-        planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, group=self.group, investment=self.investment)
+        planner = self.tree_planner(arms) or Planner(
+            arms, lookup, gamma, MOST_DRAFT_GAMMA, group=self.group, investment=self.investment
+        )
         self.planners["retrieval"] = planner
         self.caches.append(cache)
         return Speculative("retrieval", self.proposer(), cache, planner, self.emit, self.group)

@@ -16,7 +16,18 @@ from triforce_chat.prompts import prompt
 from triforce_chat.settings.settings import Settings
 
 LENGTH = "tokens"  # of the answer; the only varied setting that plain decoding knows
-VARIABLE = ("budget", "chunk", "gamma", "draft-gamma", "policy", "middle", LENGTH)
+VARIABLE = (
+    "budget",
+    "chunk",
+    "gamma",
+    "draft-gamma",
+    "policy",
+    "middle",
+    "tree",
+    "tree-size",
+    "tree-depth",
+    LENGTH,
+)
 LEAST = 2  # tokens of an answer
 Choice = tuple[str, str]  # a setting and its value, as they are typed
 

@@ -1,0 +1,144 @@
+"""The distribution of the output where drafts are trees, computed exactly at every level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+import torch
+from support.toys import (
+    PROMPT,
+    Context,
+    ToyModel,
+    distribution_of,
+    exact_distribution,
+    reading,
+    support_table,
+    toy,
+    variation,
+)
+from support.tree_toys import (
+    SHAPES,
+    only_the_token_is_lost,
+    tree_below,
+    tree_over,
+    untouched_residual,
+    with_replacement_rule,
+)
+from torch import Tensor
+
+from triforce_chat.engine.sampling import branching, executor
+from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation import planner, tree_draft
+
+EXACT = 1e-12
+PLAIN = Sampling(temperature=1.0)
+WARPS = {
+    "greedy": Sampling(temperature=0),
+    "top-p": Sampling(temperature=0.8, top_p=0.7),
+    "top-k": Sampling(temperature=1.0, top_k=2),
+    "penalty": Sampling(temperature=1.0, repetition_penalty=1.7),
+    "everything": Sampling(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05, repetition_penalty=1.2),
+}
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_tree_under_the_target(kind: str, shape: str) -> None:
+    target, draft = toy(1), toy(2)
+    n = 2 if shape == "deep" else 3
+    found = distribution_of(tree_over(target, draft, SHAPES[shape], kind=kind), PLAIN, n)
+    assert sum(found.values()) == pytest.approx(1, abs=EXACT)
+    assert variation(found, exact_distribution(target, PLAIN, n)) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("shape", ["siblings", "fork"])
+def test_a_tree_below_the_middle_level(kind: str, shape: str) -> None:
+    target, middle, draft = toy(1), toy(2), toy(3)
+    stack = tree_below(target, middle, draft, SHAPES[shape], 1, kind=kind)
+    assert variation(distribution_of(stack, PLAIN, 3), exact_distribution(target, PLAIN, 3)) <= EXACT
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("below", [False, True])
+def test_every_warp(warp: str, below: bool) -> None:
+    target, middle, draft = toy(7), toy(8), toy(9)
+    stack = (
+        tree_below(target, middle, draft, SHAPES["fork"], 1)
+        if below
+        else tree_over(target, draft, SHAPES["fork"])
+    )
+    found = distribution_of(stack, WARPS[warp], 3)
+    assert variation(found, exact_distribution(target, WARPS[warp], 3)) <= EXACT
+
+
+def test_a_draft_with_less_support_than_children() -> None:
+    """The third child follows for certain, as nothing is left to draw from."""
+    target, draft = toy(1, 4), ToyModel(4, support_table(4, 2, [1, 3]))
+    found = distribution_of(tree_over(target, draft, SHAPES["siblings"]), PLAIN, 2)
+    assert variation(found, exact_distribution(target, PLAIN, 2)) <= EXACT
+
+
+@pytest.mark.parametrize("shape", ["chain", "siblings", "fork"])
+def test_a_branch_of_looked_up_tokens(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "CUTOFF", 0.01)
+    target, draft = toy(1), toy(2)
+    stack = tree_over(target, draft, SHAPES[shape], lookup=True)
+    prompt = (0, 1, 2, 0, 1)
+    found = distribution_of(stack, PLAIN, 3, prompt=prompt)
+    assert variation(found, exact_distribution(target, PLAIN, 3, prompt)) <= EXACT
+
+
+def test_a_tree_whose_draft_reads_the_target_s_state() -> None:
+    target, draft = toy(1), toy(2)
+    state, stack = reading(target, target, draft), tree_over(target, draft, SHAPES["fork"])
+    stack.parts.append(state)
+    assert variation(distribution_of(stack, PLAIN, 4), exact_distribution(target, PLAIN, 4)) <= EXACT
+
+
+def test_a_constrained_answer() -> None:
+    def may(context: Context) -> list[bool]:
+        return [True, len(context) % 2 == 0, context[-1] != 2]
+
+    target, draft = toy(1), toy(2)
+    found = distribution_of(tree_over(target, draft, SHAPES["fork"]), PLAIN, 3, may=may)
+    assert variation(found, exact_distribution(target, PLAIN, 3, may=may)) <= EXACT
+
+
+# What the tests above must be able to see
+
+
+@pytest.mark.parametrize("rule", [untouched_residual, with_replacement_rule, only_the_token_is_lost])
+def test_a_wrong_rule_changes_the_distribution(rule: Callable[..., branching.PathVerdict]) -> None:
+    target, draft = toy(1), toy(2)
+    with patch.object(executor, "verify_tree", rule):
+        found = distribution_of(tree_over(target, draft, SHAPES["siblings"]), PLAIN, 2)
+    assert variation(found, exact_distribution(target, PLAIN, 2)) > 0.01
+
+
+def test_laws_that_forget_the_elder_siblings_change_the_distribution() -> None:
+    target, draft = toy(1), toy(2)
+
+    def whole(
+        laws: Tensor, scores: Tensor, counts: list[int], draw: object, _: bool
+    ) -> tuple[Tensor, Tensor]:
+        tokens, given = branching.drawn_children(laws, scores, counts, draw)  # type: ignore[arg-type]
+        return tokens, torch.repeat_interleave(laws, torch.tensor(counts), 0).to(given.dtype)
+
+    with patch.object(tree_draft, "drawn_children", whole):
+        found = distribution_of(tree_over(target, draft, SHAPES["siblings"]), PLAIN, 2)
+    assert variation(found, exact_distribution(target, PLAIN, 2)) > 0.01
+
+
+def test_a_cache_that_keeps_another_path_changes_the_distribution() -> None:
+    target, draft = toy(1), toy(2)
+    stack = tree_over(target, draft, SHAPES["fork"])
+    stack.top.cache.keep = lambda length, path: stack.parts[0].ids.__delitem__(  # type: ignore[method-assign]
+        slice(length + len(path), None)
+    )
+    assert (
+        variation(distribution_of(stack, PLAIN, 3, prompt=PROMPT), exact_distribution(target, PLAIN, 3))
+        > 0.01
+    )

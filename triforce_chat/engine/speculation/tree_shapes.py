@@ -1,0 +1,92 @@
+"""Which tree to draft: the shape that promises most tokens for its size (Sequoia, arXiv 2402.12374, section 3.1).
+
+``rates`` [b] are the chances that the target goes on with a token's first, second, ... child. Then a token is accepted
+with the product of the rates on its path, and a tree's expected tokens are the sum of these products.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from triforce_chat.engine.tree import ROOT, Parents, depths
+
+Rates = tuple[float, ...]
+
+
+class Tables(NamedTuple):
+    """The dynamic programme's tables, both [depth + 1, b + 1, size + 1].
+
+    For so many levels, children from so many on, and at most so many tokens: the expected accepted tokens, and how many
+    tokens the first of these children takes with all below it.
+    """
+
+    best: Any
+    taken: Any
+
+    @property
+    def accepted(self) -> Any:
+        """Expected accepted tokens of the best trees: [depth + 1, size + 1]."""
+        return self.best[:, 0]
+
+
+@lru_cache(maxsize=8)
+def tables(rates: Rates, size: int, depth: int) -> Tables:
+    """The best trees of up to ``size`` tokens and ``depth`` levels."""
+    b = len(rates)
+    best = np.zeros((depth + 1, b + 1, size + 1))
+    taken = np.zeros(best.shape, int)
+    for d in range(1, depth + 1):
+        for j in reversed(range(b)):
+            child = rates[j] * (1 + best[d - 1, 0, :size])  # with 0, 1, ... tokens below it
+            for m in range(1, size + 1):
+                gains = child[:m] + best[d, j + 1, m - 1 :: -1]
+                k = int(gains.argmax())
+                if gains[k] > 0:
+                    best[d, j, m], taken[d, j, m] = gains[k], k + 1
+    return Tables(best, taken)
+
+
+def best_shape(rates: Rates, size: int, depth: int, within: Tables | None = None) -> Parents:
+    """The tree of at most ``size`` tokens and ``depth`` levels that promises most, level by level.
+
+    ``within``: tables for the same rates and at least that size and depth.
+    """
+    taken = (within or tables(rates, size, depth)).taken
+    parents: list[int] = []
+    waiting = deque([(ROOT, size, depth)])  # tokens to grow below a node, and levels left
+    while waiting:
+        node, m, d = waiting.popleft()
+        for j in range(len(rates)):
+            k = int(taken[d, j, m])
+            if not k:
+                break
+            waiting.append((len(parents), k - 1, d - 1))
+            parents.append(node)
+            m -= k
+    return tuple(parents)
+
+
+def sequences(count: int, length: int) -> Parents:
+    """``count`` chains of ``length`` tokens, level by level (SpecInfer's k x n, arXiv 2305.09781)."""
+    return tuple(node - count if node >= count else ROOT for node in range(count * length))
+
+
+def expected_accepted(parents: Parents, rates: Rates) -> float:
+    """The sum over all tokens of the chance that they are accepted."""
+    chances: list[float] = []
+    children: dict[int, int] = {}
+    for parent in parents:
+        rank = children.get(parent, 0)
+        children[parent] = rank + 1
+        rate = rates[rank] if rank < len(rates) else 0.0
+        chances.append(rate * (1.0 if parent == ROOT else chances[parent]))
+    return sum(chances)
+
+
+def levels(parents: Parents) -> int:
+    """Number of levels below the root, each of which takes a forward of the draft."""
+    return max(depths(parents), default=0)
