@@ -190,6 +190,33 @@ def acceptance(
     show(options, screen, found)
 
 
+@command(app)
+def sparsity(
+    documents: Documents,
+    options: Options,
+    contexts: Annotated[str, typer.Option(help="Context lengths in tokens.")] = "124928",
+    budgets: Annotated[
+        str, typer.Option(help="Sizes of the retrieval cache, in tokens.")
+    ] = "512,1024,2048,4096,8192,16384",
+    policies: Annotated[str, typer.Option(help="Policies of the retrieval cache.")] = "mean,minmax",
+    places: Annotated[int, typer.Option(min=1, help="Places in the documents.")] = 2,
+) -> None:
+    """Share of the target's attention that a retrieval cache holds: by layer, and up to 256 tokens later."""
+    lengths, sizes, names = parse_list(contexts, minimum=64), parse_list(budgets), policies.split(",")
+    for name in names:
+        dataclasses.replace(options.settings, policy=name)  # raises UsageError for an unknown one
+    screen = screen_of(options)
+    from triforce_chat.engine.cache.layout import Budget
+    from triforce_chat.lab.evaluation import runs
+    from triforce_chat.lab.evaluation.sparsity import Plan
+
+    plan = Plan(sizes, names, Budget(chunk=options.chunk))
+    texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
+    loaded = open_model(options, options.model, screen)
+    show(options, screen, runs.sparsity(loaded, texts, lengths, places, plan, progress(screen)))
+
+
 def opened(settings: Settings, capacity: int, screen: Screen) -> tuple[Engine, LoadedModel]:
     """An engine for so many tokens, and its model."""
     from triforce_chat.loading.spec import EngineSpec
