@@ -167,6 +167,15 @@ def acceptance(
     tokens: Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")] = 128,
     samples: Annotated[int, typer.Option(min=1, help="Texts per prompt and temperature.")] = 4,
     places: Annotated[int, typer.Option(min=1, help="Places in the documents.")] = 2,
+    verify: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=128,
+            help="Tokens between two verifications, as when decoding; by default there is none within a text.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Expected acceptance of every level on text that the target writes."""
     lengths, degrees, names = parse_list(contexts), parse_list(temperatures, float, 0), policies.split(",")
@@ -184,7 +193,7 @@ def acceptance(
     from triforce_chat.settings.engine_options import LARGEST_BUDGET
 
     budget = Budget(tokens=options.budget or LARGEST_BUDGET, chunk=options.chunk)
-    plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0)
+    plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0, verify)
     watch = progress(screen)
     found = runs.acceptance(engine, loaded, options.settings, texts, lengths, places, plan, watch)
     show(options, screen, found)
