@@ -18,7 +18,7 @@ from triforce_chat.engine.cache.chunk_mass import ChunkMass, chunk_mass
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView
+from triforce_chat.engine.cache.storage import KVCache, KVView, WriteSlot
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
@@ -140,7 +140,7 @@ class InPlaceCache(KVCache):
             )
         self.seconds += time.perf_counter() - started
 
-    def on_graph_forward(self, buffer: KVBuffer, n: int) -> None:  # noqa: ARG002
+    def on_graph_forward(self, slot: WriteSlot, n: int) -> None:  # noqa: ARG002
         raise TypeError("the attention of captured forwards is not weighed")
 
     def on_forward(self) -> None:
