@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.engine.cpu_kernels.few_rows import Norm
 
@@ -19,16 +18,17 @@ def attend(
     length: int,
     scale: float,
     slots: Tensor | None = None,
-    mass: ChunkMass | None = None,
+    mass: tuple[Tensor, int] | None = None,
 ) -> Tensor:
     """Causal attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
 
     keys and values: [1, Hkv, S, D] with the same strides. All are in fp32. A row of the result is the same bit by bit
-    whatever other queries are there. The tokens lie in the ``slots`` [Hkv, length] (int32), or in the first ones. The
-    attention to each chunk is added to ``mass``.
+    whatever other queries are there. The tokens lie in the ``slots`` [Hkv, length] (int32), or in the first ones. What
+    all queries pay to each chunk is added to ``mass``: sums [Hkv, C], and the tokens of a chunk.
     """
     _, heads, n, dim = query.shape
     out = torch.empty(n, heads * dim)
+    sums, chunk = mass or (None, 0)
     compiled.loaded().attend(
         compiled.instructions(),
         query.data_ptr(),
@@ -47,9 +47,9 @@ def attend(
         dim,
         scale,
         out.data_ptr(),
-        None if mass is None else mass.total.data_ptr(),
-        0 if mass is None else mass.total.stride(0),
-        0 if mass is None else mass.chunk,
+        None if sums is None else sums.data_ptr(),
+        0 if sums is None else sums.stride(0),
+        chunk,
         torch.get_num_threads(),
     )
     return out
