@@ -96,6 +96,14 @@ class Stateless:
     """What a model does for drafts that read states, if there are none, and whose forwards run alone."""
 
     sequences = 1
+    captures: bool
+
+    @property
+    def places_on_device(self) -> bool:
+        return self.captures
+
+    def before_waiting(self) -> None:
+        pass
 
     def committed(self, count: Tensor, length: Tensor) -> None:
         pass

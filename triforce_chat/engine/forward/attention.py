@@ -119,9 +119,13 @@ def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tenso
 
     All views that share a prefix share the same one.
     """
-    if all(view.shared is not None for _, view in asked):
+    sharing = [each for each in asked if each[1].shared is not None]
+    if len(sharing) == len(asked):
         return shared_attention(asked, scale)
-    return torch.cat([read_attention(*each, scale) for each in asked], 2)
+    lengths = [query.shape[2] for query, _ in sharing]
+    parts = iter(shared_attention(sharing, scale).split(lengths, 2) if sharing else ())
+    each = (next(parts) if view.shared else read_attention(query, view, scale) for query, view in asked)
+    return torch.cat([*each], 2)
 
 
 def shared_attention(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
