@@ -208,6 +208,7 @@ def test_with_verifications_a_text_is_read_piece_by_piece(
     first, second = run.measure(Prompt("question", 0, prompt))
     assert first.sums["alpha"].total == pytest.approx(second.sums["alpha"].total, rel=1e-5)
     engine, history, total = lab.engine("retrieval", policy=policy), [*prompt, *made], 0.0
+    cache: Any
     (cache,) = (each for each in engine.full.observers if hasattr(each, "ready"))
     for end in (199, 200):
         cache.ready(1)

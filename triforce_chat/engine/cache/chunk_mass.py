@@ -38,4 +38,5 @@ def chunk_mass(queries: Tensor, keys: Tensor, chunk: int, scale: float | None = 
 
 def summed_by_chunk(weights: Tensor, chunk: int) -> Tensor:
     """[..., S] -> [..., C]; the last chunk may be shorter."""
-    return pad(weights, (0, -weights.shape[-1] % chunk)).unflatten(-1, (-1, chunk)).sum(-1)
+    chunks: Tensor = pad(weights, (0, -weights.shape[-1] % chunk)).unflatten(-1, (-1, chunk))
+    return chunks.sum(-1)

@@ -104,7 +104,8 @@ class AttentionMass:
         if rows.shape[1] == 0:
             rows = queries.new_zeros(heads, 1, dim)
         weights = torch.softmax((rows @ keys.flatten(1, 2).transpose(1, 2)).float(), -1)
-        return weights.sum(1).unflatten(-1, (chunks, chunk)).sum(-1)
+        by_chunk: Tensor = weights.sum(1).unflatten(-1, (chunks, chunk))
+        return by_chunk.sum(-1)
 
     def layers_at_once(self, queries: Tensor, keys: Tensor) -> int:  # noqa: ARG002
         """One: the weights of all keys take much memory."""

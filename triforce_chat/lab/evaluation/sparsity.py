@@ -6,7 +6,7 @@ more of its tokens, and each of their queries shows how much of its attention fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -96,7 +96,8 @@ def layer_shares(cache: FullCache, layer: int, context: int, plan: Plan) -> Tens
         some = later[:, at : at + rows_at_once(later, total)]
         mass = chunk_mass(some, keys[:, : context + at + some.shape[1]], widest.chunk)[..., first:last]
         found.append(torch.stack([shares_of(mass, scores, layout) for layout in layouts], 1))
-    return torch.cat(found, -1).unflatten(-1, (-1, plan.step)).mean(-1)
+    steps: Tensor = torch.cat(found, -1).unflatten(-1, (-1, plan.step))
+    return steps.mean(-1)
 
 
 def shares_of(mass: Tensor, scores: dict[str, Tensor], layout: Layout) -> Tensor:
@@ -185,7 +186,7 @@ def value(share: Tensor) -> float:
     return round(share.item(), 6)
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Mean and least share of all layers, from ``layer_rows``."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
