@@ -79,11 +79,11 @@ def test_a_row_is_the_same_beside_any_others() -> None:
 def test_tokens_are_read_where_they_lie(heads: int, kv_heads: int, dim: int, n: int, length: int) -> None:
     """Every KV head has a list of its own, out of order; the lists are parts of longer ones."""
     query, stored = noise(1, heads, n, dim), view(kv_heads, 3 * SPAN, dim)
-    lists = torch.stack([torch.randperm(3 * SPAN) for _ in range(kv_heads)]).int()
+    lists = noise(kv_heads, 3 * SPAN, seed=3).argsort(1).int()
     picked = stored._replace(length=length, slots=lists[:, :length])
     found = attend(query, *picked[:3], 0.3, picked.slots)
     wanted = expected(query, picked.gathered, 0.3)
-    torch.testing.assert_close(found.double(), wanted, atol=3e-6, rtol=1e-5)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
