@@ -36,7 +36,6 @@ from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
 from triforce_chat.errors import ModelError
 
-
 ROWS = 64  # of a verification of all sequences that run together
 
 
