@@ -14,8 +14,8 @@ DIMS = range(16, 257, 16)  # of heads
 def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: float) -> Tensor:
     """Causal attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
 
-    keys and values: [1, Hkv, S, D] with the same strides. All are in fp32. A row of the result is the same bit by bit
-    whatever other queries are there.
+    keys and values: [1, Hkv, S, D] with the same strides, in fp32 or fp16; all others are in fp32. A row of the result
+    is the same bit by bit whatever other queries are there.
     """
     _, heads, n, dim = query.shape
     out = torch.empty(n, heads * dim)
@@ -26,6 +26,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: floa
         query.stride(2),
         keys.data_ptr(),
         values.data_ptr(),
+        keys.element_size(),
         keys.stride(1),
         keys.stride(2),
         keys.shape[1],
