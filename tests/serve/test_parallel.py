@@ -209,7 +209,7 @@ def test_memory_that_runs_out_refuses_one_request_with_the_numbers(
         with pytest.raises(
             openai.InternalServerError, match=r"tokens of keys and values take .* 12 KB are free"
         ) as no:
-            complete(client, "Much?", max_tokens=3500)
+            complete(client, "Much?", max_tokens=3050)
         assert (no.value.status_code, no.value.code) == (503, "out_of_memory")
         assert "answers in progress: 1" in no.value.message
         monkeypatch.undo()
