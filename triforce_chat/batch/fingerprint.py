@@ -16,6 +16,7 @@ from triforce_chat.settings.options import OPTIONS, Options
 
 # What changes an answer besides the model. A stack does not: its output is distributed as the target's own.
 ALSO = frozenset({"max_tokens", "passages", "dtype", "system", "pages", "ocr"})
+LATER = frozenset({"kv"})  # the same, but earlier versions lacked them: the default counts as nothing
 DIGITS = 32  # hexadecimal ones of a hash
 SAMPLES, SAMPLE = 64, 4096  # of a file of weights so many parts of so many bytes are compared
 Fingerprint = Mapping[str, Any]
@@ -35,7 +36,9 @@ class Maker:
         changes = {
             spec.name: getattr(options, spec.name)
             for spec in OPTIONS
-            if spec.details.sampling or spec.name in ALSO
+            if spec.details.sampling
+            or spec.name in ALSO
+            or (spec.name in LATER and getattr(options, spec.name) != spec.default)
         }
         settings = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:DIGITS]
         return cls(identity(options.model), settings, tuple(shared))

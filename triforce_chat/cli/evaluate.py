@@ -72,6 +72,24 @@ def perplexity(
 
 
 @command(app)
+def logits(
+    documents: Documents,
+    options: Options,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to read.")] = 2000,
+    rows: Annotated[int, typer.Option(min=1, help="Tokens per forward, as in a verification.")] = 8,
+) -> None:
+    """Logits of quantized weights as they are, and of 16-bit keys and values, beside those of expanded fp32 ones."""
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
+    loaded = open_model(options, options.model, screen)
+    exact = open_model(dataclasses.replace(options, dtype="float32", kv="float32"), options.model, screen)
+    from triforce_chat.lab.evaluation import runs
+
+    show(options, screen, runs.logits(loaded, exact, texts, tokens, rows))
+
+
+@command(app)
 def facts(
     documents: Documents,
     options: Options,
@@ -253,13 +271,13 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
 
     with loading(screen, name) as report:
         from triforce_chat.engine.forward import attention
-        from triforce_chat.loading.device import device_and_dtype, keeps_format
+        from triforce_chat.loading.device import device_and_dtype, keeps_format, kv_dtype, require_kv
         from triforce_chat.models.load import load_model
 
         require_one_process(options.settings)
         device, dtype = device_and_dtype(options.settings)
         attention.register()
-        return load_model(
+        loaded = load_model(
             name,
             device=device,
             dtype=dtype,
@@ -268,6 +286,11 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
             note=lambda line: show_notes([line], screen),
             keep_format=keeps_format(options.settings, device),
         )
+        kv = kv_dtype(
+            options.settings, loaded.model.device.type, loaded.model.dtype, loaded.stored is not None
+        )
+        require_kv(options.settings, kv)
+        return dataclasses.replace(loaded, kv=kv)
 
 
 def progress(screen: Screen) -> Callable[[Iterable[Any], str], Iterator[Any]]:

@@ -17,6 +17,7 @@ POLICIES = ("mean", "minmax", "attention")
 MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
+KVS = ("auto", "float32", "float16")  # of keys and values
 MAX_CHUNK = 1024  # tokens
 MAX_PASSAGES = 64
 KEPT_TOKENS = 96  # of a budget: the smallest one holds them and one chunk
@@ -86,6 +87,12 @@ class Parameters:
         "auto, float32, float16, bfloat16 or stored. Of quantized GGUF weights: auto keeps the format on a CPU, and "
         "on a GPU where expanded ones would not fit; stored keeps it; the others expand them.",
         choices=DTYPES,
+    )
+    kv: str = setting(
+        "auto",
+        "How keys and values are kept. auto: in the dtype of the weights, and in float16 beside quantized weights on a "
+        "CPU. float16 halves what float32 takes there; answers are exact relative to it.",
+        choices=KVS,
     )
     temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
     top_p: float | None = setting(

@@ -23,9 +23,9 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def view(kv_heads: int, length: int, dim: int) -> KVView:
+def view(kv_heads: int, length: int, dim: int, dtype: torch.dtype = torch.float32) -> KVView:
     """A part of larger storage, whose padding is not zero."""
-    keys, values = noise(2, 1, kv_heads, rounded_up(length) + 64, dim, seed=2)
+    keys, values = noise(2, 1, kv_heads, rounded_up(length) + 64, dim, seed=2).to(dtype)
     width = rounded_up(length)
     return KVView(keys[:, :, :width], values[:, :, :width], length)
 
@@ -56,6 +56,15 @@ def test_attention_equals_that_in_fp64(heads: int, kv_heads: int, dim: int, n: i
     query, stored = noise(1, heads, n, dim), view(kv_heads, length, dim)
     found = attend(query, *stored[:3], 0.3)
     torch.testing.assert_close(found.double(), expected(query, stored, 0.3), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+def test_keys_and_values_in_fp16_count_as_the_fp32_numbers_that_they_are(
+    heads: int, kv_heads: int, dim: int
+) -> None:
+    query, half = noise(1, heads, 9, dim), view(kv_heads, SPAN + 77, dim, torch.float16)
+    whole = half._replace(keys=half.keys.float(), values=half.values.float())
+    assert torch.equal(attend(query, *half[:3], 0.3), attend(query, *whole[:3], 0.3))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 30.0])

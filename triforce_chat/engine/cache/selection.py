@@ -43,7 +43,7 @@ class SummaryPolicy(ABC):
 
     def logits(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Estimated scaled logits: queries [Hkv, Q, D], keys [Hkv, C, chunk, D] -> [Hkv, Q, C]."""
-        return self.bound(queries * keys.shape[-1] ** -0.5, self.summarize(keys))
+        return self.bound(queries * keys.shape[-1] ** -0.5, self.summarize(keys).to(queries.dtype))
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """See ``Policy``; without queries (m = 0) a zero query stands in, so all chunks are equal."""

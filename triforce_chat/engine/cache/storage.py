@@ -22,7 +22,10 @@ GRAIN = 64  # slots; kernels compiled for one width serve this many lengths
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dimensions of one model's keys and values, or of one rank's share of them."""
+    """The dimensions of one model's keys and values, or of one rank's share of them.
+
+    ``kv``: the dtype that they are kept in, if that is another one than the model's.
+    """
 
     layers: int
     query_heads: int
@@ -30,9 +33,16 @@ class Shape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    kv: torch.dtype | None = None
 
     @staticmethod
-    def of(config: Any, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> Shape:
+    def of(
+        config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: int = 1,
+        kv: torch.dtype | None = None,
+    ) -> Shape:
         """Read from a transformers configuration; the heads are split evenly between ``ranks``."""
         heads = config.num_attention_heads
         return Shape(
@@ -42,6 +52,7 @@ class Shape:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             dtype=dtype,
             device=device,
+            kv=kv,
         )
 
     @property
@@ -50,9 +61,14 @@ class Shape:
         return self.query_heads // self.kv_heads
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of keys and values as they are kept."""
+        return self.kv or self.dtype
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype.itemsize
 
 
 class KVView(NamedTuple):
@@ -312,17 +328,17 @@ class KVCache:
 
 
 def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
-    """A zero tensor with the dtype and device of ``shape``.
+    """A zero tensor for keys or values of ``shape``.
 
     In main memory it occupies only the pages that are written: torch.zeros would fill all of it, 6 GB for 131,072
     tokens of a small model, while the system's own zero pages are allocated at their first use.
     """
     if shape.device.type != "cpu":
-        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
-    count = math.prod(size) * shape.dtype.itemsize
+        return torch.zeros(size, dtype=shape.kv_dtype, device=shape.device)
+    count = math.prod(size) * shape.kv_dtype.itemsize
     pages = np.zeros(count + 2 * PAGE, np.uint8)
     start = -pages.ctypes.data % PAGE
-    return torch.from_numpy(pages[start : start + count]).view(shape.dtype).view(size)
+    return torch.from_numpy(pages[start : start + count]).view(shape.kv_dtype).view(size)
 
 
 def rounded_up(slots: int) -> int:

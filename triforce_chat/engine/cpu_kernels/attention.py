@@ -22,9 +22,9 @@ def attend(
 ) -> Tensor:
     """Causal attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
 
-    keys and values: [1, Hkv, S, D] with the same strides. All are in fp32. A row of the result is the same bit by bit
-    whatever other queries are there. The tokens lie in the ``slots`` [Hkv, length] (int32), or in the first ones. What
-    all queries pay to each chunk is added to ``mass``: sums [Hkv, C], and the tokens of a chunk.
+    keys and values: [1, Hkv, S, D] with the same strides, in fp32 or fp16; the rest is in fp32. A row of the result is
+    the same bit by bit whatever other queries are there. The tokens lie in the ``slots`` [Hkv, length] (int32), or in
+    the first ones. What all queries pay to each chunk is added to ``mass``: sums [Hkv, C], and the tokens of a chunk.
     """
     _, heads, n, dim = query.shape
     out = torch.empty(n, heads * dim)
@@ -36,6 +36,7 @@ def attend(
         query.stride(2),
         keys.data_ptr(),
         values.data_ptr(),
+        keys.element_size(),
         keys.stride(1),
         keys.stride(2),
         None if slots is None else slots.data_ptr(),

@@ -17,6 +17,7 @@ from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.arm import Arm
+from triforce_chat.engine.speculation.cost_model import COMPUTED_ROW_PRIOR, ROW_PRIOR
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
@@ -93,7 +94,9 @@ class Builder:
             "streaming": lambda: self.over(self.middle(self.streaming())),
             "naive": self.naive,
             "lookup": lambda: self.top(self.planner(lookup=NgramLookup())),
-            "autoregressive": lambda: self.top(Planner(group=self.group, investment=self.investment)),
+            "autoregressive": lambda: self.top(
+                Planner(group=self.group, investment=self.investment, row=self.row)
+            ),
         }
 
     def auto(self) -> Speculative:
@@ -102,7 +105,9 @@ class Builder:
         hierarchy = Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens)
         arms = [hierarchy, *self.drafts(self.parts)]
         lookup, most = NgramLookup(), self.most
-        return self.top(Planner(arms, lookup, most=most, group=self.group, investment=self.investment))
+        return self.top(
+            Planner(arms, lookup, most=most, group=self.group, investment=self.investment, row=self.row)
+        )
 
     def naive(self) -> Speculative:
         return self.top(self.planner(self.drafts(self.parts), plain=False))
@@ -120,7 +125,7 @@ class Builder:
         self, arms: Sequence[Arm] = (), lookup: NgramLookup | None = None, plain: bool = True
     ) -> Planner:
         gamma = self.options.gamma
-        return Planner(arms, lookup, gamma, self.most, plain, self.group, self.investment)
+        return Planner(arms, lookup, gamma, self.most, plain, self.group, self.investment, self.row)
 
     def top(self, planner: Planner) -> Speculative:
         self.planners["target"] = planner
@@ -143,6 +148,11 @@ class Builder:
         return self.options.gamma or (STREAMED_GAMMA if self.streamed else MOST_GAMMA)
 
     @property
+    def row(self) -> float:
+        """What one more row costs the target, as a share of a step of one row, before that is measured."""
+        return COMPUTED_ROW_PRIOR if self.target.multiplies_quantized else ROW_PRIOR
+
+    @property
     def streamed(self) -> bool:
         """Whether every verification streams keys and values from host memory."""
         return self.full.storage.streams
@@ -154,7 +164,7 @@ class Builder:
         arms = self.drafts(lengths) if drafts else []
         looks_up = drafts and (gamma is None or not arms)
         lookup = NgramLookup() if looks_up else None
-        planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, group=self.group, investment=self.investment)
+        planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, True, self.group, self.investment, self.row)
         self.planners["retrieval"] = planner
         self.caches.append(cache)
         return Speculative("retrieval", self.proposer(), cache, planner, self.emit, self.group)

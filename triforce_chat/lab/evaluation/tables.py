@@ -10,6 +10,7 @@ from rich.table import Table
 
 from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Row
 from triforce_chat.lab.evaluation.answers import Found, Replied, scores
+from triforce_chat.lab.evaluation.logits import Difference
 from triforce_chat.lab.evaluation.perplexity import Band, Window
 from triforce_chat.lab.evaluation.sparsity import summary
 
@@ -50,6 +51,19 @@ def window_table(windows: Sequence[Window]) -> Table:
         for each in windows
     )
     return table(("context", "tokens", "perplexity", "full / short"), lines)
+
+
+def difference_table(found: Difference) -> Table:
+    header = ("positions", "largest", "median of the largest", "largest logit", "same best", "KL, nats")
+    line = (
+        f"{found.positions:,}",
+        f"{found.largest:.2g}",
+        f"{found.median:.2g}",
+        f"{found.scale:.1f}",
+        f"{100 * found.same_best:.2f} %",
+        f"{found.divergence:.2g}",
+    )
+    return table(header, [line])
 
 
 def acceptance_table(rows: Sequence[Row]) -> Table:
