@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -164,7 +164,7 @@ class ChatSession:
 
     def ask_together(
         self, questions: Sequence[str], width: int, sources: bool = True
-    ) -> Iterator[tuple[int | None, ChatEvent | None]]:
+    ) -> Generator[tuple[int | None, ChatEvent | None], None, None]:
         """Answer questions about the documents, none of which sees another; nothing is recorded.
 
         At most ``width`` at a time. Yields (number of the question, event), without a number while the documents are
