@@ -2,10 +2,10 @@
 
     python benchmarks/batch.py FOLDER-OF-TEXTS --workers 2 --model small
 
-Parts of the texts are the books. What is not an option of this program goes to ``triforce-chat batch``, which runs three
-times: with one worker, with several, and with one worker for which every question is about another copy of its book, in
-an order in which no prompt begins as the one before. Loading, the first book of each worker (whose graphs are captured
-meanwhile) and the end, when not all workers have a book, are not counted.
+Parts of the texts are the books. What is not an option of this program goes to ``triforce-chat batch``, which runs
+three times: with one worker, with several, and with one worker for which every question is about another copy of its
+book, in an order in which no prompt begins as the one before. Loading, the first book of each worker (whose graphs are
+captured meanwhile) and the end, when not all workers have a book, are not counted.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from support.commands import run
 from support.serving import save_chat_model
 from support.torment import write_books
 
-from triforce_chat.cli import batch_job
+from triforce_chat.cli import batch_job, reading
 
 BOOKS, WARM = 300, 100
 LENGTH = 500  # characters of each book: oneDNN keeps code for each new length
@@ -28,7 +28,7 @@ def test_memory_is_flat_over_three_hundred_books(tmp_path: Path, monkeypatch: py
     for book in (tmp_path / "books").iterdir():
         book.write_text(book.read_text()[:LENGTH])
     sizes: list[int] = []
-    read = batch_job.read_one
+    read = reading.read_one
 
     def watched(*given: Any, **more: Any) -> Any:
         sizes.append(resident())

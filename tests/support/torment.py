@@ -197,8 +197,8 @@ def main() -> None:
         print(json.dumps(measured(Batch([*common, "--workers", "2"]), given)))
         return
     with cluster() as (address, lose):
-        flags = ("--workers", str(MACHINE_CPUS), "--ray", address)
-        print(json.dumps(measured(Batch([*common, *flags], actors, lose), given)))
+        wanted = ("--workers", str(MACHINE_CPUS), "--ray", address)
+        print(json.dumps(measured(Batch([*common, *wanted], actors, lose), given)))
 
 
 def measured(batch: Batch, given: argparse.Namespace) -> dict[str, Any]:
