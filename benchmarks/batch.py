@@ -3,7 +3,7 @@
     python benchmarks/batch.py FOLDER-OF-TEXTS --workers 2 --model small
 
 Parts of the texts are the books. What is not an option of this program goes to ``triforce-chat batch``, which runs
-three times: with one worker, with several, and with one worker for which every question is about another copy of its
+three times: with one worker, with several, and with one worker for requests each of which is about another copy of its
 book, in an order in which no prompt begins as the one before. Loading, the first book of each worker (whose graphs are
 captured meanwhile) and the end, when not all workers have a book, are not counted.
 """
@@ -67,9 +67,10 @@ def write_requests(path: Path, requests: Requests, tokens: int) -> None:
     with open(path, "w", encoding="utf-8") as file:
         for number, (book, question) in enumerate(requests):
             messages = [{"role": "user", "content": question}]
-            body = {"model": "default", "messages": messages, "max_tokens": tokens, "documents": [str(book)]}
-            line = {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}
-            file.write(json.dumps(line) + "\n")
+            body = {"model": "default", "messages": messages, "max_tokens": tokens, "sources": True}
+            body["documents"] = [str(book)]
+            head = {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions"}
+            file.write(json.dumps({**head, "body": body}) + "\n")
 
 
 def arrivals(command: Sequence[str], out: Path) -> list[float]:
@@ -87,19 +88,16 @@ def arrivals(command: Sequence[str], out: Path) -> list[float]:
     return found
 
 
-def measured(
-    name: str, requests: Requests, folder: Path, given: argparse.Namespace, flags: Sequence[str], workers: int
-) -> dict[str, Any]:
-    """The answers per second of one run."""
-    source, out = folder / f"{name}.in.jsonl", folder / f"{name}.jsonl"
-    write_requests(source, requests, given.tokens)
-    command = [sys.executable, "-m", "triforce_chat", "batch", "--requests", str(source), "--out", str(out)]
-    command += ["--workers", str(workers), "--no-cache", "--quiet", "--temperature", "0", *flags]
-    times = arrivals(command, out)
-    first, last = given.questions * workers - 1, len(times) - 1 - given.questions * (workers - 1)
+def measured(name: str, asked: Sequence[str], folder: Path, questions: int, workers: int) -> dict[str, Any]:
+    """The answers per second of one run; ``asked``: arguments of the command."""
+    out = folder / f"{name}.jsonl"
+    command = [sys.executable, "-m", "triforce_chat", "batch", *asked, "--out", str(out)]
+    times = arrivals([*command, "--workers", str(workers), "--no-cache", "--quiet"], out)
+    first, last = questions * workers - 1, len(times) - 1 - questions * (workers - 1)
     if last <= first:
         sys.exit(f"{len(times)} answers are too few for {workers} workers; use more --books")
-    usage = [json.loads(line)["response"]["body"]["usage"] for line in out.read_text("utf-8").splitlines()]
+    records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    usage = [record.get("usage") or record["response"]["body"]["usage"] for record in records]
     seconds = times[last] - times[first]
     return {
         "name": name,
@@ -129,11 +127,15 @@ def main() -> None:
         folder = Path(name)
         texts = sorted(given.texts.glob("*.txt"))
         books = write_books(texts, folder / "books", given.books, given.characters)
-        asked = [(book, question) for book in books for question in QUESTIONS[: given.questions]]
+        questions = [part for each in QUESTIONS[: given.questions] for part in ("--question", each)]
         apart = copies(books[: given.apart], folder / "copies", given.questions)
-        one = measured("one", asked, folder, given, flags, 1)
-        several = measured("several", asked, folder, given, flags, given.workers)
-        unshared = measured("unshared", apart, folder, given, flags, 1)
+        write_requests(folder / "in.jsonl", apart, given.tokens)
+        flags += ["--temperature", "0", "--max-tokens", str(given.tokens)]
+        asked = [str(folder / "books"), *questions, *flags]
+        one = measured("one", asked, folder, given.questions, 1)
+        several = measured("several", asked, folder, given.questions, given.workers)
+        requests = ["--requests", str(folder / "in.jsonl"), *flags]
+        unshared = measured("unshared", requests, folder, given.questions, 1)
     record = {
         "schema": 1,
         "machine": machine(),
