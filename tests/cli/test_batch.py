@@ -528,13 +528,14 @@ def wait_for(size: int, process: subprocess.Popen[str]) -> None:
 
 def test_killed_at_any_moment_it_goes_on(shelf: Path, flags: tuple[str, ...]) -> None:
     assert shelf.is_dir()
-    long = ("--max-tokens", "60")
+    long = ("--max-tokens", "200")
     assert run("batch", *BOOK[:-2], "--out", "long.jsonl", *flags, *long).code == 0
     chance, seen = random.Random(4), set()
     size = Path("long.jsonl").stat().st_size
     for kill in range(KILLS):
         with started(flags, *long) as process:
-            wait_for((kill * size) // KILLS + chance.randrange(size // KILLS // 2), process)
+            part = size // (KILLS + 1)
+            wait_for(kill * part + chance.randrange(part // 2), process)
             time.sleep(chance.random() / 20)
             process.kill()
         seen.add(written())
