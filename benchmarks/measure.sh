@@ -36,6 +36,8 @@ for step in "$@"; do
     questions) triforce-chat evaluate questions --draft none --seed 0 --json >"$out/questions.json" ;; # 45 s
     acceptance) triforce-chat evaluate acceptance $unseen --seed 0 --repetition-penalty 1 --json >"$out/acceptance.json" ;; # 200 s
     acceptance-penalty) triforce-chat evaluate acceptance $unseen --seed 0 --json >"$out/acceptance-penalty.json" ;; # 200 s
+    sparsity) triforce-chat evaluate sparsity $unseen --draft none --json >"$out/sparsity.json" ;; # 60 s
+    sparsity-large) triforce-chat evaluate sparsity $unseen --model large --draft none --json >"$out/$step.json" ;; # 90 s
     small) bench small --repeats 3 --contexts 4096,8192,32768,$long --stacks autoregressive,auto,triforce,lookup,naive ;; # 110 s
     temperatures) texts=$shelf big temperatures --contexts $long --stacks $pair --temperatures 0,0.2,0.4,0.6,0.8,1,1.2 \
         --prompts 8 --plain-tokens 64 ;; # 300 s

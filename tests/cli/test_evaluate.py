@@ -162,9 +162,27 @@ def test_acceptance_by_kind_temperature_context_and_policy(shelf: Path) -> None:
     assert "alpha: middle level under the target" in shown
 
 
+def test_sparsity_by_layer_and_distance(shelf: Path) -> None:
+    arguments = ("sparsity", shelf / "a.txt", shelf / "b.txt", "--model", shelf / "model")
+    sizes = ("--contexts", "700", "--budgets", "128,512", "--places", "2")
+    value = found(*arguments, *sizes)
+    layers = {row["layer"] for row in value["layers"]}
+    assert len(value["layers"]) == len(layers) * 4 * 2
+    assert [row["after"] for row in value["decay"] if (row["policy"], row["budget"]) == ("mean", 512)] == [
+        *range(16, 257, 16)
+    ]
+    assert all(0 < row["recovered"] <= 1 for row in (*value["layers"], *value["decay"]))
+    shown = run(*arguments, *sizes).stdout
+    assert "700 tokens, exact: layer" in shown
+    assert "700 tokens, budget 512: tokens later" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
+        (("sparsity", "--policies", "best"), 2, "no policy 'best'"),
+        (("sparsity", "--budgets", "64"), 2, "the least is 88"),
+        (("sparsity", "--contexts", "100000"), 4, "add documents"),
         (("perplexity", "--contexts", "many"), 2, "'many' is not a list of numbers"),
         (("perplexity", "--contexts", "1"), 2, "2 or more"),
         (("perplexity", "--strides", "8192"), 2, "from 1 to 8191"),

@@ -10,6 +10,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import errors
+from support.schemas import schema_errors
 from support.tiny_models import save_adapter, save_model, write_gguf
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -254,3 +255,35 @@ def test_no_layer_leaves_the_device_for_a_larger_retrieval_cache(size: str) -> N
     plan, usual = plan_of(*model), plan_of(*model, "--budget", "4096")
     assert plan["resident_layers"] == usual["resident_layers"]
     assert plan["bytes"]["retrieval"] >= usual["bytes"]["retrieval"]
+
+
+def test_a_batch_says_how_many_fit_and_how_many_wait() -> None:
+    places = ("--device-memory", "24GB", "--host-memory", "128GB", "--draft", "none")
+    plan = plan_of("--model", "llama-3.1-8b", *places, "--batch", "2x8192,100x8192,2x4096", "--shared", "9")
+    few, many, short, shared = plan["batches"]
+    assert schema_errors("plan", plan) == []
+    assert plan["context"] == 8192
+    assert (few["at_once"], few["waiting"]) == (2, 0)
+    assert many["at_once"] + many["waiting"] == 100
+    left = 0.95 * 24e9 - many["bytes"]["common"]
+    assert many["at_once"] == left // many["bytes"]["each"] > 2
+    assert short["bytes"]["each"] < few["bytes"]["each"]
+    assert shared["shared"] > 7000
+    assert shared["bytes"]["each"] < few["bytes"]["each"] / 2
+    assert shared["bytes"]["common"] > few["bytes"]["common"]
+    code, out, _ = run("--model", "llama-3.1-8b", *places, "--batch", "100x8192")
+    line = f"100 x 8,192 tokens: {many['at_once']} at once, {many['waiting']} wait; each takes "
+    assert code == 0
+    assert line in out
+
+
+def test_a_batch_of_which_none_fits() -> None:
+    code, out, _ = run("--model", "llama-3.1-8b", *CARD, "--context", "1024", "--batch", "2x120000")
+    assert (code, "0 at once, 2 wait" in out) == (6, True)
+
+
+@pytest.mark.parametrize("text", ["", "2", "x9", "0x9", "2x0", "2x9;3x9", "2x9,", "-1x9"])
+def test_what_is_no_batch(text: str) -> None:
+    code, out, err = run("--model", "llama-3.1-8b", *CARD, "--batch", text or " ")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "write for example 2x57344" in err

@@ -158,3 +158,18 @@ def test_the_address_of_version_six() -> None:
         pytest.skip("no IPv6 on this machine")
     with bound:
         assert re.fullmatch(r"http://\[::1\]:\d+/v1", url(bound))
+
+
+def test_a_process_answers_several_at_once(folder: Path) -> None:
+    with process(folder, "--parallel", "2") as running, client_of(running, "any") as client:
+        long = ask(client, max_tokens=LONG_ENOUGH, stream=True)
+        next(long)
+        assert ask(client, max_tokens=4).usage.completion_tokens == 4
+        assert next(long).choices
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(PATIENCE) == 0
+
+
+def test_at_least_one_at_a_time() -> None:
+    done = CliRunner().invoke(app, ["serve", "--parallel", "0"])
+    assert done.exit_code == 2

@@ -21,12 +21,14 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.together import answer_together, shared_prefix
+from triforce_chat.errors import ModelError, TriforceError
 
 BOOK = [int(token) for token in torch.randint(1, 48, (150,), generator=torch.Generator().manual_seed(3))]
 SPANS = (DocumentSpan(len(BOOK), "a book"),)
@@ -167,7 +169,7 @@ def test_the_book_is_read_once_and_kept_once(lab: Lab) -> None:
         answers(origin, requests, 3)
     assert sum(fed) == len(BOOK) + sum(len(request.prompt) - 1 - len(BOOK) for request in requests)
     places = together.Places(origin, len(BOOK), requests, 2)
-    forked = [origin.fork(len(BOOK), 300, together.Gathered(), places.take(number)) for number in range(2)]
+    forked = [origin.fork(len(BOOK), 300, Gathered(), places.take(number)) for number in range(2)]
     assert [each.cached for each in forked] == [BOOK, BOOK]
     views = [each.full.storage.view(1, len(BOOK) + 1).shared for each in forked]
     prefixes = {view.prefix.keys.data_ptr() for view in views if view}
@@ -178,7 +180,7 @@ def test_auto_decodes_plainly_and_others_as_they_are(lab: Lab) -> None:
     for stack in STACKS:
         wanted = "autoregressive" if stack == "auto" else stack
         places = together.Places(engine_of(lab, stack), 0, questions(2), 2)
-        forked = engine_of(lab, stack).fork(0, 300, together.Gathered(), places.take(0))
+        forked = engine_of(lab, stack).fork(0, 300, Gathered(), places.take(0))
         assert forked.options.name == wanted
 
 
@@ -272,3 +274,77 @@ def test_what_cannot_run_together_runs_one_after_the_other(lab: Lab) -> None:
     streamed = Engine(lab.target, 700, TextCodec(spell), lab.draft, options, storage=OffloadedKV)
     assert streamed.forkable is None
     assert answers(streamed, requests, 2) == alone
+
+
+def outcomes(items: Any) -> tuple[dict[int, list[int]], dict[int, str]]:
+    """(the tokens of each request, the errors of those that have one); every request must have ended."""
+    made: dict[int, list[int]] = {}
+    errors: dict[int, str] = {}
+    ended = []
+    for number, event in items:
+        if isinstance(event, Text):
+            made.setdefault(number, []).extend(event.token_ids)
+        elif isinstance(event, TriforceError):
+            errors[number] = str(event)
+        elif event is None:
+            ended.append(number)
+    assert sorted(ended) == list(range(len(ended)))
+    return made, errors
+
+
+def test_an_error_of_one_request_concerns_it_alone(lab: Lab) -> None:
+    requests = questions(4)
+
+    def failing(engine: EngineProtocol, request: Request) -> Generator[Event, None, None]:
+        for event in engine.answer(request):
+            yield event
+            if isinstance(event, Text) and request is requests[1]:
+                raise ModelError("no distribution")
+
+    made, errors = outcomes(answer_together(engine_of(lab), requests, failing, 2))
+    assert errors == {1: "no distribution"}
+    for number in (0, 2, 3):
+        assert made[number] == tokens_of(engine_of(lab), requests[number])
+
+
+def test_a_forward_that_fails_for_one_runs_for_the_others(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, compute, sizes = questions(3), Runner.compute, []
+    poisoned: list[Any] = []
+
+    def failing(self: Runner, feeds: Any) -> Any:
+        sizes.append(len(feeds))
+        for feed in feeds:
+            if not poisoned and feed.cache.length == len(requests[1].prompt) - 1:
+                poisoned.append(feed.cache)
+        if any(feed.cache in poisoned for feed in feeds):
+            raise ModelError("no memory for this forward")
+        return compute(self, feeds)
+
+    expected = [tokens_of(engine_of(lab, "autoregressive"), request) for request in requests]
+    monkeypatch.setattr(Runner, "compute", failing)
+    made, errors = outcomes(answer_together(engine_of(lab, "autoregressive"), requests, answered, 3))
+    assert errors == {1: "no memory for this forward"}
+    assert [made[0], made[2]] == [expected[0], expected[2]]
+    assert 2 in sizes
+
+
+def test_prompts_are_read_in_turn_and_nobody_waits_for_more_than_one_chunk(lab: Lab) -> None:
+    """Two long prompts of their own and a short one: the short one's tokens come between their chunks."""
+    generator = torch.Generator().manual_seed(8)
+    long = [torch.randint(1, 48, (400,), generator=generator).tolist() for _ in range(2)]
+    requests = [Request([1, 2, 3], 30), *(Request(prompt, 5) for prompt in long)]
+    seen: list[int] = []
+    for number, event in answer_together(engine_of(lab, "autoregressive"), requests, answered, 3):
+        if number is not None and isinstance(event, Prefilled | Text):
+            seen.append(number)
+    reading = [number for number in seen[: len(seen) // 2] if number]
+    assert reading[:8] == [1, 2, 1, 2, 1, 2, 1, 2]
+    between = "".join(map(str, seen)).split("0")
+    assert max(map(len, between[1:8])) <= 2
+
+
+def test_a_piece_of_a_prompt_is_smaller_for_a_longer_context(lab: Lab) -> None:
+    sizes = [prefix_cache.piece_of(lab.target, 10**digits) for digits in range(3, 10)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(size & (size - 1) == 0 for size in sizes)
+    assert (sizes[0], sizes[-1]) == (prefix_cache.PREFILL_CHUNK, prefix_cache.SMALLEST_PIECE)

@@ -137,7 +137,7 @@ def test_one_at_a_time(script: Scripted, server: Running) -> None:
     with held(script, server) as pool:
         waiting = queued(pool, server, server.client(), "second")
         response = health(server).json()
-        assert response == {"status": "ok", "busy": True, "waiting": 1}
+        assert response == {"status": "ok", "busy": True, "running": 1, "waiting": 1}
         assert script.asked == ["first"]
     assert waiting.result(PATIENCE).usage.model_dump()["timing"]["queued_s"] > 0
     assert script.closed == ["first", "second"]

@@ -122,7 +122,7 @@ def test_the_true_name_of_a_model_in_a_folder(server: Running) -> None:
 def test_metrics(server: Running) -> None:
     url = server.base_url.removesuffix("v1") + "metrics"
     server.openai.completions.create(model="tiny", prompt="Why?")
-    while server.worker.current is not None:
+    while server.worker.running:
         time.sleep(0.01)
     reply = server.http.get(url)
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")

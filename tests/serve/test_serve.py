@@ -58,7 +58,7 @@ def server(session: ChatSession) -> Iterator[Running]:
         for event in adapter.answer(request):
             yield event
             if request.question == LEAVING and isinstance(event, Text):
-                until(lambda: running.worker.current is None or running.worker.current.cancelled)
+                until(lambda: all(job.cancelled for job in running.worker.running.values()))
 
     with serving(answer, ServedModel("tiny", session.context_limit, ("book",))) as running:
         yield running
@@ -277,8 +277,8 @@ def test_a_client_that_disconnects_from_a_stream_frees_the_engine(
 
 def has_tokens(server: Running, question: str) -> bool:
     """True once the answer to this question has its first tokens."""
-    job = server.worker.current
-    return server.serves(question) and job is not None and bool(job.tally.token_ids)
+    jobs = server.worker.running.values()
+    return any(job.request.question == question and job.tally.token_ids for job in [*jobs])
 
 
 def test_a_client_that_disconnects_before_its_answer_frees_the_engine(

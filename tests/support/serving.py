@@ -20,6 +20,7 @@ from support.tiny_models import SPECIAL, save_model, save_tokenizer
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.serve.app import ServedModel, build_app
 from triforce_chat.serve.chat_request import ChatCompletionRequest
+from triforce_chat.serve.engines import Lender
 from triforce_chat.serve.listen_address import ListenAddress, url
 from triforce_chat.serve.server import Server
 from triforce_chat.serve.worker import Job, Worker
@@ -83,8 +84,7 @@ class Running:
 
     def serves(self, question: str) -> bool:
         """True while the engine answers this question."""
-        job = self.worker.current
-        return job is not None and job.request.question == question
+        return any(job.request.question == question for job in [*self.worker.running.values()])
 
 
 @contextmanager
@@ -93,9 +93,12 @@ def serving(
     served: ServedModel,
     token: str | None = None,
     origins: Sequence[str] = (),
+    engines: Lender | None = None,
 ) -> Iterator[Running]:
+    """A server that answers with ``answer``, as many requests at once as ``engines`` lends engines."""
     jobs: list[Job] = []
-    worker = Worker(answer, jobs.append)
+    several = (engines.width, engines.gathered) if engines else ()
+    worker = Worker(answer, jobs.append, *several)
     listener = ListenAddress("127.0.0.1", 0).bind()
     listener.listen()
     server = Server(build_app(worker, served, token, origins), worker)

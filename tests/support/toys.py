@@ -96,6 +96,14 @@ class Stateless:
     """What a model does for drafts that read states, if there are none, and whose forwards run alone."""
 
     sequences = 1
+    captures: bool
+
+    @property
+    def places_on_device(self) -> bool:
+        return self.captures
+
+    def before_waiting(self) -> None:
+        pass
 
     def committed(self, count: Tensor, length: Tensor) -> None:
         pass
@@ -209,6 +217,55 @@ def reading(target: ToyModel, middle: ToyModel, draft: ToyModel) -> ToyState:
     state = ToyState()
     target.state = middle.state = draft.reads = state
     return state
+
+
+@dataclass
+class ToySelection:
+    """What the latest verification found, by all of its rows, and what the middle level goes by since it was asked."""
+
+    found: Context = ()
+    chosen: Context = ()
+
+
+@dataclass
+class Weighed(ToyModel):
+    """A target whose forwards leave a selection, which depends on rejected tokens too."""
+
+    selection: ToySelection = field(default_factory=ToySelection)
+
+    def __call__(self, ids: Tensor, cache: ToyCache, rows: int, offset: Tensor | None = None) -> Tensor:
+        logits = super().__call__(ids, cache, rows, offset)
+        self.selection.found = self.rows[-1]
+        return logits
+
+
+@dataclass
+class Selecting(ToyModel):
+    """A middle level whose table depends on what is selected."""
+
+    selection: ToySelection = field(default_factory=ToySelection)
+
+    def logits(self, context: Context) -> Tensor:
+        return super().logits((*context, -5, *self.selection.chosen))
+
+
+def selecting_levels(
+    gammas: tuple[int, int], draft: ToyModel | None, waits: bool = True
+) -> tuple[Stack, Weighed, Selecting]:
+    """Three levels, the middle one with a selection of every verification, made when a proposal is asked for."""
+    selection = ToySelection()
+    target = Weighed(3, random_table(3, 1), selection=selection)
+    middle = Selecting(3, random_table(3, 2), selection=selection)
+
+    def ready(_: int) -> bool:
+        selection.chosen = selection.found
+        return bool(selection.found)
+
+    stack = (three_levels if waits else unwaited)(target, middle, draft, gammas)
+    stack.parts[1].ready = ready
+    stack.middle.model.selection = selection  # type: ignore[attr-defined]
+    stack.parts.append(selection)
+    return stack, target, middle
 
 
 def support_table(vocabulary: int, seed: int, allowed: Sequence[int]) -> Callable[[Context], Tensor]:

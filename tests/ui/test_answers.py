@@ -10,6 +10,7 @@ from support.consoles import written
 
 from triforce_chat.chat.events import Tally
 from triforce_chat.engine.events import Finished, Prefilled, Text, Verified
+from triforce_chat.errors import DoesNotFit
 from triforce_chat.ui.answers import MOST_ROWS, Answers, Item, show_answers
 from triforce_chat.ui.terminal import Detail, Screen
 
@@ -35,7 +36,7 @@ def rows_of(answers: Answers) -> list[str]:
 
 def test_answers_come_in_the_order_of_the_questions() -> None:
     passed: list[tuple[int, str]] = []
-    answers = Answers(QUESTIONS, lambda number, tally: passed.append((number, tally.text)))
+    answers = Answers(QUESTIONS, lambda number, tally, _error: passed.append((number, tally.text)))
     for item in [*ended(2, "there"), *ended(0, "they")]:
         answers.add(item)
     assert passed == [(0, "they")]
@@ -78,7 +79,7 @@ def test_what_is_printed() -> None:
 def test_an_interrupt_keeps_what_there_is() -> None:
     passed: list[tuple[int, str, str]] = []
 
-    def whole(number: int, tally: Tally) -> None:
+    def whole(number: int, tally: Tally, _error: object) -> None:
         assert tally.finished is not None
         passed.append((number, tally.text, tally.finished.reason))
 
@@ -90,3 +91,24 @@ def test_an_interrupt_keeps_what_there_is() -> None:
         answers.add(item)
     answers.interrupted()
     assert passed == [(0, "they", "stop"), (1, "because", "stop"), (2, "there", "interrupted")]
+
+
+def test_an_error_is_said_in_the_place_of_its_answer() -> None:
+    failed: list[Item] = [(1, DoesNotFit("9 tokens do not fit")), (1, None)]
+    plain = screen_of("plain")
+    first, second, third = show_answers(
+        iter([*failed, *ended(2, "there"), *ended(0, "they")]), QUESTIONS, plain
+    )
+    assert (first.error, third.error) == (None, None)
+    assert isinstance(second.error, DoesNotFit)
+    assert first.whole
+    assert second.whole
+    assert third.whole
+    assert written(plain.err) == "2. Why, with a line end?: 9 tokens do not fit\n"
+    assert "2. Why" not in written(plain.out)
+    assert "3. Where?" in written(plain.out).splitlines()
+
+
+def test_an_answer_without_an_end_is_not_whole() -> None:
+    (only,) = show_answers(iter([]), QUESTIONS[:1], screen_of("bare"))
+    assert not only.whole

@@ -17,7 +17,7 @@ from triforce_chat.chat.events import Tally
 from triforce_chat.chat.records import SCHEMA, RunInfo, answer_object
 from triforce_chat.documents import Document
 from triforce_chat.documents.encoding import decode
-from triforce_chat.errors import DocumentError, RankLost, TimeLimit, UsageError
+from triforce_chat.errors import DocumentError, RankLost, TimeLimit, TriforceError, UsageError
 
 if TYPE_CHECKING:  # lines are found before torch is loaded
     from triforce_chat.chat.session import ChatSession
@@ -129,6 +129,8 @@ class BookAnswerer:
 
     def _answer(self, group: Sequence[BookLine], left: dict[str, BookLine]) -> Answering:
         """Answer lines about one book at once; what is answered is taken out of ``left``."""
+        from triforce_chat.chat.together import ask_all
+
         if group[0].file != self._file:
             self._open(group[0].file)
         if self._error is not None:
@@ -136,13 +138,15 @@ class BookAnswerer:
                 yield Answered(line.id, left.pop(line.id).refused(self._error))
             return
         tallies = [Tally() for _ in group]
-        with closing(self._opened.ask_together([line.question for line in group], len(group))) as items:
-            for number, event in items:
-                if number is not None and event is not None:
-                    tallies[number].add(event)
-                if event is not None:
-                    yield event
-                elif number is not None:
+        with closing(ask_all([(self._opened, line.question) for line in group], len(group))) as items:
+            for number, made in items:
+                if isinstance(made, TriforceError):
+                    yield _refused(left.pop(group[number or 0].id), made)
+                elif made is not None:
+                    if number is not None:
+                        tallies[number].add(made)
+                    yield made
+                elif number is not None and group[number].id in left:
                     yield self._answered(left.pop(group[number].id), tallies[number])
 
     def _answered(self, line: BookLine, tally: Tally) -> Answered:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from triforce_chat.chat.events import ChatEvent, Comparison, Outcome, Sourced, Tally
+from triforce_chat.errors import TriforceError
 
 SCHEMA = 1
 
@@ -23,9 +24,11 @@ class RunInfo:
     calibration: str = ""  # names the measured figures that a seeded answer was planned by
 
 
-def answer_object(tally: Tally, run_info: RunInfo) -> dict[str, Any]:
-    """One answer with all its measurements."""
+def answer_object(tally: Tally, run_info: RunInfo, error: TriforceError | None = None) -> dict[str, Any]:
+    """One answer with all its measurements, or what there is of it after an error."""
     turn = turn_object(tally)
+    if error is not None:
+        turn = {**turn, "finish_reason": "error", "error": error_object(error)}
     return {
         "schema": SCHEMA,
         "model": run_info.model,
@@ -116,6 +119,16 @@ def comparison_object(result: Comparison, run_info: RunInfo) -> dict[str, Any]:
 def event_object(event: ChatEvent, side: str = "speculative") -> dict[str, Any]:
     """One event as a line of ``--jsonl``: its kind and its fields."""
     return {"schema": SCHEMA, "event": event.kind, "side": side, **asdict(event)}
+
+
+def error_object(error: TriforceError) -> dict[str, str]:
+    """An error for programs and for people."""
+    return {"code": error.code, "message": str(error)}
+
+
+def failure_object(error: TriforceError, side: str = "speculative") -> dict[str, Any]:
+    """A question that cannot be answered, as a line of ``--jsonl``."""
+    return {"schema": SCHEMA, "event": "failed", "side": side, "error": error_object(error)}
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from triforce_chat.engine.events import Finished
 from triforce_chat.engine.exactness import judge
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.constraint import MakeConstraint
-from triforce_chat.engine.together import answer_together
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.models.load import LoadedModel, vocabulary_hash
@@ -158,27 +157,9 @@ class ChatSession:
         request = self.request(ids)
         try:
             with convert_out_of_memory():
-                yield from self._answer(question, request, tally, sources)
+                yield from self.answering(question, request, tally, sources)
         finally:
             self._record(question, ids, tally)
-
-    def ask_together(
-        self, questions: Sequence[str], width: int, sources: bool = True
-    ) -> Generator[tuple[int | None, ChatEvent | None], None, None]:
-        """Answer questions about the documents, none of which sees another; nothing is recorded.
-
-        At most ``width`` at a time. Yields (number of the question, event), without a number while the documents are
-        read, and without an event once an answer has ended. Raises DoesNotFit before anything is computed.
-        """
-        requests = [self.request(self.question_ids(question)) for question in questions]
-
-        asked = {id(request): question for request, question in zip(requests, questions, strict=True)}
-
-        def answer(engine: EngineProtocol, request: Request) -> Generator[ChatEvent, None, None]:
-            return self._answer(asked[id(request)], request, Tally(), sources, engine)
-
-        with convert_out_of_memory():
-            yield from answer_together(self.engine, requests, answer, width)
 
     def retry(self) -> Generator[ChatEvent, None, None]:
         with self.transcript.last_reopened("there is no question to answer again") as last:
@@ -197,7 +178,7 @@ class ChatSession:
             whole = replace(deepcopy(last.turn.tally), token_ids=[*before], text=text, sourced=None)
             try:
                 with convert_out_of_memory():
-                    for event in self._answer(last.turn.question, request, whole):
+                    for event in self.answering(last.turn.question, request, whole):
                         continuation.add(event)
                         yield event
             finally:
@@ -252,20 +233,22 @@ class ChatSession:
         make()
         return make
 
-    def _answer(
+    def answering(
         self,
         question: str,
         request: Request,
         tally: Tally,
         sources: bool = True,
         engine: EngineProtocol | None = None,
+        plain: bool = False,
     ) -> Generator[ChatEvent, None, None]:
         """The events of an answer and, with ``sources``, of the search for its pages; ``tally`` folds them.
 
-        ``engine``: one of several that answer at once; None for the session's own.
+        Nothing is recorded. ``engine``: one of several that answer at once; None for the session's own. ``plain``:
+        without speculation.
         """
         engine = engine or self.engine
-        answer = engine.answer(request)
+        answer = engine.answer(request, plain)
         for event in stopped_in_circles(answer, len(request.history), self.settings.loop_guard):
             tally.add(event)
             yield event

@@ -22,7 +22,6 @@ from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
-    from triforce_chat.chat.events import ChatEvent, Tally
     from triforce_chat.chat.records import RunInfo
     from triforce_chat.chat.session import ChatSession
     from triforce_chat.ui.terminal import Screen
@@ -87,11 +86,10 @@ def ask(
 ) -> None:
     """Ask a question about documents, or with --questions many at once."""
     if several.questions:
-        if compare_autoregressive:
-            raise UsageError("--compare-autoregressive answers one question; leave --questions away")
-        if schema is not None:
-            raise UsageError("--schema answers one question; leave --questions away")
-        answer_several(arguments, several, options)
+        from triforce_chat.cli.ask_several import answer_several
+
+        form = None if schema is None else read_schema(schema)
+        answer_several(arguments, several.questions, several.parallel, options, compare_autoregressive, form)
         return
     *documents, question = arguments
     if is_document(question):
@@ -153,35 +151,6 @@ def opened(documents: list[str], options: Options) -> tuple[ChatSession, Options
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)
     return session, options, screen, run_info_of(options, automatic, session, load_s)
-
-
-def answer_several(documents: list[str], several: Questions, options: Options) -> None:
-    """Answer all questions of a file, each by itself, several at once; answers come in the order of the questions."""
-    from triforce_chat.batch.books import read_lines
-    from triforce_chat.chat.records import answer_object, event_object
-    from triforce_chat.ui.answers import fold_answers, show_answers
-
-    assert several.questions is not None
-    questions = read_lines(several.questions)
-    session, options, screen, run_info = opened(documents, options)
-    as_json = options.json or options.jsonl
-    items = session.ask_together(questions, several.parallel, as_json or screen.detail != "bare")
-
-    def print_event(item: tuple[int | None, ChatEvent | None]) -> None:
-        number, event = item
-        if options.jsonl and event is not None:
-            print_json({**event_object(event), "question": number})
-
-    def print_answer(number: int, tally: Tally) -> None:
-        if options.json:
-            print_json({"question": questions[number], **answer_object(tally, planned(run_info, session))})
-
-    if as_json:
-        tallies = fold_answers(items, questions, print_event, print_answer)
-    else:
-        tallies = show_answers(items, questions, screen)
-    if not all(each.finished and each.finished.reason != "interrupted" for each in tallies):
-        raise typer.Exit(Interrupted.exit_code)
 
 
 def answer_once(

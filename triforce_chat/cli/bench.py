@@ -18,7 +18,7 @@ from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO, Settings
-from triforce_chat.settings.sizes import parsed_size
+from triforce_chat.settings.sizes import parsed_batch, parsed_size
 
 if TYPE_CHECKING:
     from triforce_chat.documents import Document
@@ -91,6 +91,13 @@ class BenchOptions:
             show_default=False,
         ),
     ] = None
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NxTOKENS,...",
+            help="Measure different texts at once, as in 2x57344,6x19456, over plain decoding of the same.",
+        ),
+    ] = None
     stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False
     peer: Annotated[
         str | None,
@@ -159,8 +166,13 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
         raise UsageError("--trace writes what --profile measures; add --profile")
     if chosen.same_text and chosen.profile:
         raise UsageError("--profile looks at rounds of any text; leave out --same-text")
-    if chosen.shared and (chosen.profile or chosen.same_text or chosen.stock or chosen.peer):
-        raise UsageError("--shared goes without --profile, --same-text, --stock and --peer")
+    several = "--shared" if chosen.shared else "--batch" if chosen.batch else ""
+    if several and (chosen.profile or chosen.same_text or chosen.stock or chosen.peer):
+        raise UsageError(f"{several} goes without --profile, --same-text, --stock and --peer")
+    if chosen.shared and chosen.batch:
+        raise UsageError(
+            "--shared asks about one text, --batch about several; measure them one after the other"
+        )
     if chosen.peer and (chosen.inflate or chosen.profile):
         raise UsageError("--peer measures a model as it is; leave out --inflate and --profile")
     screen = screen_of(options)
@@ -193,6 +205,9 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     if chosen.shared:
         show_shared(run, prompts, recipe, record, options, screen)
         return
+    if chosen.batch:
+        show_batches(run, prompts, recipe, record, options, screen)
+        return
     show_rows(measure(run, prompts, recipe), record, options, screen)
     if run.interrupted:
         raise Interrupted("interrupted: the figures cover what had been measured by then")
@@ -217,7 +232,8 @@ def peer_of(chosen: BenchOptions, options: Options) -> Peer | None:
 
 def plan_bench(chosen: BenchOptions, options: Options, shape: BigShape | None, cap: int | None) -> Recipe:
     """The cases to measure. Raises UsageError."""
-    lengths = parse_list(chosen.contexts)
+    groups = parsed_batch(chosen.batch) if chosen.batch else []
+    lengths = [group.context for group in groups] or parse_list(chosen.contexts)
     from triforce_chat.lab.bench.cases import cases
 
     settings = dataclasses.replace(options.settings, max_tokens=chosen.tokens)
@@ -263,8 +279,10 @@ def prompts_per_length(
     """Token ids of the prompts for each context length."""
     from triforce_chat.lab.bench.cases import prompts_of, texts_of
 
-    ids, skip = texts_of(target, texts), recipe.chosen.skip_prompts
-    return [prompts_of(target, ids, length, skip + recipe.chosen.prompts)[skip:] for length in recipe.lengths]
+    ids, skip, batch = texts_of(target, texts), recipe.chosen.skip_prompts, recipe.chosen.batch
+    counts = [group.sequences for group in parsed_batch(batch)] if batch else []
+    wanted = zip(recipe.lengths, counts or [recipe.chosen.prompts] * len(recipe.lengths), strict=True)
+    return [prompts_of(target, ids, length, skip + count)[skip:] for length, count in wanted]
 
 
 def measure(run: Bench, prompts: Sequence[Sequence[Sequence[int]]], recipe: Recipe) -> list[Row]:
@@ -384,3 +402,34 @@ def show_shared(
     else:
         screen.out.width = max(screen.out.width, TABLE_WIDTH)
         screen.out.print(together_table(found))
+
+
+def show_batches(
+    run: Bench,
+    prompts: Sequence[Sequence[Sequence[int]]],
+    recipe: Recipe,
+    record: dict[str, Any],
+    options: Options,
+    screen: Screen,
+) -> None:
+    """Measure different texts at once, each group of equal length by itself, and print a table or one JSON record."""
+    from triforce_chat.lab.bench.batch import Batched, measure_batch
+    from triforce_chat.lab.bench.table import batch_table
+
+    chosen, found = recipe.chosen, list[Batched]()
+    for same_length in prompts:
+        every = measure_batch(
+            *(run.engine, run.loaded, same_length, recipe.cases),
+            *(chosen.repeats, chosen.warmup, chosen.past_end),
+        )
+        for each in every:
+            found.append(each)
+            if screen.detail != "bare":
+                line = f"{each.sequences} x {each.context:,} tokens, {each.contender}: {each.ms_per_token:.1f} ms/token"
+                screen.err.print(line, markup=False, style="dim", highlight=False)
+    if options.json:
+        batches = [dataclasses.asdict(each) for each in found]
+        print_record({**record, "rows": [], "profiles": [], "batches": batches})
+    else:
+        screen.out.width = max(screen.out.width, TABLE_WIDTH)
+        screen.out.print(batch_table(found))

@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import typer
-
+from triforce_chat.cli.ask_several import end
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
 from triforce_chat.cli.output import print_json, print_line, screen_of
 from triforce_chat.cli.reading import read_all
 from triforce_chat.cli.run_info import planned, run_info_of
-from triforce_chat.errors import Interrupted, UsageError
+from triforce_chat.errors import TriforceError, UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
 
@@ -21,14 +20,16 @@ if TYPE_CHECKING:
     from triforce_chat.chat.session import ChatSession
     from triforce_chat.documents import Document
     from triforce_chat.documents.chapters import Chapter
-    from triforce_chat.ui.terminal import Screen
+
+AT_ONCE = 8  # summaries
 
 
 def summarize_chapters(documents: list[str], question: str, options: Options) -> None:
     """Show a summary under each chapter's title, or print one JSON object for each."""
     from triforce_chat.chat.records import answer_object
-    from triforce_chat.chat.session import ChatSession
+    from triforce_chat.chat.together import ask_all
     from triforce_chat.loading.spec import EngineSpec
+    from triforce_chat.ui.answers import fold_answers, show_answers
 
     if options.jsonl:
         raise UsageError(
@@ -40,15 +41,34 @@ def summarize_chapters(documents: list[str], question: str, options: Options) ->
     options = with_shown_model(options, screen)
     opened, load_s = open_session([], options, screen)
     run_info = run_info_of(options, automatic, opened, load_s)
-    for title, chapter, text in parts:
-        session = ChatSession(opened.engine, opened.loaded, options.settings, options.system_text)
-        session.add(text)
-        tally = _summary(session, question, text.title, options, screen)
-        if options.json:
-            about = {"document": title, "number": chapter.number, "title": chapter.title}
-            print_json({**answer_object(tally, planned(run_info, session)), "chapter": about})
-        if tally.finished is None or tally.finished.reason == "interrupted":
-            raise typer.Exit(Interrupted.exit_code)
+    asked = [(_about(text, opened, options), question) for _, _, text in parts]
+    titles = [text.title for _, _, text in parts]
+
+    def print_summary(number: int, tally: Tally, error: TriforceError | None) -> None:
+        title, chapter, _ = parts[number]
+        about = {"document": title, "number": chapter.number, "title": chapter.title}
+        made = answer_object(tally, planned(run_info, asked[number][0]), error)
+        print_json({**made, "chapter": about})
+
+    def print_heading(number: int) -> None:
+        if number:
+            print_line(screen.out, "")
+        print_line(screen.out, f"## {titles[number]}\n")
+
+    items = ask_all(asked, AT_ONCE, sources=options.json)
+    if options.json:
+        end(fold_answers(items, titles, lambda _item: None, print_summary))
+    else:
+        end(show_answers(items, titles, screen, print_heading))
+
+
+def _about(text: Document, opened: ChatSession, options: Options) -> ChatSession:
+    """A conversation about one chapter. Raises DoesNotFit."""
+    from triforce_chat.chat.session import ChatSession
+
+    session = ChatSession(opened.engine, opened.loaded, options.settings, options.system_text)
+    session.add(text)
+    return session
 
 
 def _parts(documents: list[Document]) -> Iterator[tuple[str, Chapter, Document]]:
@@ -66,15 +86,3 @@ def _parts(documents: list[Document]) -> Iterator[tuple[str, Chapter, Document]]
                 chapter,
                 dataclasses.replace(text, title=f"{document.title}, {chapter.title}"),
             )
-
-
-def _summary(session: ChatSession, question: str, title: str, options: Options, screen: Screen) -> Tally:
-    from triforce_chat.ui.answer import fold_answer, show_answer
-
-    events = session.ask(question, sources=options.json)
-    if options.json:
-        return fold_answer(events, lambda _event: None)
-    print_line(screen.out, f"## {title}\n")
-    tally = show_answer(events, screen, title=options.stack, limit=session.context_limit)
-    print_line(screen.out, "")
-    return tally

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.output import print_record, screen_of, show_notes, show_warning
+from triforce_chat.cli.output import print_line, print_record, screen_of, show_notes, show_warning
 from triforce_chat.errors import OutOfMemory, UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
-from triforce_chat.settings.sizes import parsed_size
+from triforce_chat.settings.sizes import Group, parsed_batch, parsed_size, readable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from triforce_chat.loading.choose_model import Choice
+    from triforce_chat.memory_plan.batch import BatchPlan
     from triforce_chat.memory_plan.inputs import Machine
     from triforce_chat.memory_plan.plan import MemoryPlan
     from triforce_chat.models.describe import Description
@@ -30,17 +32,31 @@ HostMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Host memory to plan with (default: what is free now).")
 ]
 
+Batch = Annotated[
+    str | None,
+    typer.Option(metavar="NxTOKENS,...", help="Sequences at once, as in 2x57344,6x19456: how many fit."),
+]
+Shared = Annotated[
+    int | None, typer.Option(min=1, help="Questions at once about one document: how many fit.")
+]
+QUESTION_ROOM = 64  # tokens of a question of --shared
+
 
 def plan(
     options: Options,
     device_memory: DeviceMemory = None,
     host_memory: HostMemory = None,
+    batch: Batch = None,
+    shared: Shared = None,
 ) -> None:
     """Show how much memory a model takes and whether it fits (if not: exit code 6); nothing is loaded."""
     from triforce_chat.models.describe import describe
     from triforce_chat.models.draft_head import check_answers
 
+    groups = parsed_batch(batch) if batch else []
     settings, screen = options.settings, screen_of(options)
+    if groups and settings.context is None:
+        settings = dataclasses.replace(settings, context=max(group.context for group in groups))
     there, automatic = machine(settings, device_memory, host_memory), settings.model == AUTO
     if automatic:
         choice = choice_for(settings, there, device_memory)
@@ -51,16 +67,55 @@ def plan(
         check_answers(settings.model, target.source.folder)
     made, draft = make_plan(settings, target, there)
     stored = made.workload.stored
+    at_once = batch_plans(made, groups, shared, settings.max_tokens)
     dtype = "float32" if stored and there[0].type == "cpu" else str(there[1]).removeprefix("torch.")
     if warning := target.warning(made.workload.context):
         show_warning(options, screen, warning)
     if options.json:
         mark = {"automatic": True} if automatic else {}
-        print_record({**record_of(made, target, draft, dtype), **mark})
+        batches = {"batches": list(map(batch_record, at_once))} if at_once else {}
+        print_record({**record_of(made, target, draft, dtype), **mark, **batches})
     else:
         show(made, target, draft, stored.format if stored else dtype, screen.out)
-    if not made.fits:
+        for each in at_once:
+            print_line(screen.out, batch_line(each))
+    if not (made.fits and all(each.at_once for each in at_once)):
         raise typer.Exit(OutOfMemory.exit_code)
+
+
+def batch_plans(
+    made: MemoryPlan, groups: Sequence[Group], shared: int | None, answer: int
+) -> list[BatchPlan]:
+    """What fits of each group, and of ``shared`` questions about documents that fill the planned context."""
+    from triforce_chat.memory_plan.batch import plan_batch
+
+    plans = [plan_batch(made, *group) for group in groups]
+    if shared:
+        context = made.workload.context
+        plans.append(plan_batch(made, shared, context, max(0, context - answer - QUESTION_ROOM)))
+    return plans
+
+
+def batch_line(plan: BatchPlan) -> str:
+    """One line: what fits at once, and how many wait."""
+    about = f"{plan.sequences:,} x {plan.context:,} tokens"
+    if plan.shared:
+        about += f", {plan.shared:,} of them kept once"
+    waits = f", {plan.waiting:,} wait" if plan.waiting else ""
+    bytes_each = f"each takes {readable(plan.each)} beside {readable(plan.common)} for all"
+    return f"{about}: {plan.at_once:,} at once{waits}; {bytes_each}"
+
+
+def batch_record(plan: BatchPlan) -> dict[str, Any]:
+    """The same as plain values."""
+    return {
+        "sequences": plan.sequences,
+        "context": plan.context,
+        "shared": plan.shared,
+        "at_once": plan.at_once,
+        "waiting": plan.waiting,
+        "bytes": {"each": plan.each, "common": plan.common},
+    }
 
 
 def machine(settings: Settings, device_memory: str | None, host_memory: str | None) -> Machine:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
-from triforce_chat.cli.output import screen_of
+from triforce_chat.cli.output import screen_of, show_warning
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
@@ -34,6 +34,7 @@ def serve(
             metavar="ORIGIN", help="Let pages of this origin call the server; repeatable, * for all."
         ),
     ] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Requests answered at once.")] = 1,
 ) -> None:
     """Answer programs over HTTP, with OpenAI's chat completions interface."""
     from triforce_chat.loading.spec import EngineSpec
@@ -48,6 +49,10 @@ def serve(
         texts = read_all(local(documents or []), options, screen)
         session, _ = open_session(texts, with_shown_model(options, screen), screen)
         prefill(session, screen, options.stack)
+        if parallel > 1 and session.engine.forkable is None:
+            show_warning(
+                options, screen, "requests are answered one at a time, as this engine runs one sequence"
+            )
         from triforce_chat.serve.server import serve as run
 
         listener.listen()
@@ -56,7 +61,7 @@ def serve(
             print(
                 f"chat with it in a browser: {url(listener).removesuffix('v1')}", file=sys.stderr, flush=True
             )
-        run(session, listener, token, None if options.quiet else screen.err, cors or [])
+        run(session, listener, token, None if options.quiet else screen.err, cors or [], parallel)
 
 
 def local(documents: list[str]) -> list[str]:

@@ -141,12 +141,8 @@ class Engine:
 
     @property
     def forked_options(self) -> StackOptions:
-        """The stack of the engines that ``fork`` makes.
-
-        ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single sequence, and
-        drafts, which would have to pay for their rows in all of them, cost more than they bring.
-        """
-        return PLAIN if self.options.name == StackOptions().name else self.options
+        """The stack of the engines that ``fork`` makes."""
+        return gathered_options(self.options)
 
     def pool(self, role: str, shape: Shape, sequences: int, capacity: int) -> KVPool:
         """Room for several sequences; the same as before for as long as the sizes are the same."""
@@ -342,6 +338,15 @@ class Engine:
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.long, device=self.target.device)
+
+
+def gathered_options(options: StackOptions) -> StackOptions:
+    """The stack by which one of several sequences decodes, of which ``options`` were asked for.
+
+    ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single sequence, and
+    drafts, which would have to pay for their rows in all of them, cost more than they bring.
+    """
+    return PLAIN if options.name == StackOptions().name else options
 
 
 class Answer:

@@ -18,6 +18,9 @@ from triforce_chat.engine.prefix_store import Chunk, DocumentSpan, PrefixStore, 
 
 PREFILL_CHUNK = 512  # tokens; bounds the activations and the wait after Ctrl-C
 GPU_PREFILL_CHUNK = prefill_attention.CHUNK  # tokens; each forward costs a GPU thousands of kernel launches
+# Operations that take about a quarter of a second: on an H100, and on one core.
+GPU_PIECE, CPU_PIECE = 6e13, 1e10
+SMALLEST_PIECE = 16  # tokens; fewer would take hardly less time
 
 
 class PrefixCache:
@@ -36,6 +39,7 @@ class PrefixCache:
         self.chunks: list[Chunk] = []  # the complete chunks at their start
         self.prefilled = 0  # tokens up to the first one that was decoded instead of prefilled
         self.spans: Sequence[DocumentSpan] = ()  # of the prompt that was read last
+        self.piece: int | None = None  # most tokens that one forward computes while other sequences wait
 
     @property
     def chunk_size(self) -> int:
@@ -48,7 +52,7 @@ class PrefixCache:
         They must end with a complete chunk. Raises ValueError if they do not.
         """
         self.chunks = [chunk for chunk in other.chunks if chunk.end <= length]
-        if self._complete != length or self.ids:
+        if self.complete != length or self.ids:
             raise ValueError(
                 f"{length} tokens are no complete chunks of the other cache, or this one is in use"
             )
@@ -87,7 +91,7 @@ class PrefixCache:
         """Keep what the full cache holds of the committed ``tokens``, without the last one, and drop the rest."""
         self.ids = list(tokens[: min(self.full.length, len(tokens) - 1)])
         self.rollback(len(self.ids))
-        if len(self.ids) - self._complete >= self.chunk_size:
+        if len(self.ids) - self.complete >= self.chunk_size:
             self._store_complete(split_prompt(self.ids, self.spans, self.chunk_size))
 
     def rollback(self, length: int) -> None:
@@ -100,7 +104,7 @@ class PrefixCache:
             self.chunks.pop()
 
     @property
-    def _complete(self) -> int:
+    def complete(self) -> int:
         """Tokens in complete chunks."""
         return self.chunks[-1].end if self.chunks else 0
 
@@ -121,14 +125,14 @@ class PrefixCache:
         if len(plan) > len(self.chunks):
             end = plan[len(self.chunks)].end
             if min(end, len(self.ids)) <= self.prefilled:
-                self.rollback(self._complete)
+                self.rollback(self.complete)
 
     def _recall(self, plan: Sequence[Chunk]) -> Iterator[int]:
         """Load chunks from the store if it has more than the cache; yields the tokens recalled so far."""
         known = self.store.known(plan)
         if not known or plan[known - 1].end <= len(self.ids):
             return
-        first = self._complete
+        first = self.complete
         self.rollback(first)
         for chunk in plan[len(self.chunks) : known]:
             if not self.store.recall(chunk, self.full):
@@ -139,10 +143,13 @@ class PrefixCache:
             yield chunk.end - first
 
     def _compute_next(self, prompt: Sequence[int], plan: Sequence[Chunk], queue: PrefillQueue) -> None:
-        """Prefill up to the next chunk boundary."""
+        """Prefill a piece, at most up to the next chunk boundary."""
         done = len(self.ids)
         chunk = next((each for each in plan if each.end > done), None)
-        ids = list(prompt[done : chunk.end if chunk else len(prompt)])
+        end = chunk.end if chunk else len(prompt)
+        if self.piece and self.target.sequences > 1:
+            end = min(end, done + self.piece)
+        ids = list(prompt[done:end])
         self.target.prefill(sent(torch.tensor(ids, dtype=torch.long), self.target.device), self.full)
         self._extend(ids)
         if chunk:  # recalled chunks bring no queries, and drafts must not depend on how a chunk came here
@@ -163,6 +170,22 @@ class PrefixCache:
                 return
             self.chunks.append(chunk)
             self.store.keep(chunk, self.full)
+
+
+def piece_of(target: Runner, context: int) -> int:
+    """Tokens that a prefill computes at once while other sequences wait, at the end of a context of that length.
+
+    A power of two that depends on the model and the kind of the device alone: with measured times, the rounding of an
+    answer would depend on the clock.
+    """
+    config, shape = target.model.config, target.shape
+    matrices = shape.layers * config.hidden_size * (4 * config.hidden_size + 3 * config.intermediate_size)
+    attended = 2 * shape.layers * shape.query_heads * shape.head_dim * context
+    on_gpu = target.device.type == "cuda"
+    work = GPU_PIECE if on_gpu else CPU_PIECE * torch.get_num_threads()
+    fits = int(work / (2 * (matrices + attended)))
+    largest = GPU_PREFILL_CHUNK if on_gpu else PREFILL_CHUNK
+    return min(largest, max(SMALLEST_PIECE, 1 << max(0, fits.bit_length() - 1)))
 
 
 def sent(ids: Tensor, device: torch.device) -> Tensor:

@@ -93,14 +93,18 @@ class Workload:
         return (slots + summary + scores) // self.gpus
 
     @property
+    def draft_caches(self) -> int:
+        """The draft's streaming caches."""
+        return self.draft.layers * self._kv(self.draft, self.caches.streaming) if self.draft else 0
+
+    @property
     def draft_bytes(self) -> int:
         """The draft's weights and streaming caches, which every GPU holds whole."""
         if self.draft is None:
             return 0
-        caches = self.draft.layers * self._kv(self.draft, self.caches.streaming)
         reader = self.head * self.draft.hidden * self.target.hidden * self.itemsize
         weights = self.stored_draft.bytes if self.stored_draft else self._weights(self.draft, 1)
-        return weights + reader + caches
+        return weights + reader + self.draft_caches
 
     @property
     def prefill(self) -> int:

@@ -33,6 +33,8 @@ OUTPUT = Kind.Q8_0
 @torch.no_grad()
 def round_to_four_bits(model: Any) -> None:
     """Replace all linear layers of a model on a GPU, one after another; the embedding stays."""
+    from triforce_chat.engine.forward.grouped_matrix import GroupedMatrix
+
     device = model.lm_head.weight.device
     for layer in model.model.layers:
         for path in ROLES.values():
@@ -41,9 +43,10 @@ def round_to_four_bits(model: Any) -> None:
     # They wait in main memory until no wide matrix is left: in gaps between these they would keep memory from others.
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    for layer in [each for each in model.modules() if isinstance(each, QuantizedLinear)]:
-        weight = layer.matrix.weight
-        layer.matrix.weight = weight._replace(data=weight.data.to(device), scale=weight.scale.to(device))
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear) and isinstance(layer.matrix, GroupedMatrix):
+            weight = layer.matrix.weight
+            layer.matrix.weight = weight._replace(data=weight.data.to(device), scale=weight.scale.to(device))
 
 
 def rounded(linear: nn.Linear, kind: Kind) -> QuantizedLinear:

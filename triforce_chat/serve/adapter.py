@@ -15,6 +15,7 @@ from triforce_chat.chat.session import ChatSession
 from triforce_chat.chat.transcript import Exchange
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.serve.chat_request import ChatCompletionRequest
+from triforce_chat.serve.engines import Lender, SingleEngine
 from triforce_chat.settings.engine_options import stack_for
 from triforce_chat.settings.settings import Settings
 
@@ -22,25 +23,26 @@ MAX_ANSWERS = 256  # whose token ids are kept
 
 
 class SessionAdapter:
-    """Answers requests about the documents of ``base``, one at a time.
+    """Answers requests about the documents of ``base``, as many at a time as ``engines`` lends engines.
 
     A client sends back earlier answers as text. Their token ids are kept here, so that the prompt of a continued
     conversation begins with the cached ids even where the tokenizer would encode the text differently.
     """
 
-    def __init__(self, base: ChatSession) -> None:
-        self.base = base
+    def __init__(self, base: ChatSession, engines: Lender | None = None) -> None:
+        self.base, self.engines = base, engines or SingleEngine(base.engine)
         self.answer_ids: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
 
     def answer(self, request: ChatCompletionRequest) -> Generator[ChatEvent, None, None]:
         """The events of one answer; may be closed at any of them. Raises ApiError and UsageError at the first."""
         session = self._session(request)
         stack = stack_for(session.settings, session.loaded)
-        if stack != session.engine.options:
-            session.engine.restack(stack)
+        prompt = session.transcript.prompt(session.question_ids(request.question)).ids
         try:
-            with closing(session.ask(request.question, request.sources)) as events:
-                yield from events
+            with self.engines.lent(prompt, len(prompt) + session.settings.max_tokens, stack) as engine:
+                session.engine = engine
+                with closing(session.ask(request.question, request.sources)) as events:
+                    yield from events
         finally:
             self._remember(request, session.transcript.exchanges[len(request.turns) :])
 

@@ -87,7 +87,7 @@ def build_app(
         return Response(page, media_type="text/html", headers=PAGE_HEADERS)
 
     async def metrics(_request: Request) -> Response:
-        text = worker.metrics.text(len(worker.queue), worker.current is not None)
+        text = worker.metrics.text(len(worker.queue), len(worker.running))
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def models(_request: Request) -> Response:
@@ -100,8 +100,10 @@ def build_app(
         return JsonResponse(served.record())
 
     async def health(_request: Request) -> Response:
-        busy = worker.current is not None
-        return JsonResponse({"status": "ok", "busy": busy, "waiting": len(worker.queue)})
+        running = len(worker.running)
+        return JsonResponse(
+            {"status": "ok", "busy": running > 0, "running": running, "waiting": len(worker.queue)}
+        )
 
     return Starlette(
         routes=[

@@ -39,11 +39,12 @@ class FairQueue(Generic[Item]):
             self.waiting.setdefault(client, deque()).append(item)
             self.changed.notify()
 
-    def take(self) -> Item | None:
-        """Wait for the next item and remove it; None if the queue is closed."""
+    def take(self, wait: bool = True) -> Item | None:
+        """Remove the next item and return it; None if the queue is closed, or empty and ``wait`` is False."""
         with self.changed:
-            self.changed.wait_for(lambda: self.closed or self.waiting)
-            if self.closed:
+            if wait:
+                self.changed.wait_for(lambda: self.closed or self.waiting)
+            if self.closed or not self.waiting:
                 return None
             client = next(iter(self.waiting))
             items = self.waiting.pop(client)

@@ -58,11 +58,11 @@ class Metrics:
             for name, value in values.items():
                 self._counts[name, ""] += value  # type: ignore[assignment]
 
-    def text(self, waiting: int, busy: bool) -> str:
+    def text(self, waiting: int, running: int) -> str:
         """All counters, and the state of the queue, as Prometheus reads them."""
         with self._lock:
             counts = dict(self._counts)
-        return "\n".join([*_counters(counts), *_gauges(waiting, busy)]) + "\n"
+        return "\n".join([*_counters(counts), *_gauges(waiting, running)]) + "\n"
 
 
 def _counters(counts: dict[tuple[str, str], int]) -> Iterator[str]:
@@ -73,10 +73,11 @@ def _counters(counts: dict[tuple[str, str], int]) -> Iterator[str]:
             yield f"{PREFIX}{name}{labels} {value}"
 
 
-def _gauges(waiting: int, busy: bool) -> Iterator[str]:
+def _gauges(waiting: int, running: int) -> Iterator[str]:
     for name, about, value in (
         ("requests_waiting", "Requests in the queue.", waiting),
-        ("busy", "1 while a request is being answered.", int(busy)),
+        ("requests_running", "Requests that are being answered.", running),
+        ("busy", "1 while a request is being answered.", int(running > 0)),
     ):
         yield from (
             f"# HELP {PREFIX}{name} {about}",

@@ -14,8 +14,10 @@ from rich.console import Console
 from starlette.types import ASGIApp
 
 from triforce_chat.chat.session import ChatSession
+from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.serve.adapter import SessionAdapter
 from triforce_chat.serve.app import ServedModel, build_app
+from triforce_chat.serve.engines import ForkedEngines, Lender, SingleEngine
 from triforce_chat.serve.worker import Job, Log, Worker
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
@@ -55,12 +57,15 @@ def serve(
     token: str | None,
     console: Console | None,
     origins: Sequence[str] = (),
+    parallel: int = 1,
 ) -> None:
-    """Answer requests about the session's documents until Ctrl-C or SIGTERM.
+    """Answer requests about the session's documents until Ctrl-C or SIGTERM, up to ``parallel`` at a time.
 
-    ``console`` receives one line per request; pages from ``origins`` may send some.
+    ``console`` receives one line per request; pages from ``origins`` may send some. Raises OutOfMemory.
     """
-    worker = Worker(SessionAdapter(session).answer, console_log(console) if console else no_log)
+    engines = lender(session.engine, parallel)
+    log = console_log(console) if console else no_log
+    worker = Worker(SessionAdapter(session, engines).answer, log, engines.width, engines.gathered)
     titles = tuple(document.title for document in session.documents)
     served = ServedModel(session.loaded.name, session.context_limit, titles)
     try:
@@ -70,6 +75,12 @@ def serve(
         worker.close()
         worker.stop()
         worker.thread.join(PATIENCE)
+
+
+def lender(engine: EngineProtocol, parallel: int) -> Lender:
+    """Lends engines for so many answers at once, or for one where the engine cannot be forked. Raises OutOfMemory."""
+    origin = engine.forkable
+    return SingleEngine(engine) if origin is None or parallel == 1 else ForkedEngines(origin, parallel)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The thread that owns the engine. It answers one request at a time and posts events to the event loop."""
+"""The thread that owns the engines. It answers requests, several at a time, and posts events to the event loop."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Hashable
-from contextlib import closing, suppress
+from contextlib import suppress
+from functools import partial
+from itertools import count
 
 from triforce_chat.chat.events import ChatEvent, Tally
+from triforce_chat.engine.gathered import Ended, Gathered
 from triforce_chat.serve import api_error
 from triforce_chat.serve.api_error import ApiError, to_api_error
 from triforce_chat.serve.chat_request import ChatCompletionRequest
@@ -56,14 +59,21 @@ class Job:
 
 
 class Worker:
-    """Answers queued jobs in a thread of its own. ``log`` is called with every job that was started, at its end."""
+    """Answers queued jobs in a thread of its own, up to ``width`` at a time.
 
-    def __init__(self, answer: Answer, log: Log) -> None:
-        self.answer, self.log = answer, log
+    ``gathered`` runs them. ``log`` is called with every job that was started, at its end.
+    """
+
+    def __init__(
+        self, answer: Answer, log: Log, width: int = 1, gathered: Gathered[ChatEvent] | None = None
+    ) -> None:
+        self.answer, self.log, self.width = answer, log, width
+        self.gathered = gathered or Gathered()
         self.queue: FairQueue[Job] = FairQueue(MAX_QUEUED, MAX_QUEUED_PER_CLIENT)
-        self.current: Job | None = None
+        self.running: dict[int, Job] = {}
         self.last_s = 1.0  # duration of the last answer
         self.metrics = Metrics()
+        self._numbers = count()
         self.thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self.thread.start()
 
@@ -83,41 +93,67 @@ class Worker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """Remove a job from the queue, or stop it at its next event."""
+        """Remove a job from the queue, or stop it at its next event or forward."""
         job.cancelled = True
         if self.queue.remove(job.client, job):
             job.post(None)
 
     def close(self) -> None:
-        """Reject all waiting and future jobs; the running job continues."""
+        """Reject all waiting and future jobs; those that run continue."""
         for job in self.queue.close():
             job.fail(api_error.shutting_down())
 
     def stop(self) -> None:
-        """Stop the running job at its next event."""
-        if (job := self.current) is not None:
+        """Stop the running jobs at their next event or forward."""
+        for job in [*self.running.values()]:
             job.cancelled = True
 
     def _run(self) -> None:
-        while (job := self.queue.take()) is not None:
-            self.current, job.started = job, time.perf_counter()
+        while self._admit():
             try:
-                self._serve(job)
+                for number, made in self.gathered.step():
+                    self._pass_on(number, made)
+                for number in [number for number, job in self.running.items() if job.cancelled]:
+                    self._stop(number)
             except Exception as error:
-                job.post(to_api_error(error))
-            finally:
-                self.current, self.last_s = None, time.perf_counter() - job.started
-                self.metrics.ended(job)
-                with suppress(OSError, ValueError):  # the log's terminal or file is gone
-                    self.log(job)
-                job.post(None)
+                self.gathered.close()
+                for number in [*self.running]:
+                    self._end(number, error)
 
-    def _serve(self, job: Job) -> None:
-        with closing(self.answer(job.request)) as events:
-            for event in events:
-                job.tally.add(event)
-                job.post(event)
-                if job.cancelled:
-                    break
-        if job.cancelled and self.queue.closed and job.tally.finished is None:
-            raise api_error.shutting_down()
+    def _admit(self) -> bool:
+        """Let waiting jobs join those that run, after waiting for one if none does. False if all is over."""
+        while len(self.running) < self.width:
+            job = self.queue.take(wait=not self.running)
+            if job is None:
+                break
+            number, job.started = next(self._numbers), time.perf_counter()
+            self.running[number] = job
+            self.gathered.add(number, partial(self.answer, job.request))
+        return bool(self.running)
+
+    def _pass_on(self, number: int, made: ChatEvent | Ended) -> None:
+        job = self.running[number]
+        if isinstance(made, Ended):
+            self._end(number, made.error)
+            return
+        job.tally.add(made)
+        job.post(made)
+        if job.cancelled:
+            self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        """End a cancelled job where it is."""
+        self.gathered.end(number)
+        unfinished = self.queue.closed and self.running[number].tally.finished is None
+        self._end(number, api_error.shutting_down() if unfinished else None)
+
+    def _end(self, number: int, error: Exception | None) -> None:
+        job = self.running[number]
+        if error:
+            job.post(to_api_error(error))
+        del self.running[number]
+        self.last_s = time.perf_counter() - job.started
+        self.metrics.ended(job)
+        with suppress(OSError, ValueError):  # the log's terminal or file is gone
+            self.log(job)
+        job.post(None)

@@ -13,7 +13,7 @@ from triforce_chat.settings.specification import SettingSpec, setting, specifica
 
 AUTO = "auto"  # the model that suits this machine
 STACKS = tuple(stack_specs.STACKS)
-POLICIES = ("mean", "minmax")
+POLICIES = ("mean", "minmax", "attention")
 MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import math
 import re
+from typing import NamedTuple
 
 from triforce_chat.errors import UsageError
 
 GIGABYTE = 10**9  # bytes
 SIZE = re.compile(r"([0-9.]+(?:e[+]?[0-9]+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class Group(NamedTuple):
+    """Some sequences of equal length."""
+
+    sequences: int
+    context: int  # tokens of each
+
+
+def parsed_batch(text: str) -> list[Group]:
+    """The groups that "2x57344,6x19456" means. Raises UsageError for anything else."""
+    found = [re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,8})", part.strip()) for part in text.split(",")]
+    groups = [Group(int(each[1]), int(each[2])) for each in found if each]
+    if len(groups) < len(found):
+        raise UsageError(
+            f"'{text}' is no batch; write for example 2x57344,6x19456: sequences x tokens of each"
+        )
+    return groups
 
 
 def readable(size: float) -> str:

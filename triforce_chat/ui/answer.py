@@ -196,14 +196,23 @@ def show_turn(turn: Turn, screen: Screen) -> None:
 def fold_answer(events: Iterator[ChatEvent], each: Callable[[ChatEvent], object]) -> Tally:
     """Pass every event to ``each`` and return their tally; Ctrl-C works as in ``show_answer``."""
     panel = EnginePanel("", 0)
-    with Interrupt() as interrupt:
-        with closing(until_interrupted(interrupt, events)) as answer:
-            for event in answer:
-                panel.add(event)
-                each(event)
-        if interrupt.requested:
-            panel.interrupted()
+
+    def add(event: ChatEvent) -> None:
+        panel.add(event)
+        each(event)
+
+    fold(events, add, panel.interrupted)
     return panel.tally
+
+
+def fold(items: Iterator[Item], add: Callable[[Item], object], interrupted: Callable[[], object]) -> None:
+    """Pass every item to ``add``; Ctrl-C closes ``items``, and then ``interrupted`` is called."""
+    with Interrupt() as interrupt:
+        with closing(until_interrupted(interrupt, items)) as given:
+            for item in given:
+                add(item)
+        if interrupt.requested:
+            interrupted()
 
 
 def _stopping(panel: EnginePanel) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -12,21 +14,35 @@ from rich.text import Text
 
 from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.engine.events import Prefilled
+from triforce_chat.errors import TriforceError
 from triforce_chat.ui import formatting, source_lines
-from triforce_chat.ui.answer import until_interrupted
+from triforce_chat.ui.answer import fold
 from triforce_chat.ui.clean import clean, one_line
 from triforce_chat.ui.keyboard import keys_hidden
 from triforce_chat.ui.markdown import RenderedMarkdown
 from triforce_chat.ui.panel import EnginePanel
-from triforce_chat.ui.terminal import Interrupt, Screen
+from triforce_chat.ui.terminal import Screen, print_line
 
 REDRAWS = 4  # per second
 MOST_ROWS = 12  # questions that are shown at once
 
-Item = tuple[
-    int | None, ChatEvent | None
-]  # number of the question, event; no event once the answer has ended
-Each = Callable[[int, Tally], object]
+# Number of the question, what happened; nothing once the answer has ended.
+Item = tuple[int | None, ChatEvent | TriforceError | None]
+Heading = Callable[[int], object]
+Each = Callable[[int, Tally, TriforceError | None], object]
+
+
+class Answered(NamedTuple):
+    """What became of a question."""
+
+    tally: Tally
+    error: TriforceError | None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it was not interrupted."""
+        done = self.tally.finished
+        return self.error is not None or (done is not None and done.reason != "interrupted")
 
 
 class Answers:
@@ -35,6 +51,7 @@ class Answers:
     def __init__(self, questions: Sequence[str], whole: Each) -> None:
         self.questions, self.panels = questions, [EnginePanel("", 0) for _ in questions]
         self.reading: Prefilled | None = None  # of the documents
+        self.errors: dict[int, TriforceError] = {}
         self._whole, self._ended, self._passed = whole, [False] * len(questions), 0
 
     def add(self, item: Item) -> None:
@@ -45,6 +62,8 @@ class Answers:
         elif event is None:
             self._ended[number] = True
             self._pass_on()
+        elif isinstance(event, TriforceError):
+            self.errors[number] = event
         else:
             self.panels[number].add(event)
 
@@ -55,12 +74,20 @@ class Answers:
             self._ended[number] = self._ended[number] or bool(panel.tally.token_ids)
         for number in range(self._passed, len(self.panels)):
             if self._ended[number]:
-                self._whole(number, self.panels[number].tally)
+                self._tell(number)
 
     def _pass_on(self) -> None:
         while self._passed < len(self.panels) and self._ended[self._passed]:
             self._passed += 1
-            self._whole(self._passed - 1, self.panels[self._passed - 1].tally)
+            self._tell(self._passed - 1)
+
+    def _tell(self, number: int) -> None:
+        self._whole(number, *self.made[number])
+
+    @property
+    def made(self) -> list[Answered]:
+        """What became of each question so far."""
+        return [Answered(panel.tally, self.errors.get(i)) for i, panel in enumerate(self.panels)]
 
     def __rich__(self) -> RenderableType:
         """A row for each question that is not answered yet, and a line of totals."""
@@ -96,50 +123,61 @@ class Answers:
         return [answered, formatting.count(tokens, "token"), *per_round]
 
 
-def show_answers(items: Iterator[Item], questions: Sequence[str], screen: Screen) -> list[Tally]:
-    """Show the answers to questions; Ctrl-C ends all of them, and what there is of each is shown."""
+def show_answers(
+    items: Iterator[Item], questions: Sequence[str], screen: Screen, heading: Heading | None = None
+) -> list[Answered]:
+    """Show the answers to questions; Ctrl-C ends all of them, and what there is of each is shown.
 
-    def show(number: int, tally: Tally) -> None:
-        _show(number, questions[number], tally, screen)
+    ``heading`` prints what stands above an answer; None for the question, which is left out where only answers are
+    wanted.
+    """
 
+    def show(number: int, tally: Tally, error: TriforceError | None) -> None:
+        if error:
+            print_line(screen.err, Text(f"{number + 1}. {one_line(f'{questions[number]}: {error}')}"))
+            return
+        above(number)
+        _show(tally, screen)
+
+    above = heading or partial(_question_above, questions, screen)
     answers = Answers(questions, show)
     with keys_hidden(), ExitStack() as shown:
         if screen.detail == "live":
             live = Live(answers, console=screen.out, refresh_per_second=REDRAWS, transient=True)
             shown.enter_context(live)
-        _fold(items, answers)
-    return [panel.tally for panel in answers.panels]
+        fold(items, answers.add, answers.interrupted)
+    return answers.made
 
 
 def fold_answers(
     items: Iterator[Item], questions: Sequence[str], each: Callable[[Item], object], whole: Each
-) -> list[Tally]:
+) -> list[Answered]:
     """Pass every item to ``each`` and every answer to ``whole``, in order; Ctrl-C works as in ``show_answers``."""
     answers = Answers(questions, whole)
-    _fold(items, answers, each)
-    return [panel.tally for panel in answers.panels]
+
+    def add(item: Item) -> None:
+        answers.add(item)
+        each(item)
+
+    fold(items, add, answers.interrupted)
+    return answers.made
 
 
-def _fold(
-    items: Iterator[Item], answers: Answers, each: Callable[[Item], object] = lambda _item: None
-) -> None:
-    with Interrupt() as interrupt:
-        with closing(until_interrupted(interrupt, items)) as given:
-            for item in given:
-                answers.add(item)
-                each(item)
-        if interrupt.requested:
-            answers.interrupted()
+def _question_above(questions: Sequence[str], screen: Screen, number: int) -> None:
+    if screen.detail != "bare":
+        line = Text(f"{number + 1}. {one_line(questions[number])}", "bold")
+        screen.out.print(line, soft_wrap=True)
+    elif number:
+        screen.out.file.write("\n")
 
 
-def _show(number: int, question: str, tally: Tally, screen: Screen) -> None:
-    """Print one answer with its question, or by itself where only answers are wanted."""
+def _show(tally: Tally, screen: Screen) -> None:
+    """Print one answer, with its figures and sources unless only answers are wanted."""
     out, text = screen.out, clean(tally.text).strip()
     if screen.detail == "bare":
-        out.file.write(("\n" if number else "") + text + "\n")
+        out.file.write(text + "\n")
         out.file.flush()
         return
-    out.print(Text(f"{number + 1}. {one_line(question)}", "bold"), soft_wrap=True)
     out.print(RenderedMarkdown(text) if screen.detail == "live" else Text(text))
     for line, style in [
         ("; ".join(formatting.summary(tally)), "dim"),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cache.storage import KVView, rounded_up
 from triforce_chat.engine.cpu_kernels.attention import attend, rotate
 from triforce_chat.engine.cpu_kernels.few_rows import Norm
@@ -31,16 +32,20 @@ def view(kv_heads: int, length: int, dim: int) -> KVView:
 
 def expected(query: Tensor, stored: KVView, scale: float) -> Tensor:
     """query [1, Hq, n, D] -> fp64 [n, Hq * D]."""
+    group = query.shape[1] // stored.keys.shape[1]
+    values = stored.values[0, :, : stored.length].double().repeat_interleave(group, 0)
+    return (weights(query, stored, scale) @ values).transpose(0, 1).flatten(1)
+
+
+def weights(query: Tensor, stored: KVView, scale: float) -> Tensor:
+    """query [1, Hq, n, D] -> fp64 [Hq, n, length]."""
     _, heads, n, _ = query.shape
     group = heads // stored.keys.shape[1]
-    keys, values = (
-        part[0, :, : stored.length].double().repeat_interleave(group, 0)
-        for part in (stored.keys, stored.values)
-    )
+    keys = stored.keys[0, :, : stored.length].double().repeat_interleave(group, 0)
     scores = scale * query[0].double() @ keys.transpose(1, 2)  # [Hq, n, S]
     hidden = torch.full((n, n), float("-inf"), dtype=torch.float64).triu(1)
     scores[:, :, stored.length - n :] += hidden
-    return (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
+    return scores.softmax(-1)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
@@ -67,6 +72,36 @@ def test_a_row_is_the_same_beside_any_others() -> None:
     for n in (1, 2, 3, 8, 9):
         some = attend(query[:, :, -n:], *stored[:3], 0.1)
         assert torch.equal(some, whole[-n:])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize(("n", "length"), [(1, 1), (3, 40), (9, SPAN + 4), (2, 2 * SPAN)])
+def test_tokens_are_read_where_they_lie(heads: int, kv_heads: int, dim: int, n: int, length: int) -> None:
+    """Every KV head has a list of its own, out of order; the lists are parts of longer ones."""
+    query, stored = noise(1, heads, n, dim), view(kv_heads, 3 * SPAN, dim)
+    lists = torch.stack([torch.randperm(3 * SPAN) for _ in range(kv_heads)]).int()
+    picked = stored._replace(length=length, slots=lists[:, :length])
+    found = attend(query, *picked[:3], 0.3, picked.slots)
+    wanted = expected(query, picked.gathered, 0.3)
+    torch.testing.assert_close(found.double(), wanted, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("chunk", [1, 8, 13, 600])
+@pytest.mark.parametrize(("n", "length"), [(1, 1), (5, 40), (9, SPAN + 4), (2, 2 * SPAN)])
+def test_what_is_paid_to_chunks_is_added_up(
+    heads: int, kv_heads: int, dim: int, chunk: int, n: int, length: int
+) -> None:
+    query, stored = noise(1, heads, n, dim), view(kv_heads, length, dim)
+    chunks = -(-length // chunk)
+    mass = ChunkMass(torch.full((kv_heads, chunks + 1), 0.25), chunk)
+    found = attend(query, *stored[:3], 0.3, None, mass)
+    assert torch.equal(found, attend(query, *stored[:3], 0.3))  # bit by bit what it is without
+    paid = weights(query, stored, 0.3).unflatten(0, (kv_heads, -1)).sum((1, 2))
+    starts = range(0, length, chunk)
+    wanted = torch.stack([paid[:, at : at + chunk].sum(-1) for at in starts], 1) + 0.25
+    torch.testing.assert_close(mass.total[:, :-1].double(), wanted, atol=2e-6, rtol=1e-5)
+    assert (mass.total[:, -1] == 0.25).all()
 
 
 def test_threads_change_nothing() -> None:

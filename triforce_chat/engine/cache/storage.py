@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cuda_graph import Preparation
 
 PAGE = 4096  # bytes; pinned memory must not share a page with anything else
@@ -58,8 +60,22 @@ class KVView(NamedTuple):
 
     keys: Tensor  # [1, Hkv, S, D]
     values: Tensor  # [1, Hkv, S, D]
-    length: int  # slots that hold tokens; S is the next multiple of GRAIN
+    length: int  # tokens; S is the next multiple of GRAIN, or more
     shared: SharedView | None = None  # what comes before, and where these lie among other sequences'
+    slots: Tensor | None = None  # [Hkv, length], int32: where the tokens lie; None: in the first slots
+    masses: tuple[ChunkMass, ...] = ()  # where attention adds what it pays to chunks of the tokens
+
+    @property
+    def gathered(self) -> KVView:
+        """A view with the tokens in the first slots: itself, or a copy of those that lie elsewhere."""
+        if self.slots is None:
+            return self
+        places = pad(self.slots, (0, rounded_up(self.length) - self.length))
+        keys, values = (
+            torch.stack([part.index_select(0, at) for part, at in zip(each[0], places, strict=True)])[None]
+            for each in (self.keys, self.values)
+        )
+        return self._replace(keys=keys, values=values, slots=None)
 
     @property
     def end(self) -> int:

@@ -11,14 +11,24 @@ from triforce_chat.engine.cpu_kernels.few_rows import Norm
 DIMS = range(16, 257, 16)  # of heads
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: float) -> Tensor:
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: int,
+    scale: float,
+    slots: Tensor | None = None,
+    mass: tuple[Tensor, int] | None = None,
+) -> Tensor:
     """Causal attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
 
     keys and values: [1, Hkv, S, D] with the same strides. All are in fp32. A row of the result is the same bit by bit
-    whatever other queries are there.
+    whatever other queries are there. The tokens lie in the ``slots`` [Hkv, length] (int32), or in the first ones. What
+    all queries pay to each chunk is added to ``mass``: sums [Hkv, C], and the tokens of a chunk.
     """
     _, heads, n, dim = query.shape
     out = torch.empty(n, heads * dim)
+    sums, chunk = mass or (None, 0)
     compiled.loaded().attend(
         compiled.instructions(),
         query.data_ptr(),
@@ -28,6 +38,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: floa
         values.data_ptr(),
         keys.stride(1),
         keys.stride(2),
+        None if slots is None else slots.data_ptr(),
+        0 if slots is None else slots.stride(0),
         keys.shape[1],
         heads // keys.shape[1],
         n,
@@ -35,6 +47,9 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, length: int, scale: floa
         dim,
         scale,
         out.data_ptr(),
+        None if sums is None else sums.data_ptr(),
+        0 if sums is None else sums.stride(0),
+        chunk,
         torch.get_num_threads(),
     )
     return out

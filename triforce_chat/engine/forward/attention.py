@@ -111,7 +111,7 @@ def read_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
             return shared_attention([(query, view)], scale)
         view = KVView(*view.whole, view.end)  # as one, for the few forwards that no graph takes
     many = query.is_cuda and query.shape[2] > FEW
-    return (causal_attention if many else folded_attention)(query, view, scale)
+    return (causal_attention if many else folded_attention)(query, view.gathered, scale)
 
 
 def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
@@ -119,9 +119,13 @@ def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tenso
 
     All views that share a prefix share the same one.
     """
-    if all(view.shared is not None for _, view in asked):
+    sharing = [each for each in asked if each[1].shared is not None]
+    if len(sharing) == len(asked):
         return shared_attention(asked, scale)
-    return torch.cat([read_attention(*each, scale) for each in asked], 2)
+    lengths = [query.shape[2] for query, _ in sharing]
+    parts = iter(shared_attention(sharing, scale).split(lengths, 2) if sharing else ())
+    each = (next(parts) if view.shared else read_attention(query, view, scale) for query, view in asked)
+    return torch.cat([*each], 2)
 
 
 def shared_attention(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
@@ -241,7 +245,15 @@ def softmax_attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: fl
         return onednn.attention(rows, view, tail, scale)
     keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
     mask = None if tail is None else pad(tail, (view.length - tail.shape[1], 0))
+    for mass in view.masses:
+        mass.add(weights_of(rows, keys, mask, scale).sum((0, 2)))
     return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
+
+
+def weights_of(rows: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """The weights of softmax attention: rows [1, Hkv, R, D], keys [1, Hkv, S, D] -> fp32 [1, Hkv, R, S]."""
+    scores = (rows * scale @ keys.transpose(-1, -2)).float()
+    return torch.softmax(scores if mask is None else scores + mask, -1)
 
 
 def partial_attention(rows: Tensor, view: KVView, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

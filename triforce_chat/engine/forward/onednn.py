@@ -58,7 +58,7 @@ def attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> 
 
     rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].
     """
-    keys, values, length, _ = view
+    keys, values, length = view[:3]
     out = torch.empty_like(rows)
     for head in range(rows.shape[1]):
         for first in range(0, rows.shape[2], BLOCK_ROWS):
@@ -67,5 +67,8 @@ def attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> 
             scores[:, length:] = float("-inf")
             if tail is not None:
                 scores[:, length - tail.shape[1] : length] += tail[block]
-            out[0, head, block] = linear(torch.softmax(scores, -1), values[0, head].t())
+            weights = torch.softmax(scores, -1)
+            for mass in view.masses:
+                mass.add(weights[:, :length].sum(0), head)
+            out[0, head, block] = linear(weights, values[0, head].t())
     return out

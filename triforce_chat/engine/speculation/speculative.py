@@ -36,6 +36,8 @@ from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
 from triforce_chat.errors import ModelError
 
+ROWS = 64  # of a verification of all sequences that run together
+
 
 @dataclass(slots=True)
 class Round:
@@ -222,7 +224,9 @@ class Speculative:
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
-        return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1), match)
+        # More rows of all sequences would take the attention over their common tokens another pass.
+        together = max(1, ROWS // self.model.sequences - 1)
+        return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1, together), match)
 
     def _match(self, seq: TokenBuffer) -> Match | None:
         """The match that lookup finds after the known tokens."""

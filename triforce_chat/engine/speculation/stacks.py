@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.retrieval import RetrievalCache
-from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
+from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
@@ -24,8 +25,7 @@ from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stack_specs import MAX_GAMMA
 from triforce_chat.errors import UsageError
 
-POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey}
-
+POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey, "attention": AttentionMass}
 
 MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
 STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values from host memory
@@ -147,7 +147,7 @@ class Builder:
         """Whether every verification streams keys and values from host memory."""
         return self.full.storage.streams
 
-    def middle(self, cache: RetrievalCache, drafts: bool = True) -> Speculative:
+    def middle(self, cache: RetrievalCache | InPlaceCache, drafts: bool = True) -> Speculative:
         """The target over a small cache."""
         gamma = self.options.draft_gamma
         lengths = sizes(1, MOST_DRAFT_GAMMA) if gamma is None else []
@@ -174,8 +174,9 @@ class Builder:
         self.options = replace(self.options, middle="int8" if int8 else "full")
         return self.target.quantized if int8 else self.target
 
-    def retrieval(self) -> RetrievalCache:
-        return self.small(POLICIES[self.options.policy]())
+    def retrieval(self) -> RetrievalCache | InPlaceCache:
+        policy = self.options.policy
+        return retrieval_cache(self.target, self.full, self.budget, policy, self.emit, self.buffer)
 
     def streaming(self) -> RetrievalCache:
         return self.small(Recent())
@@ -187,4 +188,22 @@ class Builder:
     def budget(self) -> Budget:
         own = self.options.budget
         planned = self.options.gamma is None  # otherwise nothing may depend on how much memory is free
-        return replace(own, stride=min(own.stride, STREAMED_STRIDE)) if self.streamed and planned else own
+        # What is chosen is copied while its layer is on the device for the verification: nothing more crosses the bus.
+        stride = 1 if self.options.policy == "attention" else STREAMED_STRIDE
+        return replace(own, stride=min(own.stride, stride)) if self.streamed and planned else own
+
+
+def retrieval_cache(
+    target: Runner,
+    full: FullCache,
+    budget: Budget,
+    policy: str,
+    emit: Callable[[Event], None],
+    buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
+) -> RetrievalCache | InPlaceCache:
+    """Of a policy; attention selects in place where forwards run layer by layer over keys that lie together."""
+    slot = full.storage.slot(0)
+    together = slot is not None and slot.prefix is None
+    if policy == "attention" and together and target.device.type == "cpu" and not target.captures:
+        return InPlaceCache(full, budget, emit)
+    return RetrievalCache(full, budget, POLICIES[policy](), emit, buffer)

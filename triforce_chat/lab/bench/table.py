@@ -10,6 +10,7 @@ from rich.table import Table
 from triforce_chat.lab.bench.row import Row
 
 if TYPE_CHECKING:
+    from triforce_chat.lab.bench.batch import Batched
     from triforce_chat.lab.bench.profile import Profile
     from triforce_chat.lab.bench.together import Together
 
@@ -31,6 +32,9 @@ COLUMNS = (
 TOGETHER_COLUMNS = (
     *("context", "contender", "T", "answers", "one, s", "all, s", "spread", "all/one"),
     *("ms/token", "tokens/round", "fresh"),
+)
+BATCH_COLUMNS = (
+    *("batch", "contender", "T", "tokens", "s", "spread", "ms/token", "tokens/round", "fresh", "speed-up"),
 )
 EQUAL = "equal"  # tokens of a peer's answers before the first that differs from ours
 
@@ -71,6 +75,21 @@ def together_table(rows: Sequence[Together]) -> Table:
             *(f"{row.one_s:.2f}", f"{row.together_s:.2f}", f"{low:.2f}-{high:.2f}", f"{row.times_one:.2f}"),
             *(f"{row.ms_per_token:.1f}", f"{row.tokens_per_round:.2f}"),
             "" if row.fresh is None else f"{row.fresh:.2f}",
+        )
+    return made
+
+
+def batch_table(rows: Sequence[Batched]) -> Table:
+    """One line per batch and contender for different texts at once."""
+    made = lined(BATCH_COLUMNS)
+    for row in rows:
+        low, high = row.spread_s
+        made.add_row(
+            *(f"{row.sequences} x {row.context:,}", row.contender, f"{row.temperature:g}", f"{row.tokens:,}"),
+            *(f"{row.seconds:.2f}", f"{low:.2f}-{high:.2f}", f"{row.ms_per_token:.1f}"),
+            f"{row.tokens_per_round:.2f}",
+            "" if row.fresh is None else f"{row.fresh:.2f}",
+            "" if row.speedup is None else f"{row.speedup:.2f}",
         )
     return made
 

@@ -14,6 +14,7 @@ from triforce_chat.engine.events import Event
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.together import answer_together
+from triforce_chat.errors import TriforceError
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.row import fresh
 from triforce_chat.lab.machine import finish
@@ -114,6 +115,8 @@ def _timed(engine: EngineProtocol, requests: Sequence[Request], width: int) -> t
     finish(engine.target.device)
     tallies, started = [Tally() for _ in requests], time.perf_counter()
     for number, event in answer_together(engine, requests, _answer, width):
+        if isinstance(event, TriforceError):
+            raise event
         if number is not None and event is not None:
             tallies[number].add(event)
     finish(engine.target.device)

@@ -22,11 +22,15 @@ from triforce_chat.lab.evaluation.corpus import joined
 from triforce_chat.lab.evaluation.perplexity import NEAR, bands, losses, windows
 from triforce_chat.lab.evaluation.places import prompts
 from triforce_chat.lab.evaluation.questions import QUESTIONS
+from triforce_chat.lab.evaluation.sparsity import ORACLES, decay_rows, layer_rows, measure, pieces
+from triforce_chat.lab.evaluation.sparsity import Plan as SparsityPlan
 from triforce_chat.lab.evaluation.tables import (
     acceptance_table,
     band_table,
     comprehension_table,
+    decay_tables,
     fact_tables,
+    layer_tables,
     reply_table,
     window_table,
 )
@@ -121,6 +125,32 @@ def acceptance(
     meanings = [f"{name.replace('_', ' ')}: {meaning}" for name, meaning in MEASURES.items()]
     tables = [acceptance_table(each) for each in (every, *by.values())]
     return Findings(record, [*tables, "\n".join([*meanings, *notes])])
+
+
+def sparsity(
+    loaded: LoadedModel,
+    texts: Sequence[Document],
+    contexts: Sequence[int],
+    places: int,
+    plan: SparsityPlan,
+    watch: Watch,
+) -> Findings:
+    """How much of the attention small selections hold, at several places of the documents."""
+    corpus = joined(ChatFormat(loaded.tokenizer), texts, sys.maxsize)
+    asked = list(pieces(corpus.ids, contexts, places, plan.after))
+    runner = Runner(loaded.model)
+    found = [measure(runner, ids, context, place, plan) for context, place, ids in watch(asked, "places")]
+    layers, decay = layer_rows(found, plan), decay_rows(found, plan)
+    record = {
+        "plan": asdict(plan),
+        "places": places,
+        "documents": [asdict(part) for part in corpus.parts],
+        "policies": {name: ORACLES.get(name, "") for name in plan.names},
+        "layers": layers,
+        "decay": decay,
+    }
+    shown = [*layer_tables(layers), *decay_tables(decay)]
+    return Findings(record, [*shown, "\n".join(f"{name}: {meaning}" for name, meaning in ORACLES.items())])
 
 
 def remark(context: int, budget: int) -> str | None:

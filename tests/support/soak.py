@@ -1,0 +1,178 @@
+"""Clients of a server for a while, with answers of random lengths and disconnects, and what they saw.
+
+    python -m support.soak --seconds 600 -- triforce-chat serve book.txt --parallel 8
+
+starts the server (from the folder ``tests``), asks with 8 clients, then with one, and prints a JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+
+QUESTIONS = ("Who?", "Where does it take place?", "What happens first?", "Why?", "How does it end?", "When?")
+LEAVES = 0.15  # share of the requests whose client disconnects before the end
+
+
+@dataclass(slots=True)
+class Seen:
+    """What clients saw."""
+
+    first_s: list[float] = field(default_factory=list)  # to the first token
+    texts: dict[tuple[str, int], str] = field(default_factory=dict)  # by question and length
+    tokens: int = 0
+    left: int = 0
+    errors: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)  # questions with two different answers
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def report(self, seconds: float) -> dict[str, Any]:
+        ordered = sorted(self.first_s)
+        return {
+            "answers": len(ordered),
+            "left": self.left,
+            "errors": self.errors[:5],
+            "differing": self.differing[:5],
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens / seconds,
+            "first_token_s": {
+                "p50": statistics.median(ordered) if ordered else None,
+                "p95": ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
+            },
+        }
+
+
+def run(url: str, clients: int, seconds: float, longest: int, seed: int = 0, leaves: float = LEAVES) -> Seen:
+    """Let ``clients`` ask one question after the other for so many seconds."""
+    seen, end = Seen(), time.monotonic() + seconds
+    with ThreadPoolExecutor(clients) as pool:
+        begun = [pool.submit(client, url, seen, end, longest, seed + n, leaves) for n in range(clients)]
+        for each in begun:
+            each.result()
+    return seen
+
+
+def client(url: str, seen: Seen, end: float, longest: int, seed: int, leaves: float) -> None:
+    """Ask, read the answers, and sometimes leave in the middle."""
+    drawn = random.Random(seed)
+    plain = openai.DefaultHttpxClient(trust_env=False, verify=False)
+    with openai.OpenAI(
+        base_url=url, api_key="any", max_retries=0, timeout=600.0, http_client=plain
+    ) as asking:
+        while time.monotonic() < end:
+            question, most = drawn.choice(QUESTIONS), max(2, longest // 2 ** drawn.randrange(4))
+            stay = most if drawn.random() >= leaves else drawn.randrange(most)
+            try:
+                ask(asking, seen, question, most, stay)
+            except openai.OpenAIError as error:
+                with seen.lock:
+                    seen.errors.append(repr(error))
+
+
+def ask(asking: openai.OpenAI, seen: Seen, question: str, most: int, stay: int) -> None:
+    """One streamed answer, of which at most ``stay`` pieces are read."""
+    began, pieces, tokens = time.monotonic(), list[str](), 0
+    stream = asking.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": question}],
+        max_tokens=most,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"sources": False},
+    )
+    with stream:
+        for chunk in stream:
+            tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+            text = chunk.choices[0].delta.content if chunk.choices else None
+            if text and not pieces:
+                with seen.lock:
+                    seen.first_s.append(time.monotonic() - began)
+            pieces += [text] if text else []
+            if len(pieces) > stay:
+                break
+    note(seen, (question, most), "".join(pieces), tokens)
+
+
+def note(seen: Seen, asked: tuple[str, int], text: str, tokens: int) -> None:
+    """Count an answer; one of unknown length was left."""
+    with seen.lock:
+        if not tokens:
+            seen.left += 1
+        else:
+            seen.tokens += tokens
+            if seen.texts.setdefault(asked, text) != text:
+                seen.differing.append(f"{asked[0]} ({asked[1]})")
+
+
+@contextmanager
+def server(command: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """A server as a process: (its address, process id)."""
+    process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found, "the server did not start"
+        yield found[0], process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def resident(pid: int) -> int:
+    """Bytes of main memory that a process holds."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+)", status)
+    return 1024 * int(found[1]) if found else 0
+
+
+def soak(command: Sequence[str], clients: int, seconds: float, longest: int) -> dict[str, Any]:
+    """Many clients for ``seconds``, then one alone for a quarter of it, and whether it got the same answers."""
+    with server(command) as (url, pid):
+        run(url, clients, seconds / 20, longest)  # warms up
+        before = resident(pid)
+        many = run(url, clients, seconds, longest)
+        after = resident(pid)
+        alone = run(url, 1, seconds / 4, longest, leaves=0)
+    both = many.texts.keys() & alone.texts.keys()
+    differing = [f"{asked[0]} ({asked[1]})" for asked in both if many.texts[asked] != alone.texts[asked]]
+    reports = many.report(seconds), alone.report(seconds / 4)
+    return {
+        "clients": clients,
+        "together": reports[0],
+        "alone": reports[1],
+        "times_alone": reports[0]["tokens_per_s"] / max(1e-9, reports[1]["tokens_per_s"]),
+        "compared": len(both),
+        "differing": differing,
+        "resident_bytes": [before, after],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--longest", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("command", nargs="+")
+    chosen = parser.parse_args()
+    print(json.dumps(soak(chosen.command, chosen.clients, chosen.seconds, chosen.longest)))
+
+
+if __name__ == "__main__":
+    main()

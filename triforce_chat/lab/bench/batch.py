@@ -1,0 +1,137 @@
+"""Different texts at once: a stack beside plain decoding of the same batch, from the same prefilled caches."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from triforce_chat.chat.events import Tally
+from triforce_chat.engine.engine import PLAIN, Engine, Request, gathered_options
+from triforce_chat.engine.events import Event
+from triforce_chat.engine.gathered import Ended, Gathered
+from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.engine.together import Place, Places
+from triforce_chat.errors import UsageError
+from triforce_chat.lab.bench.cases import Case
+from triforce_chat.lab.bench.row import fresh
+from triforce_chat.lab.machine import finish
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.settings.engine_options import sampling_of, stack_for
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """One stack on one batch; seconds from the first decoded token to the last, all prompts being in the caches."""
+
+    contender: str
+    sequences: int
+    context: int  # tokens of each prompt
+    temperature: float
+    tokens: int  # of all answers
+    seconds: float  # the median of several runs
+    spread_s: tuple[float, float]  # of these runs
+    ms_per_token: float  # of all answers at once
+    tokens_per_round: float  # of each sequence
+    fresh: float | None  # share of the answers' runs of four tokens that had not come before in them
+    speedup: float | None = None  # over plain decoding of the same batch at this temperature and length
+
+
+def measure_batch(
+    engine: EngineProtocol,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    cases: Sequence[Case],
+    repeats: int,
+    warmup: int,
+    past_end: bool,
+) -> Iterator[Batched]:
+    """Every case on all prompts at once, after plain decoding with the same temperature and length.
+
+    Raises UsageError if the engine runs one sequence at a time.
+    """
+    origin = engine.forkable
+    if origin is None:
+        raise UsageError(
+            "--batch needs an engine that runs several sequences at once, which this one does not"
+        )
+    most = max(case.settings.max_tokens for case in cases)
+    requests = [Request(prompt, most, past_end=past_end) for prompt in prompts]
+    gathered: Gathered[Event] = Gathered()
+    places = Places(origin, 0, requests, len(requests))
+    rooms = [places.take(number) for number in range(len(requests))]
+    engines = [origin.fork(0, places.context, gathered, room) for room in rooms]
+    for each, request in zip(engines, requests, strict=True):
+        for _ in each.prefill(request.prompt[:-1]):
+            pass
+    measured = partial(_measured, gathered, engines, rooms, loaded, requests, repeats, warmup)
+    plain: dict[tuple[float | None, int], Batched] = {}
+    for case in cases:
+        if case.footing not in plain:
+            alike = replace(case, settings=replace(case.settings, stack=PLAIN.name), varied={})
+            plain[case.footing] = measured(alike)
+            yield replace(plain[case.footing], speedup=1.0)
+        if not case.plain:
+            made = measured(case)
+            # By milliseconds per token, as sampled answers may end early.
+            yield replace(made, speedup=plain[case.footing].ms_per_token / made.ms_per_token)
+
+
+def _measured(
+    gathered: Gathered[Event],
+    engines: Sequence[Engine],
+    rooms: Sequence[Place],
+    loaded: LoadedModel,
+    requests: Sequence[Request],
+    repeats: int,
+    warmup: int,
+    case: Case,
+) -> Batched:
+    sampling = sampling_of(case.settings, loaded)
+    stack = gathered_options(stack_for(case.settings, loaded))
+    for room, engine in zip(rooms, engines, strict=True):
+        room.begin("")  # in place of the last stack's caches
+        engine.restack(stack)
+    asked = [replace(request, sampling=sampling) for request in requests]
+    if warmup:
+        _timed(gathered, engines, [replace(each, max_tokens=warmup) for each in asked])
+    wanted = [replace(each, max_tokens=case.settings.max_tokens) for each in asked]
+    runs = [_timed(gathered, engines, wanted) for _ in range(repeats)]
+    seconds, tallies = [spent for spent, _ in runs], runs[-1][1]
+    tokens, median = sum(len(each.token_ids) for each in tallies), statistics.median(seconds)
+    return Batched(
+        contender=case.name,
+        sequences=len(requests),
+        context=len(requests[0].prompt),
+        temperature=sampling.temperature,
+        tokens=tokens,
+        seconds=median,
+        spread_s=(min(seconds), max(seconds)),
+        ms_per_token=1000 * median / max(1, tokens),
+        tokens_per_round=tokens / max(1, sum(each.rounds for each in tallies)),
+        fresh=fresh([each.token_ids for each in tallies]),
+    )
+
+
+def _timed(
+    gathered: Gathered[Event], engines: Sequence[Engine], requests: Sequence[Request]
+) -> tuple[float, list[Tally]]:
+    """Seconds of decoding, and what was answered; the prompts are in the caches."""
+    tallies, device = [Tally() for _ in requests], engines[0].target.device
+    finish(device)
+    started = time.perf_counter()
+    for number, (engine, request) in enumerate(zip(engines, requests, strict=True)):
+        gathered.add(number, partial(engine.answer, request))
+    try:
+        while gathered.members:
+            for number, made in gathered.step():
+                if not isinstance(made, Ended):
+                    tallies[number].add(made)
+                elif made.error:
+                    raise made.error
+    finally:
+        gathered.close()
+    finish(device)
+    return time.perf_counter() - started, tallies

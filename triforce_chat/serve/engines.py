@@ -1,0 +1,187 @@
+"""Lends engines to requests: one to all of them in turn, or one to each of several that are answered at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Protocol
+
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.engine import SLACK, Engine, gathered_options
+from triforce_chat.engine.gathered import Gathered
+from triforce_chat.engine.prefix_cache import piece_of
+from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.together import Place
+from triforce_chat.errors import OutOfMemory
+from triforce_chat.models.failures import convert_out_of_memory
+from triforce_chat.models.memory import free_bytes
+from triforce_chat.serve.api_error import ApiError
+from triforce_chat.settings.sizes import readable
+
+BLOCK = 512  # tokens that are compared at once
+LEAST_ROOM = 256  # tokens after the documents, for a question and a short answer
+SHARE = 0.5  # of a GPU's free memory for what follows the documents; the rest is for small caches and graphs
+
+
+class Lender(Protocol):
+    """Lends an engine for one answer; ``gathered`` runs up to ``width`` answers at once."""
+
+    width: int
+    gathered: Gathered[Any]
+
+    def lent(
+        self, history: Sequence[int], most: int, stack: StackOptions
+    ) -> AbstractContextManager[EngineProtocol]:
+        """An engine with this stack for a prompt and ``most`` tokens of prompt and answer. Raises ApiError."""
+        ...
+
+
+class SingleEngine:
+    """Lends one engine; whoever borrows it must return it before the next."""
+
+    width = 1
+
+    def __init__(self, engine: EngineProtocol) -> None:
+        self.engine, self.gathered = engine, Gathered[Any]()
+
+    @contextmanager
+    def lent(
+        self,
+        history: Sequence[int],  # noqa: ARG002
+        most: int,  # noqa: ARG002
+        stack: StackOptions,
+    ) -> Iterator[EngineProtocol]:
+        if stack != self.engine.options:
+            self.engine.restack(stack)
+        yield self.engine
+
+
+class OwnRoom:
+    """Keys and values of an engine that shares nothing with others."""
+
+    def storage(self, shape: Shape, capacity: int) -> KVStorage:
+        return KVBuffer(shape, capacity)
+
+    def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
+        return KVBuffer(shape, capacity)
+
+    def begin(self, stack: str) -> None:
+        """Nothing to do: every stack makes its own buffers."""
+
+
+@dataclass(eq=False)
+class Seat:
+    """An engine of a sequence. It keeps what it read for a later request that continues the same conversation."""
+
+    engine: Engine
+    room: Place | OwnRoom
+    shared: bool  # whether it lies beside others, after the documents in the cache of the first engine
+    held: int = 0  # tokens for which it has taken memory
+    busy: bool = False
+    lent: int = 0  # the number of the last loan
+
+
+class ForkedEngines:
+    """Lends up to ``width`` engines at a time, forked from one that has read the documents and keeps them for all.
+
+    A prompt that does not begin with them, as another system text comes before, is read and kept by an engine by
+    itself. Raises OutOfMemory.
+    """
+
+    def __init__(self, origin: Engine, width: int) -> None:
+        self.origin, self.width, self.gathered = origin, width, Gathered[Any]()
+        self.shared = origin.prefix.complete
+        self.prefix, self.seats, self._loans = origin.cached[: self.shared], list[Seat](), count(1)
+        room = room_for(origin, self.shared, width)
+        # Of an engine that shares the documents.
+        self.context = min(origin.context, self.shared + room - SLACK)
+        with convert_out_of_memory():  # now, not at the first request
+            origin.pool("full", origin.full.shape, width, self.context + SLACK - self.shared)
+
+    @contextmanager
+    def lent(self, history: Sequence[int], most: int, stack: StackOptions) -> Iterator[EngineProtocol]:
+        seat = self._seat(history, most)
+        seat.busy, seat.lent = True, next(self._loans)
+        try:
+            wanted = gathered_options(stack)
+            if wanted != seat.engine.options:
+                seat.room.begin(wanted.name)
+                seat.engine.restack(wanted)
+            yield seat.engine
+        finally:
+            seat.busy = False
+
+    def _seat(self, history: Sequence[int], most: int) -> Seat:
+        """The idle one that has read most of this prompt, a new one, or the one that was idle for longest."""
+        shares = most <= self.context and list(history[: self.shared]) == self.prefix
+        alike = [seat for seat in self.seats if seat.shared == shares]
+        idle = sorted((seat for seat in alike if not seat.busy), key=lambda seat: seat.lent)
+        start = self.shared if shares else 0
+        known = {seat: common(seat.engine.cached, history) - start for seat in idle}
+        seat = max(idle, key=known.__getitem__, default=None)
+        if seat is None or 2 * known[seat] < len(history) - start:
+            seat = self._new(shares, len(alike)) if len(alike) < self.width else idle[0]
+        self._require(seat, most - start)
+        if seat not in self.seats:
+            self.seats.append(seat)
+        return seat
+
+    def _new(self, shares: bool, place: int) -> Seat:
+        if not shares and self.origin.target.device.type == "cuda":  # which takes all of it at once
+            self._check(self.origin.context)
+        room = Place(self.origin, self.shared, self.width, place) if shares else OwnRoom()
+        room.begin(self.origin.forked_options.name)
+        shared, context = (self.shared, self.context) if shares else (0, self.origin.context)
+        with convert_out_of_memory():
+            engine = self.origin.fork(shared, context, self.gathered, room)
+        engine.prefix.piece = piece_of(engine.target, context)  # so that nobody waits long for a prompt
+        return Seat(engine, room, shares)
+
+    def _require(self, seat: Seat, tokens: int) -> None:
+        """Count ``tokens`` as held by a seat, for which main memory is only taken once they are written."""
+        if tokens > seat.held and self.origin.target.device.type == "cpu":
+            self._check(tokens - seat.held)
+        seat.held = max(seat.held, tokens)
+
+    def _check(self, tokens: int) -> None:
+        """Raises ApiError if so many more tokens do not fit into the memory."""
+        needed = tokens * self.origin.full.shape.bytes_per_token
+        free = free_bytes(self.origin.target.device)
+        if free is None or needed <= free:
+            return
+        running = sum(seat.busy for seat in self.seats)
+        raise ApiError(
+            503,
+            f"no memory for another answer at once: {tokens:,} tokens of keys and values take {readable(needed)}, "
+            f"{readable(free)} are free; answers in progress: {running:,}; try again later",
+            OutOfMemory.code,
+            None,
+            {"Retry-After": "1"},
+        )
+
+
+def room_for(origin: Engine, shared: int, width: int) -> int:
+    """Tokens after the documents that each of ``width`` sequences has room for. Raises OutOfMemory.
+
+    Main memory is taken as it is written, so there it is what the context has left.
+    """
+    most, device = origin.context + SLACK - shared, origin.target.device
+    free = free_bytes(device) if device.type == "cuda" else None
+    room = most if free is None else min(most, int(SHARE * free / width) // origin.full.shape.bytes_per_token)
+    if room < min(most, LEAST_ROOM + SLACK):
+        raise OutOfMemory(
+            f"no memory for {width} answers at once: each needs room for {LEAST_ROOM} tokens after the documents, and "
+            f"there is room for {max(0, room - SLACK):,}; choose a smaller --parallel or --context"
+        )
+    return room
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    shorter, at = min(len(first), len(second)), 0
+    while at + BLOCK <= shorter and first[at : at + BLOCK] == second[at : at + BLOCK]:
+        at += BLOCK
+    return next((i for i in range(at, shorter) if first[i] != second[i]), shorter)
