@@ -36,6 +36,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values
     "web_search_options": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
+    # What SGLang's router adds to every request.
+    "no_stop_trim": (False,),
+    "ignore_eos": (False,),
+    "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "return_hidden_states": (False,),
 }
 IGNORED = frozenset(  # addressed to the provider, without effect on the answer
     {
