@@ -16,7 +16,8 @@ class AfterThought:
 
     def __init__(self, inner: Constraint, thinking: Thinking, ends: Collection[int]) -> None:
         """``ends``: tokens that end an answer, which none may do before it has begun."""
-        self._inner, self._thinking, self._ends = inner, thinking, sorted(ends)
+        self._inner, self._thinking = inner, thinking
+        self._ends = [number for number in ends if number >= 0]
         self._open, self._over = thinking.opened, False
 
     def allowed(self, drafted: Sequence[int], vocabulary: int) -> Tensor:
@@ -34,6 +35,9 @@ class AfterThought:
             after = drafted.index(self._thinking.end) + 1
             rows[after:] = self._inner.allowed(drafted[after:], vocabulary)
         return rows
+
+    def forced(self, most: int) -> Sequence[int]:
+        return self._inner.forced(most) if self._over else []
 
     def advance(self, ids: Sequence[int]) -> None:
         for at, token in enumerate(ids):

@@ -69,3 +69,19 @@ def test_lookup() -> None:
     target = toy(1, 4)
     found = distribution_of(two_levels(target, Echo(4), 2), WARPS["plain"], 3, may=no_repetition)
     assert variation(found, exact_distribution(target, WARPS["plain"], 3, may=no_repetition)) <= EXACT
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("warp", WARPS)
+def test_drafts_that_the_form_prescribes(warp: str, rule: Callable[[Context], list[bool]]) -> None:
+    target, draft = toy(1, 4), toy(2, 4)
+    found = distribution_of(two_levels(target, draft, 2), WARPS[warp], 3, may=rule, guesses=2)
+    assert variation(found, exact_distribution(target, WARPS[warp], 3, may=rule)) <= EXACT
+
+
+def test_prescribed_drafts_teach_a_drafter_nothing() -> None:
+    stack = two_levels(toy(1, 4), toy(2, 4), 2)
+    assert stack.top.planner.arms
+    before = [arm.curve.chances(2) for arm in stack.top.planner.arms]
+    distribution_of(stack, WARPS["plain"], 1, may=forced, guesses=1)
+    assert [arm.curve.chances(2) for arm in stack.top.planner.arms] == before
