@@ -59,6 +59,15 @@ for step in "$@"; do
         --prompts 1 --profile --trace "$out/offload-trace.json" ;; # 120 s
     card) big card --device-memory 24GB --contexts $longer --stacks $pair --temperatures 0,0.6 --prompts 1 \
         --plain-tokens 8 ;; # 170 s
+    four-bits) for shape in llama-3.1-8b llama-2-7b; do
+        bench "four-bits-$shape" --repetition-penalty 1 --inflate $shape --dtype stored --device-memory 24GB \
+            --contexts 4096,131000 --stacks $pair --temperatures 0,0.6 --prompts 1 --plain-tokens 64
+    done ;; # 200 s
+    bf16) bench "bf16-4096" --repetition-penalty 1 --inflate llama-3.1-8b --contexts 4096 --stacks $pair \
+        --temperatures 0 --prompts 1 --plain-tokens 64 ;; # 40 s
+    together) for count in 8 32; do
+        big "together-$count" --contexts $long --shared $count --stacks autoregressive,auto --temperatures 0
+    done ;; # 150 s
     parallel) big parallel --tp 2 --contexts $long --stacks $pair --temperatures 0,0.6 --prompts 1 \
         --plain-tokens 64 ;; # two GPUs, 75 s
     parallel-four) big parallel-four --tp 4 --contexts $long --stacks $pair --temperatures 0,0.6 --prompts 1 \

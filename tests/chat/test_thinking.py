@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,12 @@ def test_a_turn_whose_figures_are_lost_is_split_by_its_markers(folder: Path) -> 
     assert f"assistant\n{ANSWER}<|im_end|>" in next_prompt(session)
 
 
-SCHEMA = {"type": "object", "properties": {"at": {"enum": ["sea", "land"]}}, "required": ["at"]}
-SCHEMA["additionalProperties"] = False
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"at": {"enum": ["sea", "land"]}},
+    "required": ["at"],
+    "additionalProperties": False,
+}
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -205,12 +210,15 @@ class Digits:
     def __init__(self) -> None:
         self.told: list[int] = []
 
-    def allowed(self, drafted: list[int], vocabulary: int) -> torch.Tensor:
+    def forced(self, most: int) -> Sequence[int]:
+        return [7] * most
+
+    def allowed(self, drafted: Sequence[int], vocabulary: int) -> torch.Tensor:
         rows = torch.zeros(len(drafted) + 1, vocabulary, dtype=torch.bool)
         rows[:, 7] = True
         return rows
 
-    def advance(self, ids: list[int]) -> None:
+    def advance(self, ids: Sequence[int]) -> None:
         self.told += ids
 
 
@@ -226,7 +234,9 @@ def test_the_constraint_begins_after_the_thought(opened: bool) -> None:
     assert [row.nonzero()[:, 0].tolist() for row in rows] == (free if opened else [[3, 7], *free])
     after.advance(drafted[:-2])
     assert after.allowed([5], 9).nonzero().shape[0] == 16  # still in the thought
+    assert after.forced(2) == []
     after.advance([4, 7])
+    assert after.forced(2) == [7, 7]
     assert inner.told == [7]
     assert after.allowed([], 9).nonzero()[:, 1].tolist() == [7]
 

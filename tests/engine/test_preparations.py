@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import buffer_of
 from support.emulated_graphs import captured_pair, emulate
 from support.labs import SMALL_BUDGET, random_model, spell
 
@@ -79,8 +80,7 @@ def law(stack: str) -> Sampling:
 
 def kv(engine: Engine, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the first n tokens."""
-    buffer = engine.full.storage.buffer
-    assert buffer
+    buffer = buffer_of(engine.full)
     return buffer.keys[:, :, :n].clone(), buffer.values[:, :, :n].clone()
 
 
@@ -192,12 +192,10 @@ def test_preparations_touch_no_length_and_draw_nothing(pair: Any) -> None:
 def test_a_full_context_has_no_room_for_preparations(pair: Any) -> None:
     engine = Engine(pair[0], 60, TextCodec(spell), pair[1], StackOptions("auto", budget=SMALL_BUDGET))
     engine.executor = GraphExecutor()
-    buffer = engine.full.storage.buffer
-    assert buffer
-    buffer.capacity = 60
+    buffer_of(engine.full).capacity = 60
     read(engine, PROMPT[:58], None)
     engine.prepare(Request([*engine.cached, 5], 1))
-    sizes = engine.target.graphs.made[buffer]
+    sizes = engine.target.graphs.made[buffer_of(engine.full)]
     assert max(sizes) <= 2
 
 

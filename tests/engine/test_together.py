@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Generator
 from contextlib import closing
 from functools import partial
@@ -11,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from greenlet import getcurrent
-from support.labs import SMALL_BUDGET, Lab, perturbed, random_model, spell
+from support import emulated_graphs
+from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine import prefix_cache, together
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
@@ -39,14 +40,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine_of(lab: Lab, stack: str = "triforce", **options: Any) -> Engine:
     made = StackOptions(name=stack, budget=SMALL_BUDGET, **options)
     return Engine(lab.target, 700, TextCodec(spell), lab.draft, made)
-
-
-def engine_on_gpu(stack: str) -> Engine:
-    torch.manual_seed(11)
-    model = random_model()
-    runners = [Runner(copy.deepcopy(each).to("cuda")) for each in (model, perturbed(model, 0.02))]
-    options = StackOptions(name=stack, budget=SMALL_BUDGET)
-    return Engine(runners[0], 700, TextCodec(spell), runners[1], options)
 
 
 def questions(count: int, sampling: Sampling | None = None) -> list[Request]:
@@ -89,12 +82,57 @@ def test_greedy_answers_are_those_of_each_question_alone(lab: Lab, stack: str, w
     assert answers(engine_of(lab, stack), requests, width) == alone
 
 
-@pytest.mark.gpu
-def test_answers_on_a_gpu_come_one_after_the_other() -> None:
-    requests = questions(3)
-    alone = [tokens_of(engine_on_gpu("triforce"), request) for request in requests]
-    assert engine_on_gpu("triforce").forkable is None
-    assert answers(engine_on_gpu("triforce"), requests, 3) == alone
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
+    """A target and a draft whose forwards are captured; without a GPU each graph is computed anew."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        emulated_graphs.emulate(monkeypatch)
+    return emulated_graphs.captured_pair(device, monkeypatch)
+
+
+def engine_with_graphs(captured: tuple[Runner, Runner], stack: str, **options: Any) -> Engine:
+    made = StackOptions(name=stack, budget=SMALL_BUDGET, **options)
+    return Engine(captured[0], 700, TextCodec(spell), captured[1], made)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_graphs_of_several_sequences_say_what_each_says_alone(
+    captured: tuple[Runner, Runner], stack: str
+) -> None:
+    requests = questions(4)
+    alone = [tokens_of(engine_with_graphs(captured, stack), request) for request in requests]
+    engine = engine_with_graphs(captured, stack)
+    assert engine.forkable is engine
+    assert answers(engine, requests, 3) == alone
+    assert len(captured[0].of_sequences.made) >= 1
+
+
+@pytest.mark.parametrize("stack", ["retrieval", "triforce"])
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_a_cache_of_all_tokens_proposes_is_accepted(
+    captured: tuple[Runner, Runner], stack: str, alike: bool
+) -> None:
+    """The middle level sees all that the target sees, so a token at a wrong place would show."""
+    everything = StackOptions(name=stack, budget=Budget(tokens=640), gamma=4, draft_gamma=2)
+    engine = Engine(captured[0], 700, TextCodec(spell), captured[1], everything)
+    requests = questions(4) if alike else [Request([5 + i, *range(1, 26 + 7 * i)], 50) for i in range(4)]
+    drafted: list[tuple[int, int]] = []
+    for _, event in answer_together(engine, requests, answered, 3):
+        if isinstance(event, Verified) and event.level == "target":
+            drafted.append((event.proposed, event.accepted))
+    assert len(drafted) > 20
+    assert all(accepted == count for count, accepted in drafted)
+    assert sum(count for count, _ in drafted) > 2 * len(drafted)
+
+
+@pytest.mark.parametrize("stack", ["triforce", "naive", "autoregressive"])
+def test_graphs_of_sequences_without_a_common_document(captured: tuple[Runner, Runner], stack: str) -> None:
+    requests = [Request([7, 3 + i, 11, *range(1, 40 - 9 * i), *BOOK[: 90 * i]], 40) for i in range(3)]
+    alone = [tokens_of(engine_with_graphs(captured, stack), request) for request in requests]
+    engine = engine_with_graphs(captured, stack)
+    assert shared_prefix(engine, requests) == 0
+    assert answers(engine, requests, 3) == alone
 
 
 @pytest.mark.parametrize("stack", ["triforce", "naive", "lookup", "autoregressive"])

@@ -21,9 +21,9 @@ STACKS = ("triforce", "retrieval", "streaming", "naive", "lookup", "autoregressi
 
 def buffer_of(cache: FullCache) -> KVBuffer:
     """The tensors of a cache that is on the device as a whole."""
-    buffer = cache.storage.buffer
-    assert buffer is not None
-    return buffer
+    slot = cache.storage.slot(0)
+    assert slot is not None
+    return slot.storage
 
 
 def levels(level: Any) -> Iterator[Any]:

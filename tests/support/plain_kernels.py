@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -31,12 +33,17 @@ def rotate_and_store(
     keys: Tensor,
     values: Tensor,
     at: Tensor,
+    places: Tensor | None = None,
 ) -> None:
     angles = (positions[:, None].float() * frequencies).repeat(1, 2)
     cos, sin = ((turn(angles) * factor).to(q.dtype) for turn in (torch.cos, torch.sin))
     turned_q, turned_k = apply_rotary_pos_emb(q, k, cos, sin)
-    slots = slice(int(at), int(at) + len(q))
     q.copy_(turned_q)
+    if places is not None:
+        used = at >= 0
+        keys[places[used], :, at[used]], values[places[used], :, at[used]] = turned_k[used], v[used]
+        return
+    slots = slice(int(at), int(at) + len(q))
     keys[:, slots], values[:, slots] = turned_k.transpose(0, 1), v.transpose(0, 1)
 
 
@@ -46,6 +53,33 @@ def decode_attention(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale:
     width = rounded_up(end)
     view = KVView(keys[None, :, :width], values[None, :, :width], end)
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+
+def attend_together(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sequences: kernels.Sequences,
+    scale: float,
+    most: int,
+    prefix: kernels.Prefix | None = None,
+) -> Tensor:
+    out = torch.full_like(q, float("nan"))
+    starts = sequences.starts.tolist()
+    for i, (start, end) in enumerate(pairwise(starts)):
+        assert end - start <= sequences.most
+        if start == end:
+            continue
+        place, at = int(sequences.places[i]), int(sequences.at[i])
+        assert at + end - start <= most
+        parts = keys[place], values[place]
+        if prefix is not None:
+            length = int(prefix.length)
+            before = prefix.keys[:, :length], prefix.values[:, :length]
+            parts = torch.cat([before[0], parts[0]], 1), torch.cat([before[1], parts[1]], 1)
+            at += length
+        out[start:end] = decode_attention(q[start:end], *parts, torch.tensor(at), scale, 1 << 30)
+    return out
 
 
 def quantized_linear(
@@ -62,5 +96,12 @@ def quantized_linear(
 
 
 def replace(monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in (rms_norm, silu_mul, rotate_and_store, decode_attention, quantized_linear):
+    for function in (
+        rms_norm,
+        silu_mul,
+        rotate_and_store,
+        decode_attention,
+        attend_together,
+        quantized_linear,
+    ):
         monkeypatch.setattr(kernels, function.__name__, function)

@@ -131,8 +131,15 @@ class ToyModel:
     rows: list[Context] = field(default_factory=list)  # contexts of the last forward's rows
 
     @property
+    def places_on_device(self) -> bool:
+        return self.captures
+
+    @property
     def sequences(self) -> int:
         return 1
+
+    def before_waiting(self) -> None:
+        pass
 
     def logits(self, context: Context) -> Tensor:
         if self.reads is not None and len(context) > self.reads.base:

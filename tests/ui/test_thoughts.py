@@ -26,8 +26,13 @@ LINES = [f"Thought {number}." for number in range(1, 7)]
 
 def screen(detail: Detail) -> Screen:
     live = detail == "live"
-    colours = "standard" if live else None
-    out = Console(file=io.StringIO(), width=60, height=24, force_terminal=live, color_system=colours)
+    out = Console(
+        file=io.StringIO(),
+        width=60,
+        height=24,
+        force_terminal=live,
+        color_system="standard" if live else None,
+    )
     return Screen(out, Console(file=io.StringIO(), width=60), detail)
 
 

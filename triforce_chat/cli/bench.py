@@ -98,7 +98,10 @@ class BenchOptions:
     ] = None
     inflate: Annotated[
         str | None,
-        typer.Option(metavar="SHAPE", help="Same model, in the dimensions of llama-2-7b and others."),
+        typer.Option(
+            metavar="SHAPE",
+            help="Same model, in the dimensions of llama-2-7b and others; with --dtype stored in 4 bits.",
+        ),
     ] = None
     device_memory: Annotated[
         str | None,
@@ -163,6 +166,10 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     screen = screen_of(options)
     peer = peer_of(chosen, options)
     shape, cap = shape_and_cap(chosen)
+    if shape and options.settings.dtype == "stored":
+        from triforce_chat.loading.device import require_gpu
+
+        require_gpu(options.settings, "--dtype stored rounds an inflated model to 4 bits for a GPU's kernels")
     texts = read_all(documents, options, screen)
     if shape and options.model == AUTO:
         options = dataclasses.replace(options, model=INFLATED)
@@ -223,7 +230,7 @@ def plan_bench(chosen: BenchOptions, options: Options, shape: BigShape | None, c
     if cap:
         from triforce_chat.loading.device import require_gpu
 
-        require_gpu(settings)
+        require_gpu(settings, "--device-memory caps the memory used on a GPU")
     return Recipe(chosen, settings, lengths, every, shape, cap)
 
 

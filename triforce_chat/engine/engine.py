@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.attribution import attribute
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
 from triforce_chat.engine.detokenizer import AnswerText, TextCodec, Thinking
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.events import (
@@ -70,11 +71,24 @@ class Request:
         return [*self.prompt, *self.said]
 
 
+class Room(Protocol):
+    """Where an engine keeps keys and values."""
+
+    def storage(self, shape: Shape, capacity: int) -> KVStorage:
+        """Of the full cache, in tokens."""
+        ...
+
+    def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
+        """Of a stack's next small cache."""
+        ...
+
+
 class Engine:
     """Answers requests one at a time; a prefix that prompts share is computed once.
 
     ``context`` is the largest number of tokens of prompt and answer together; ``storage`` makes the KV storage of the
-    full cache for a shape and a capacity in tokens. ``calibrations`` keeps what planners have measured.
+    full cache for a shape and a capacity in tokens, ``buffer`` that of a stack's small caches. ``calibrations`` keeps
+    what planners have measured. ``executor`` is another engine's, where both take turns.
     """
 
     def __init__(
@@ -87,8 +101,12 @@ class Engine:
         prefix_store: PrefixStore | None = None,
         storage: Callable[[Shape, int], KVStorage] = KVBuffer,
         calibrations: CalibrationStore | None = None,
+        buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
+        executor: Executor | None = None,
     ) -> None:
         self.target, self.draft, self.context = target, draft, context
+        self.buffer, self.others = buffer, executor
+        self.pools: dict[str, KVPool] = {}  # of the sequences of forked engines, by their role
         self.calibrations = calibrations or NoCalibrations()
         self.eos_ids, self.decode = codec.eos_ids, codec.decode
         self.group = target.group
@@ -100,7 +118,7 @@ class Engine:
     def restack(self, options: StackOptions) -> None:
         """Replace the stack of levels, and their CUDA graphs with it; the full cache stays."""
         on_gpu = self.target.device.type == "cuda"
-        self.executor: Executor = GraphExecutor() if on_gpu else EagerExecutor()
+        self.executor: Executor = self.others or (GraphExecutor() if on_gpu else EagerExecutor())
         builder = self._builder(options)
         self.top = builder.build()
         self.calibrator = Calibrator(builder, self.top, self.calibrations)
@@ -114,12 +132,13 @@ class Engine:
     def forkable(self) -> Engine | None:
         """This engine, if ``fork`` can make others like it, whose forwards are worth running together.
 
-        Not on a GPU, as each captured graph belongs to the buffers of one sequence; nor where every forward
-        streams keys and values from host memory, which would have to come once for each; nor where a draft reads the
-        state of the target's latest forward.
+        Not where every forward streams keys and values from host memory, which would have to come once for each; nor
+        where a draft reads the state of the target's latest forward; nor on a GPU without graphs, or with several
+        ranks.
         """
-        alone = self.full.storage.streams or self.target.state is not None
-        return None if alone or self.target.device.type != "cpu" else self
+        alone = self.full.storage.streams or self.target.state is not None or self.group.size > 1
+        on_gpu = self.target.device.type == "cuda"
+        return None if alone or (on_gpu and not self.target.captures) else self
 
     @property
     def forked_options(self) -> StackOptions:
@@ -130,13 +149,21 @@ class Engine:
         """
         return PLAIN if self.options.name == StackOptions().name else self.options
 
-    def fork(
-        self, shared: int, context: int, gathering: Gathering, storage: Callable[[Shape, int], KVStorage]
-    ) -> Engine:
+    def pool(self, role: str, shape: Shape, sequences: int, capacity: int) -> KVPool:
+        """Room for several sequences; the same as before for as long as the sizes are the same."""
+        found = self.pools.get(role)
+        sizes = shape, sequences, capacity
+        if found is None or (found.shape, found.keys.shape[1], found.capacity) != sizes:
+            self.pools.pop(role, None)
+            found = None  # its memory must be free before the new one's is taken
+            found = self.pools[role] = KVPool(shape, sequences, capacity)
+        return found
+
+    def fork(self, shared: int, context: int, gathering: Gathering, place: Room) -> Engine:
         """An engine for another sequence whose prompt begins with the first ``shared`` tokens in the cache.
 
         Both read the same keys and values of those, so this engine must keep them for as long as the other is used.
-        ``context`` and ``storage``: of the new engine; the forwards of both models go through ``gathering``. What its
+        ``context`` and ``place``: of the new engine; the forwards of both models go through ``gathering``. What its
         planners learn is not kept, as their times are those of several sequences.
         """
         made = Engine(
@@ -145,8 +172,10 @@ class Engine:
             TextCodec(self.decode, self.eos_ids),
             self.draft and self.draft.gathered_by(gathering),
             self.forked_options,
-            storage=storage,
+            storage=place.storage,
             calibrations=ReadOnlyCalibrations(self.calibrations),
+            buffer=place.buffer,
+            executor=self.executor,
         )
         made.prefix.adopt(self.prefix, shared)
         return made
@@ -177,7 +206,9 @@ class Engine:
         return f"{key}-{digest}" if key and digest else ""
 
     def _builder(self, options: StackOptions) -> Builder:
-        return Builder(self.target, self.full, self.draft, options, self.pending.append, self.group)
+        return Builder(
+            self.target, self.full, self.draft, options, self.pending.append, self.group, self.buffer
+        )
 
     @property
     def cached(self) -> list[int]:

@@ -21,13 +21,14 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from triforce_chat.engine.cache.shared_prefix import SharedPrefix, SharedPrefixStorage
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.cuda_graph import LogitsAndStates
-from triforce_chat.engine.engine import SLACK, Engine, Request
+from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Prefilled
 from triforce_chat.engine.forward.runner import Feed, Runner
 from triforce_chat.engine.prefix_store import split_prompt
 from triforce_chat.engine.protocol import EngineProtocol
 
 Made = TypeVar("Made")
+GRAIN = 1024  # tokens by which the room of a sequence grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,15 @@ class Wanted:
         """
         shape = self.runner.shape
         size = shape.layers * shape.query_heads * shape.head_dim
-        return self.feed.cache.verifies, size, id(self.runner.model)
+        return self.feed.cache.verifies, size, self.runner.weights
 
 
 class Ended:
     """A sequence has ended."""
+
+
+class Paused:
+    """A sequence goes on when all others have come to a forward, or paused."""
 
 
 @dataclass(eq=False)
@@ -75,12 +80,17 @@ class Member(Generic[Made]):
             self.error = error
         return Ended
 
-    def resume(self) -> Made | Wanted | type[Ended]:
-        """What it yields next, the forward that it waits for, or that it has ended. Raises what the work raises."""
+    def resume(self) -> Made | Wanted | type[Ended | Paused]:
+        """What it yields next, the forward that it waits for, or that it has ended or pauses.
+
+        Raises what the work raises.
+        """
         if self.thread.parent is not getcurrent():
             self.thread.parent = getcurrent()
         given, self.result = self.result, None
-        made: Made | Wanted | type[Ended] = self.thread.switch(given) if given else self.thread.switch()
+        made: Made | Wanted | type[Ended | Paused] = (
+            self.thread.switch(given) if given else self.thread.switch()
+        )
         if self.error is not None:
             raise self.error
         return made
@@ -113,6 +123,10 @@ class Gathered(Generic[Made]):
         """See ``Gathering``: called in a sequence's greenlet, returns when the forward was run."""
         return cast("LogitsAndStates", switch_back(Wanted(runner, feed)))
 
+    def pause(self) -> None:
+        """See ``Gathering``."""
+        switch_back(Paused)
+
     def add(self, number: int, work: Callable[[], Generator[Made, None, Any]]) -> None:
         self.members.append(Member(number, work))
 
@@ -122,8 +136,12 @@ class Gathered(Generic[Made]):
         Yields what the sequences yield, with their numbers, and None for one that has ended and is no longer among
         ``members``. A sequence that still reads its prompt goes on by one chunk.
         """
-        for member in [*self.members]:
-            yield from self._advance(member)
+        ready = [*self.members]
+        while ready:
+            paused: list[Member[Made]] = []
+            for member in ready:
+                yield from self._advance(member, paused)
+            ready = paused
         self._compute()
 
     def close(self) -> None:
@@ -131,11 +149,14 @@ class Gathered(Generic[Made]):
         while self.members:
             self.members.pop().close()
 
-    def _advance(self, member: Member[Made]) -> Iterator[tuple[int, Made | None]]:
+    def _advance(self, member: Member[Made], paused: list[Member[Made]]) -> Iterator[tuple[int, Made | None]]:
         while member.wanted is None:
             made = member.resume()
             if isinstance(made, Wanted):
                 member.wanted = made
+            elif made is Paused:
+                paused.append(member)
+                return
             elif made is Ended:
                 self.members.remove(member)
                 yield member.number, None
@@ -196,38 +217,55 @@ def answer_together(
 
 
 class Places:
-    """Where the sequences keep their keys and values: side by side after a shared prefix, or each by itself.
+    """Where the sequences keep their keys and values: side by side, after a shared prefix if there is one.
 
     ``context``: tokens that each has room for, shared ones included.
     """
 
     def __init__(self, engine: Engine, shared: int, requests: Sequence[Request], width: int) -> None:
         longest = max(len(request.history) + request.max_tokens for request in requests)
-        self.context = min(engine.context, longest)
-        self._free, self._taken = list(range(min(width, len(requests)))), dict[int, int]()
-        self._sequences = (
-            SharedPrefix(
-                engine.full.storage,
-                shared,
-                engine.full.shape,
-                len(self._free),
-                self.context + SLACK - shared,
-            )
-            if shared
-            else None
-        )
+        self.engine, self.shared = engine, shared
+        # Rounded, so that the next requests find the room, and graphs that were captured for it, as they need them.
+        own = -(-(longest - shared) // GRAIN) * GRAIN
+        self.context = min(engine.context, shared + own)
+        self.count = min(width, len(requests))
+        self._free, self._taken = list(range(self.count)), dict[int, int]()
 
-    def take(self, number: int) -> Callable[[Shape, int], KVStorage]:
-        """What makes the storage of a request's sequence."""
+    def take(self, number: int) -> Place:
+        """Where a request's sequence keeps its own."""
         place = self._taken[number] = self._free.pop(0)
-        if self._sequences is None:
-            return KVBuffer
-        storage = SharedPrefixStorage(self._sequences, place)
-        return lambda _shape, _capacity: storage
+        return Place(self.engine, self.shared, self.count, place)
 
     def release(self, number: int) -> None:
         """The request has ended; the lowest places are taken first, so that those in use lie side by side."""
         self._free = sorted([*self._free, self._taken.pop(number)])
+
+
+class Place:
+    """One of several places in the pools of an engine.
+
+    ``storage`` is for the full cache, ``buffer`` for a stack's small ones, which must be made in the same order for
+    every sequence.
+    """
+
+    def __init__(self, engine: Engine, shared: int, count: int, place: int) -> None:
+        self.engine, self.shared, self.count, self.place = engine, shared, count, place
+        self.made = 0  # small caches
+
+    def storage(self, shape: Shape, capacity: int) -> KVStorage:
+        """Room for ``capacity`` tokens, the shared ones included."""
+        if not self.shared:
+            return self._buffer("full", shape, capacity)
+        pool = self.engine.pool("full", shape, self.count, capacity - self.shared)
+        return SharedPrefixStorage(SharedPrefix(self.engine.full.storage, self.shared, pool), self.place)
+
+    def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
+        self.made += 1
+        return self._buffer(f"small {self.made}", shape, capacity)
+
+    def _buffer(self, role: str, shape: Shape, capacity: int) -> KVBuffer:
+        pool = self.engine.pool(role, shape, self.count, capacity)
+        return KVBuffer(shape, capacity, pool, self.place)
 
 
 def shared_prefix(engine: Engine, requests: Sequence[Request]) -> int:

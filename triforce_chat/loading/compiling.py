@@ -65,7 +65,7 @@ def needed(job: Job) -> Iterator[Kernels]:
     model = describe(settings.model)
     draft = describe_draft(draft_name(settings, model))
     context = spec.capacity or model.reach(settings.context)
-    plan = plan_for(settings, resized(model, spec.shape), draft, context, machine, settings.tp)
+    plan = plan_for(settings, resized(model, spec, dtype), draft, context, machine, settings.tp)
     if spec.capacity is None:
         plan = shortened_to_fit(plan, settings, ignore_note)
     return kernels_of(settings, plan, model, draft, dtype)

@@ -61,12 +61,10 @@ def may_keep_format(settings: Settings, device: str) -> bool:
     return roomy and settings.dtype in (AUTO, STORED) and settings.tp == 1
 
 
-def require_gpu(settings: Settings) -> None:
-    """Raises UsageError if there is no GPU whose memory could be capped."""
+def require_gpu(settings: Settings, why: str) -> None:
+    """Raises UsageError if this runs on the CPU; ``why``: what for a GPU is needed."""
     if device_and_dtype(settings)[0] == "cpu":
-        raise UsageError(
-            "--device-memory caps the memory used on a GPU; this runs on the CPU, so leave it out"
-        )
+        raise UsageError(f"{why}; this runs on the CPU, so leave it out")
 
 
 def cap_memory(device: torch.device, size: int) -> None:

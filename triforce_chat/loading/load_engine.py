@@ -18,6 +18,7 @@ from triforce_chat.loading.device import cap_memory, device_and_dtype, keeps_for
 from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import (
     draft_name,
+    in_four_bits,
     keeps_stored,
     kv_storage,
     memory_plan,
@@ -28,6 +29,7 @@ from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory
+from triforce_chat.models.four_bits import round_to_four_bits
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.placement import placement
 from triforce_chat.models.presets import short_name
@@ -82,7 +84,10 @@ def load_engine(
     if not group.all_reduce_min(draft is not None):
         draft = None  # some rank could not load it
     if spec.shape:
-        target = split_among(resize_loaded(target, spec.shape), group.size)
+        target = resize_loaded(target, spec.shape)
+        if in_four_bits(spec):
+            round_to_four_bits(target.model)
+        target = split_among(target, group.size)
         hooks.note(
             f"{target.name}: as slow as a model of that size, but its answers are those of the original"
         )

@@ -13,6 +13,7 @@ from triforce_chat.engine.group import RankGroup
 from triforce_chat.errors import OutOfMemory
 from triforce_chat.loading.device import device_and_dtype, keeps_format, may_keep_format
 from triforce_chat.loading.spec import EngineSpec
+from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.inputs import (
     Machine,
     available_memory,
@@ -25,9 +26,8 @@ from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, la
 from triforce_chat.models.describe import Description, as_stored
 from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.progress import Note
-from triforce_chat.models.shapes import BigShape
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_options
-from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.settings import STORED, Settings
 
 # Budgets to try, the largest first, if KV streams from host memory. A verification is so expensive there that a
 # slower middle level pays if more of its drafts are accepted.
@@ -46,15 +46,26 @@ def memory_plan(
     memory = smallest_memory(available_memory(device, group.sharing, spec.device_memory), group)
     machine = device, dtype, memory
     return plan_for(
-        spec.settings, resized(model, spec.shape), describe_draft(draft), context, machine, group.size
+        spec.settings, resized(model, spec, dtype), describe_draft(draft), context, machine, group.size
     )
 
 
-def resized(model: Description, shape: BigShape | None) -> Description:
-    """The description of a model in the dimensions of ``shape``, or of the model itself."""
-    if shape is None:
+def resized(model: Description, spec: EngineSpec, dtype: torch.dtype) -> Description:
+    """The description of a model in the dimensions that are wished, or of the model itself."""
+    if spec.shape is None:
         return model
-    return replace(model, fields={**model.fields, **shape.fields}, source=None)
+    fields = {**model.fields, **spec.shape.fields}
+    stored = None
+    if in_four_bits(spec):
+        from triforce_chat.models.four_bits import stored_of
+
+        stored = stored_of(Dimensions.of(fields), dtype.itemsize)
+    return replace(model, fields=fields, source=None, preset=None, stored=stored)
+
+
+def in_four_bits(spec: EngineSpec) -> bool:
+    """Whether an inflated model's matrices are rounded to 4 bits: if weights are to stay as they are stored."""
+    return spec.shape is not None and spec.settings.dtype == STORED
 
 
 def draft_name(settings: Settings, target: Description) -> str | None:

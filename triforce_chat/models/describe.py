@@ -32,7 +32,9 @@ class Description:
     rope: Mapping[str, Any]  # rope_parameters of transformers
     preset: Preset | None = None
     source: ModelSource | None = None  # its location, if it is on this machine
-    stored: StoredWeights | None = None  # of a GGUF file, once it is known that they stay as they are
+    stored: StoredWeights | None = (
+        None  # once it is known that weights are quantized in memory, as in a GGUF file
+    )
 
     def reach(self, context: int | None) -> int:
         """The context to allocate, in tokens: the requested one, or the model's own if None.
@@ -117,6 +119,8 @@ def as_stored(model: Description, device: torch.device, dtype: torch.dtype) -> D
 
     Raises ModelError for a damaged file.
     """
+    if model.stored is not None:  # known without a file
+        return model
     packed = model.preset.packed if model.preset else None
     stored = None
     if model.source is not None and model.source.gguf_file is not None:

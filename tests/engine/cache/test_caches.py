@@ -48,8 +48,8 @@ def small_streaming(monkeypatch: pytest.MonkeyPatch, sinks: int = 3, window: int
     """Let the stacks build streaming caches that overflow many times in a short answer."""
     made = StreamingCache.__init__
 
-    def init(cache: StreamingCache, shape: Any, *_: int) -> None:
-        made(cache, shape, sinks, window, hop)
+    def init(cache: StreamingCache, shape: Any, *_: int, **more: Any) -> None:
+        made(cache, shape, sinks, window, hop, **more)
 
     monkeypatch.setattr(StreamingCache, "__init__", init)
 

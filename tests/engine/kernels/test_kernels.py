@@ -191,6 +191,75 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     assert close(found, attention(q, keys, values, 150, 1.0))
 
 
+TOGETHER = [  # group, KV heads, head dimension, sequences' new tokens, their slots, tokens that all begin with
+    (1, 2, 16, (1, 1, 1), (5, 0, 140), 0),
+    (3, 2, 16, (2, 5, 1), (60, 130, 9), 0),
+    (1, 2, 64, (1, 1, 1, 1), (3, 70, 0, 20), 150),
+    (4, 1, 16, (7, 1, 3), (0, 12, 129), 77),
+    (2, 1, 16, (0, 4, 0), (0, 33, 0), 1),
+]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # rows of no sequence
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("group", "heads", "dim", "new", "at", "shared"), TOGETHER)
+def test_attention_of_several_sequences(
+    group: int,
+    heads: int,
+    dim: int,
+    new: tuple[int, ...],
+    at: tuple[int, ...],
+    shared: int,
+    dtype: torch.dtype,
+) -> None:
+    """Each sequence gets what it gets alone after the common prefix; nobody reads another's keys."""
+    places = [4, 1, 2, 0][: len(new)]
+    q = noise(sum(new) + 3, group * heads, dim, dtype=dtype)
+    own, before = noise(2, 5, heads, 160, dim, dtype=dtype), noise(2, heads, 192, dim, dtype=dtype, seed=1)
+    before[:, :, shared:] = float("nan")
+    for place in range(5):
+        used = at[places.index(place)] + new[places.index(place)] if place in places else 0
+        own[:, place, :, used:] = float("nan")
+    starts = [sum(new[:i]) for i in range(len(new) + 1)]
+    numbers = [torch.tensor(each, device=DEVICE) for each in (starts, at, places)]
+    sequences = kernels.Sequences(numbers[0], numbers[1], numbers[2], 8)
+    length = torch.tensor([shared], device=DEVICE)
+    prefix = kernels.Prefix(before[0], before[1], length) if shared else None
+    found = kernels.attend_together(q, own[0], own[1], sequences, 0.3, 160, prefix)
+    for i, place in enumerate(places):
+        rows = slice(starts[i], starts[i + 1])
+        keys, values = (
+            torch.cat([first[:, :shared], later[place]], 1) for first, later in zip(before, own, strict=True)
+        )
+        assert close(found[rows], attention(q[rows], keys, values, shared + at[i], 0.3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_token_is_stored_where_its_sequence_lies(dtype: torch.dtype) -> None:
+    q, k, v = (
+        noise(4, 2, 16, dtype=dtype),
+        noise(4, 1, 16, dtype=dtype, seed=1),
+        noise(4, 1, 16, dtype=dtype, seed=2),
+    )
+    positions, frequencies = torch.tensor([7, 3, 90, 5], device=DEVICE), noise(8, seed=2).abs()
+    slots, places = [4, 9, -1, 0], [2, 0, 1, 2]
+    one = torch.full((2, 1, 12, 16), -7.0, dtype=dtype, device=DEVICE)
+    several = torch.full((2, 3, 1, 12, 16), -7.0, dtype=dtype, device=DEVICE)
+    turned_q, turned_k = q.clone(), k.clone()
+    at, where = (torch.tensor(each, device=DEVICE) for each in (slots, places))
+    turn = frequencies, 1.2
+    kernels.rotate_and_store(turned_q, turned_k, v, positions, *turn, several[0], several[1], at, where)
+    for i, (slot, place) in enumerate(zip(slots, places, strict=True)):
+        my_q, my_k, my_v = (each[i : i + 1].clone() for each in (q, k, v))
+        first = torch.tensor([max(slot, 0)], device=DEVICE)
+        kernels.rotate_and_store(my_q, my_k, my_v, positions[i : i + 1], *turn, one[0], one[1], first)
+        assert torch.equal(my_q, turned_q[i : i + 1])
+        if slot >= 0:
+            assert torch.equal(several[:, place, :, slot], one[:, :, slot])
+    assert (several[:, 1] == -7).all()
+    assert (several[:, 2] != -7).any(-1).sum() == 4
+
+
 SCORES = [
     (1, 1, 2, 16, 1, 5),
     (3, 2, 1, 32, 2, 70),

@@ -18,6 +18,8 @@ from support.toys import (
 )
 
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.lookup import NgramLookup
+from triforce_chat.engine.speculation.planner import Plan, Planner
 
 EXACT = 1e-12
 WARPS = {
@@ -79,9 +81,10 @@ def test_drafts_that_the_form_prescribes(warp: str, rule: Callable[[Context], li
     assert variation(found, exact_distribution(target, WARPS[warp], 3, may=rule)) <= EXACT
 
 
-def test_prescribed_drafts_teach_a_drafter_nothing() -> None:
-    stack = two_levels(toy(1, 4), toy(2, 4), 2)
-    assert stack.top.planner.arms
-    before = [arm.curve.chances(2) for arm in stack.top.planner.arms]
-    distribution_of(stack, WARPS["plain"], 1, may=forced, guesses=1)
-    assert [arm.curve.chances(2) for arm in stack.top.planner.arms] == before
+def test_prescribed_drafts_say_nothing_about_lookup() -> None:
+    planner = Planner(lookup=NgramLookup(), most=4)
+    before = planner.hoped, planner.came
+    planner.learn(Plan(2, forced=(1, 2)), 4, 2, 0, 0.0, 0.01)
+    assert (planner.hoped, planner.came) == before
+    planner.learn(Plan(2), 4, 2, 0, 0.0, 0.01)
+    assert (planner.hoped, planner.came) != before

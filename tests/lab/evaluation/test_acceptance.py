@@ -222,7 +222,8 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
     calls: list[int] = []
 
     class Counted:
-        vocabulary, device, captures = lab.draft.vocabulary, lab.draft.device, False
+        vocabulary, device = lab.draft.vocabulary, lab.draft.device
+        captures = places_on_device = False
         dtype, sequences = lab.draft.dtype, 1
 
         def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
@@ -240,6 +241,9 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
 
         def forget_state(self) -> None:
             lab.draft.forget_state()
+
+        def before_waiting(self) -> None:
+            lab.draft.before_waiting()
 
     history = torch.tensor(lab.text(150))
     drafted(Counted(), StreamingCache(lab.draft.shape, sinks=4, window=12, hop=7), history, 50)

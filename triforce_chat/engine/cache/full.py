@@ -32,8 +32,8 @@ class CacheObserver(Protocol):
         """k, v [1, Hkv, n, D] were appended to one layer of the source; ``view`` ends with them."""
         ...
 
-    def on_graph_forward(self, buffer: KVBuffer, n: int) -> None:
-        """A forward that writes by itself appended n tokens to all layers of the source's ``buffer``."""
+    def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
+        """A forward that writes by itself appended n tokens to all layers of the source, from ``slot`` on."""
         ...
 
     def on_forward(self) -> None:
@@ -70,25 +70,27 @@ class FullCache(KVCache):
         return [prepare for observer in self.observers for prepare in observer.preparations()]
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
-        self.queries.write(layer, self.length, q)
+        self.queries.write(layer, self.length, q[0])
         view = self.storage.write(layer, self.length, k, v)
         for observer in self.observers:
             observer.on_layer(layer, k, v, view)
         return view
 
     def write_slot(self) -> WriteSlot | None:
-        buffer = self.storage.buffer
-        return WriteSlot(buffer, self.length, self.queries) if buffer else None
+        slot = self.storage.slot(self.length)
+        if slot is None or (slot.storage.pool is not None and not self.observers):
+            return slot  # a copy for nobody
+        return slot._replace(queries=self.queries)
 
     def overwrote(self, size: int) -> None:
         self.queries.mark_written(self.length, 0, size)
 
     def wrote(self, n: int, size: int) -> None:
-        buffer = self.storage.buffer
-        assert buffer
+        slot = self.storage.slot(self.length)
+        assert slot
         self.queries.mark_written(self.length, n, size - n)
         for observer in self.observers:
-            observer.on_graph_forward(buffer, n)
+            observer.on_graph_forward(slot, n)
 
     def advance(self, n: int) -> None:
         super().advance(n)

@@ -42,11 +42,15 @@ class Layout:
     chunk: int  # tokens per chunk
 
     @staticmethod
-    def of(total: int, budget: Budget) -> Layout:
-        """The layout for ``total`` tokens; everything is tail where all of them fit the budget."""
+    def of(total: int, budget: Budget, shared: int = 0) -> Layout:
+        """The layout for ``total`` tokens; everything is tail where all of them fit the budget.
+
+        ``shared``, if there are any, are the first tokens, after which no chunk is selected: the others are all tail.
+        """
+        tail = max(budget.tail, total - shared if shared else 0)
         first = -(-budget.sinks // budget.chunk)  # candidate chunks: first .. last-1
-        last = max(first, (total - budget.tail) // budget.chunk)
-        room = (budget.tokens - budget.sinks - budget.tail) // budget.chunk
+        last = max(first, (total - tail) // budget.chunk)
+        room = max(0, budget.tokens - budget.sinks - tail) // budget.chunk
         if last - first <= room:
             return Layout(total, 0, 0, 0, budget.chunk)
         return Layout(total, first * budget.chunk, room, last * budget.chunk, budget.chunk)

@@ -66,7 +66,6 @@ class OffloadedKV:
     """
 
     streams = True
-    buffer = None
 
     def __init__(self, shape: Shape, capacity: int, resident: int = 0) -> None:
         self.shape, self.capacity, self.resident = shape, capacity, resident
@@ -77,6 +76,9 @@ class OffloadedKV:
         self.pageable = self._pin()
         self.buffers = [LayerBuffer(-1, room(one)) for _ in self.far[:BUFFERS]]  # the latest used comes last
         self.inward, self.outward = CopyStream(shape.device), CopyStream(shape.device)
+
+    def slot(self, at: int) -> None:
+        """None: some layers are not on the device."""
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
         if layer < self.resident:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import Policy, select
-from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView, WriteSlot
+from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView, Shape, WriteSlot
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
@@ -73,10 +74,15 @@ class RetrievalCache(KVCache):
     """
 
     def __init__(
-        self, source: FullCache, budget: Budget, policy: Policy, emit: Callable[[Event], None]
+        self,
+        source: FullCache,
+        budget: Budget,
+        policy: Policy,
+        emit: Callable[[Event], None],
+        buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
     ) -> None:
         self.source, self.budget, self.policy, self.emit = source, budget, policy, emit
-        self.storage = KVBuffer(source.shape, budget.capacity)
+        self.storage = buffer(source.shape, budget.capacity)
         self.rehearsed = False
         self.restart()
         source.observers.add(self)
@@ -118,8 +124,8 @@ class RetrievalCache(KVCache):
 
     def preparations(self) -> list[Preparation]:
         """A rehearsal of the first build: loading its kernels takes far longer than the build itself."""
-        buffer = self.source.storage.buffer
-        return [] if self.rehearsed or buffer is None else [partial(self._rehearse, buffer)]
+        slot = self.source.storage.slot(0)
+        return [] if self.rehearsed or slot is None else [partial(self._rehearse, slot.storage)]
 
     @torch.inference_mode()
     def _rehearse(self, buffer: KVBuffer) -> None:
@@ -146,19 +152,24 @@ class RetrievalCache(KVCache):
         if layer == 0:
             self._begin(k.shape[2])
         if self.state is State.BUILDING:
-            self._build(layer, *view.whole, view.end)
+            self._build(layer, *view.whole, view.end, self.layout.total)
         if self.appends:
             self.storage.write(layer, self._slot(self.source.length), k, v)
 
-    def on_graph_forward(self, buffer: KVBuffer, n: int) -> None:
-        self._begin(n)
-        here = self.source.length
+    def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
+        self._begin(n, slot.shared)
+        here, first, own = self.source.length, slot.start, slot.storage
         if self.state is State.BUILDING:
-            self._build(0, buffer.keys, buffer.values, here + n)
+            before, held = (slot.prefix, slot.shared) if slot.prefix else (own, here)
+            self._build(0, before.keys, before.values, here + n, held)
+            self._append(own, 0, here - held, self.layout.filled - (here - held))
         if self.appends:
-            slot = self._slot(here)
-            for mine, theirs in ((self.storage.keys, buffer.keys), (self.storage.values, buffer.values)):
-                mine[:, :, slot : slot + n] = theirs[:, :, here : here + n]
+            self._append(own, first, n, self._slot(here))
+
+    def _append(self, source: KVBuffer, first: int, n: int, to: int) -> None:
+        """Copy n slots of the source's buffer from ``first`` on to the slots from ``to`` on, in all layers."""
+        for mine, theirs in ((self.storage.keys, source.keys), (self.storage.values, source.values)):
+            mine[:, :, to : to + n] = theirs[:, :, first : first + n]
 
     def on_forward(self) -> None:
         if self.appends:
@@ -169,11 +180,14 @@ class RetrievalCache(KVCache):
             self.emit(Rebuilt(self.layout.total, self.reason, self.seconds))
         self.appends = False
 
-    def _begin(self, n: int) -> None:
-        """A forward of n tokens enters the source: decide whether it builds, and whether its tokens go here."""
+    def _begin(self, n: int, shared: int = 0) -> None:
+        """A forward of n tokens enters the source: decide whether it builds, and whether its tokens go here.
+
+        ``shared``: see ``Layout``.
+        """
         if self.state is State.BUILDING:  # the last build broke off
             self.state = State.STALE
-        layout = Layout.of(self.source.length, self.budget)
+        layout = Layout.of(self.source.length, self.budget, shared)
         fits = layout.filled + n <= self.budget.capacity
         reason = self._rebuild_reason() if self.requested and fits else None
         if reason:
@@ -192,13 +206,16 @@ class RetrievalCache(KVCache):
             return "stride"
         return "acceptance" if self.falling and here > base else None
 
-    def _build(self, first: int, keys: Tensor, values: Tensor, length: int) -> None:
-        """Fill layers ``first``, ... from the source's keys and values [layers, Hkv, S, D] of ``length`` tokens."""
+    def _build(self, first: int, keys: Tensor, values: Tensor, length: int, held: int) -> None:
+        """Fill layers ``first``, ... from the source's keys and values [layers, Hkv, S, D] of ``length`` tokens.
+
+        ``held``: of the layout's tokens, those whose keys and values are among these.
+        """
         started = time.perf_counter()
         chosen = self._select(first, keys, length) if self.layout.chunks else None
-        layers = slice(first, first + len(keys))
-        self.layout.gather(keys, chosen, self.storage.keys[layers])
-        self.layout.gather(values, chosen, self.storage.values[layers])
+        layers, layout = slice(first, first + len(keys)), replace(self.layout, total=held)
+        layout.gather(keys, chosen, self.storage.keys[layers])
+        layout.gather(values, chosen, self.storage.values[layers])
         self.seconds += time.perf_counter() - started
 
     def _select(self, first: int, keys: Tensor, length: int) -> Tensor:

@@ -6,29 +6,28 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.storage import (
     KVBuffer,
+    KVPool,
     KVStorage,
     KVView,
-    Shape,
     SharedView,
+    WriteSlot,
     rounded_up,
-    zeros,
 )
 
 
 class SharedPrefix:
-    """The first ``shared`` tokens of ``source``, and room for ``capacity`` tokens after them in each of ``sequences``.
+    """The first ``shared`` tokens of ``source``, and the tokens after them of each sequence in ``pool``.
 
     The source must hold those tokens for as long as this exists; nothing is ever written to it.
     """
 
-    def __init__(self, source: KVStorage, shared: int, shape: Shape, sequences: int, capacity: int) -> None:
-        self.source, self.shared, self.shape, self.capacity = source, shared, shape, capacity
-        size = (shape.layers, sequences, shape.kv_heads, rounded_up(capacity), shape.head_dim)
-        self.keys, self.values = zeros(size, shape), zeros(size, shape)
+    def __init__(self, source: KVStorage, shared: int, pool: KVPool) -> None:
+        self.source, self.shared, self.pool = source, shared, pool
 
     def view(self, layer: int, place: int, length: int) -> KVView:
         """The prefix and ``length`` more tokens of one sequence."""
-        shared = SharedView(self.source.view(layer, self.shared), self.keys[layer], self.values[layer], place)
+        prefix = self.source.view(layer, self.shared)
+        shared = SharedView(prefix, self.pool.keys[layer], self.pool.values[layer], place)
         width, one = rounded_up(length), slice(place, place + 1)
         return KVView(shared.keys[one, :, :width], shared.values[one, :, :width], length, shared)
 
@@ -40,11 +39,14 @@ class SharedPrefixStorage:
 
     def __init__(self, sequences: SharedPrefix, place: int) -> None:
         self.sequences, self.place = sequences, place
-        self.capacity = sequences.shared + sequences.capacity
+        pool = sequences.pool
+        self.own = KVBuffer(pool.shape, pool.capacity, pool, place)
+        self.capacity = sequences.shared + pool.capacity
 
-    @property
-    def buffer(self) -> KVBuffer | None:
-        return None
+    def slot(self, at: int) -> WriteSlot | None:
+        shared = self.sequences.shared
+        source = self.sequences.source.slot(0)
+        return source and WriteSlot(self.own, at - shared, prefix=source.storage, shared=shared)
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
         """See ``KVStorage``. Raises ValueError where the capacity does not suffice, or for a place in the prefix."""

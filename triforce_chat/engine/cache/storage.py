@@ -91,9 +91,8 @@ class KVStorage(Protocol):
     capacity: int  # tokens
     streams: bool  # reading fetches layers from host memory
 
-    @property
-    def buffer(self) -> KVBuffer | None:
-        """All layers as tensors on the device, for forwards that write by themselves; None if some are elsewhere."""
+    def slot(self, at: int) -> WriteSlot | None:
+        """Where forwards write tokens from slot ``at`` on by themselves; None if some layers are not on the device."""
         ...
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
@@ -113,21 +112,31 @@ class KVStorage(Protocol):
         ...
 
 
-class KVBuffer:
-    """Keys and values of all layers in two tensors [layers, Hkv, capacity, D] on the model's device."""
+class KVPool:
+    """Room for the keys and values of several sequences side by side, ``capacity`` tokens each."""
 
-    streams = False
-
-    def __init__(self, shape: Shape, capacity: int) -> None:
-        self.shape = shape
-        self.capacity = capacity
-        size = (shape.layers, shape.kv_heads, rounded_up(capacity), shape.head_dim)
+    def __init__(self, shape: Shape, sequences: int, capacity: int) -> None:
+        self.shape, self.capacity = shape, capacity
+        size = (shape.layers, sequences, shape.kv_heads, rounded_up(capacity), shape.head_dim)
         # Zeros, because padding is read: a NaN times a weight of zero is a NaN.
         self.keys, self.values = zeros(size, shape), zeros(size, shape)
 
-    @property
-    def buffer(self) -> KVBuffer:
-        return self
+
+class KVBuffer:
+    """Keys and values of all layers in two tensors [layers, Hkv, capacity, D] on the model's device.
+
+    They are those of ``place`` in ``pool``, if one is given.
+    """
+
+    streams = False
+
+    def __init__(self, shape: Shape, capacity: int, pool: KVPool | None = None, place: int = 0) -> None:
+        self.shape, self.capacity, self.pool, self.place = shape, capacity, pool, place
+        whole = pool or KVPool(shape, 1, capacity)
+        self.keys, self.values = whole.keys[:, place], whole.values[:, place]
+
+    def slot(self, at: int) -> WriteSlot:
+        return WriteSlot(self, at)
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
         """See ``KVStorage``. Raises ValueError where the capacity does not suffice."""
@@ -162,14 +171,16 @@ class QueryRing:
         self.data = torch.empty(dimensions, dtype=shape.dtype, device=shape.device)
         self.positions = [-1] * size  # the position that each slot holds; -1: none
 
-    def write(self, layer: int, position: int, q: Tensor) -> None:
-        """Store one layer's queries q [1, Hq, n, D] of positions ``position`` .. ``position+n-1``."""
-        n = min(q.shape[2], self.size)
-        first = position + q.shape[2] - n
-        fresh, start = q[0, :, q.shape[2] - n :], first % self.size
+    def write(self, layer: int | slice, position: int, q: Tensor) -> None:
+        """Store queries q [..., Hq, n, D] of positions ``position`` .. ``position+n-1``, of one layer or several."""
+        given = q.shape[-2]
+        n = min(given, self.size)
+        first = position + given - n
+        fresh, start = q[..., given - n :, :], first % self.size
         fitting = min(n, self.size - start)  # slots before the ring wraps around
-        self.data[layer, :, start : start + fitting] = fresh[:, :fitting]
-        self.data[layer, :, : n - fitting] = fresh[:, fitting:]
+        kept = self.data[layer]
+        kept[..., start : start + fitting, :] = fresh[..., :fitting, :]
+        kept[..., : n - fitting, :] = fresh[..., fitting:, :]
         self.mark_written(first, n)
 
     def mark_written(self, position: int, n: int, lost: int = 0) -> None:
@@ -212,6 +223,10 @@ class WriteSlot(NamedTuple):
     storage: KVBuffer
     start: int  # slot of the first new token
     queries: QueryRing | None = None  # where to write the queries too
+    prefix: KVBuffer | None = (
+        None  # what comes before the storage's first slot: this one's first ``shared`` slots
+    )
+    shared: int = 0
 
 
 class KVCache:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,16 @@ class StreamingCache(KVCache):
     values always equal a fresh encoding of the tokens they belong to.
     """
 
-    def __init__(self, shape: Shape, sinks: int = SINKS, window: int = WINDOW, hop: int = HOP) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        sinks: int = SINKS,
+        window: int = WINDOW,
+        hop: int = HOP,
+        buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
+    ) -> None:
         self.sinks, self.window = sinks, window
-        self.storage = KVBuffer(shape, sinks + window + hop)
+        self.storage = buffer(shape, sinks + window + hop)
         self.start = sinks  # the cache holds history[:sinks] and history[start:length]
         self.length = 0
 

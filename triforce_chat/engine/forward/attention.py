@@ -107,7 +107,9 @@ def attend_in(
 def read_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """Causal attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D]."""
     if view.shared is not None:
-        return shared_attention([(query, view)], scale)
+        if not query.is_cuda:
+            return shared_attention([(query, view)], scale)
+        view = KVView(*view.whole, view.end)  # as one, for the few forwards that no graph takes
     many = query.is_cuda and query.shape[2] > FEW
     return (causal_attention if many else folded_attention)(query, view, scale)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import cached_property, partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -22,9 +23,12 @@ from triforce_chat.engine.kernels_available import ROOMY, kernels_run
 
 if TYPE_CHECKING:
     from triforce_chat.engine.forward.fused import Decoder
+    from triforce_chat.engine.forward.graphs import ForwardGraphs
+    from triforce_chat.engine.forward.sequences import SequencesGraphs
 
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families with fused blocks
 SMALLEST_HEAD = 16  # head dimension; no tile of a tensor core is narrower
+SHORT = 256  # tokens up to which what follows a shared prefix is fed as if it were decoded
 SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU, for activations of a prefill and for graphs
 
 
@@ -49,6 +53,10 @@ class Gathering(Protocol):
         """The result of ``Runner.compute`` for the feed of the sequence that calls this."""
         ...
 
+    def pause(self) -> None:
+        """Return when every other sequence has launched what it can."""
+        ...
+
 
 class Forward(Protocol):
     """A model as the levels see it."""
@@ -63,12 +71,21 @@ class Forward(Protocol):
 
     @property
     def captures(self) -> bool:
-        """Whether forwards of few tokens run as CUDA graphs, for which the host need not know the tokens' slots."""
+        """Whether forwards of few tokens run as CUDA graphs of this model and one cache alone."""
+        ...
+
+    @property
+    def places_on_device(self) -> bool:
+        """Whether the host need not know the slots of few tokens."""
         ...
 
     @property
     def sequences(self) -> int:
         """How many sequences have forwards that run together, that of this forward included."""
+        ...
+
+    def before_waiting(self) -> None:
+        """The host is about to wait for the device: let other sequences launch their work first."""
         ...
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
@@ -195,6 +212,7 @@ class Runner:
         model.set_attn_implementation(attention.NAME)
         self.model, self.group, self.state, self.reader = model, group, state, reader
         self.gathering: Gathering | None = None  # None: every forward runs by itself
+        self.alone = self  # the runner of which this one is a copy for one of several sequences
         self.last_states: Tensor | None = None  # [rows, C], of the last forward, if a draft reads them
         self.known: int = model.config.vocab_size  # ids from here on are padding without an embedding
         self.vocabulary = vocabulary or self.known
@@ -204,12 +222,13 @@ class Runner:
             torch.cuda.set_device(self.device)  # for work outside of forwards on this thread
         self.shape = Shape.of(model.config, model.dtype, model.device, group.size)
         self.decoder: Decoder | None = None
+        self.graphs: ForwardGraphs
+        self.of_sequences: SequencesGraphs
         if group.all_reduce_min(fusible(model)):
             from triforce_chat.engine.forward.fused import Decoder
-            from triforce_chat.engine.forward.graphs import ForwardGraphs
 
             self.decoder = Decoder(model, self.shape, group)
-            self.graphs = ForwardGraphs(self.decoder, self.device, reader)
+            self._begin_graphs(self.decoder)
         elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
             fuse_layers(model)
@@ -222,11 +241,19 @@ class Runner:
         """
         if self.decoder is None or self.decoder.keeps_format:
             return self
-        from triforce_chat.engine.forward.graphs import ForwardGraphs
-
+        if self.gathering is not None:
+            return self.alone.quantized.gathered_by(self.gathering)
         made = copy(self)
-        made.graphs = ForwardGraphs(self.decoder.quantized(), self.device, self.reader)
+        made.alone = made
+        made._begin_graphs(self.decoder.quantized())
         return made
+
+    def _begin_graphs(self, decoder: Decoder) -> None:
+        from triforce_chat.engine.forward.graphs import ForwardGraphs
+        from triforce_chat.engine.forward.sequences import SequencesGraphs
+
+        self.graphs = ForwardGraphs(decoder, self.device, self.reader)
+        self.of_sequences = SequencesGraphs(decoder)
 
     @property
     def int8_numbers(self) -> int:
@@ -240,7 +267,7 @@ class Runner:
         """Whether the GPU has room for 8-bit copies beside everything else that will be allocated."""
         if self.decoder is not None and self.decoder.keeps_format:
             return False  # as they are, few bits are read already
-        if "quantized" in vars(self):
+        if "quantized" in vars(self.alone):
             return True
         # In fp16 the fused norm of 8-bit products could overflow.
         if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
@@ -249,14 +276,23 @@ class Runner:
 
     @property
     def captures(self) -> bool:
+        return self.decoder is not None and self.gathering is None
+
+    @property
+    def places_on_device(self) -> bool:
         return self.decoder is not None
+
+    @property
+    def weights(self) -> int:
+        """Equal for runners that read the same weights."""
+        return id(self.model if self.decoder is None else self.graphs)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.shape.dtype
 
     def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
-        slot, size = cache.vacant() if self.decoder else None, fitting(rows)
+        slot, size = cache.vacant() if self.captures else None, fitting(rows)
         if slot is None or size is None or not self.graphs.lacks(slot.storage, size):
             return []
         return [partial(self._capture, cache, size)]
@@ -274,11 +310,15 @@ class Runner:
     def sequences(self) -> int:
         return 1 if self.gathering is None else self.gathering.sequences
 
+    def before_waiting(self) -> None:
+        if self.gathering is not None and self.device.type == "cuda":
+            self.gathering.pause()
+
     def gathered_by(self, gathering: Gathering) -> Runner:
         """This model for one of several sequences, whose forwards run together."""
         made = copy(self)
         made.gathering = gathering
-        vars(made).pop("quantized", None)  # of a CPU's runner that is the runner itself
+        vars(made).pop("quantized", None)  # it must be gathered, too
         return made
 
     def __call__(self, ids: Tensor, cache: KVCache, rows: int, offset: Tensor | None = None) -> Tensor:
@@ -313,8 +353,18 @@ class Runner:
 
     def _fed(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
         """Logits [rows, V] and last hidden states [rows, C] of each feed."""
-        if len(feeds) == 1 and (found := self._replayed(feeds[0])) is not None:
-            return [found]
+        if len(feeds) == 1 and (replayed := self._replayed(feeds[0])) is not None:
+            return [replayed]
+        if self.decoder is None:
+            return self._eager(feeds)
+        # Graphs take few tokens of each sequence; the caches of those that have more, after a restart, are small.
+        pooled = [self._pooled(feed) for feed in feeds]
+        together = iter(self._replayed_together([*compress(feeds, pooled)]) if any(pooled) else ())
+        return [
+            next(together) if few else self._eager([feed])[0] for feed, few in zip(feeds, pooled, strict=True)
+        ]
+
+    def _eager(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
         with ExitStack() as there:
             for feed in feeds:
                 if feed.offset is not None:  # waits for the device
@@ -333,7 +383,7 @@ class Runner:
     def _replayed(self, feed: Feed) -> LogitsAndStates | None:
         """``_fed`` of one feed by a CUDA graph; None where none takes it."""
         cache, n = feed.cache, feed.ids.shape[1]
-        slot = cache.write_slot() if self.decoder else None
+        slot = cache.write_slot() if self.captures else None
         size = self.graphs.size(n, slot) if slot else None
         if slot is None or size is None:
             return None
@@ -344,6 +394,29 @@ class Runner:
             cache.wrote(n, size)
             cache.advance(n)
         return logits[n - feed.rows :], states[n - feed.rows :]
+
+    def _pooled(self, feed: Feed) -> bool:
+        """Whether a CUDA graph of several sequences takes the feed."""
+        slot = feed.cache.write_slot()
+        return slot is not None and slot.storage.pool is not None and fitting(feed.ids.shape[1]) is not None
+
+    def _replayed_together(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
+        """``_fed`` of several feeds by one CUDA graph."""
+        fed = []
+        for feed in feeds:
+            slot = feed.cache.write_slot()
+            assert slot
+            fed.append((self.embedded(feed.ids[0]), slot, feed.cache.position, feed.offset))
+        made = []
+        for feed, (ids, slot, position, _), outcome in zip(feeds, fed, self.of_sequences(fed), strict=True):
+            n, (logits, states) = len(ids), outcome.computed
+            if feed.offset is None:
+                if slot.queries is not None and outcome.queries is not None:
+                    slot.queries.write(slice(None), position, outcome.queries)
+                feed.cache.wrote(n, n)
+                feed.cache.advance(n)
+            made.append((logits[n - feed.rows :], states[n - feed.rows :]))
+        return made
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = self.decoder.logits if self.decoder else self.model.lm_head
@@ -358,7 +431,11 @@ class Runner:
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: KVCache) -> None:
-        """Feed ids [n] for their keys and values; computes no logits."""
+        """Feed ids [n] for their keys and values; what logits come of it is not used."""
+        slot = cache.write_slot() if self.gathering is not None and self.decoder else None
+        if slot is not None and slot.prefix is not None and len(ids) <= SHORT:
+            feed(self, cache, ids)  # in pieces that read the prefix together with other sequences
+            return
         with self.on_device():
             self._hidden([(self.embedded(ids), cache)])
         cache.advance(len(ids))

@@ -7,7 +7,7 @@ requires triton, which torch's CUDA builds for Linux bring along.
 
 from __future__ import annotations
 
-from triforce_chat.engine.kernels.decoding import decode_attention, splits
+from triforce_chat.engine.kernels.decoding import Prefix, Sequences, attend_together, decode_attention, splits
 from triforce_chat.engine.kernels.expanding import expand, expanded_rows
 from triforce_chat.engine.kernels.gathering import gather_chunks
 from triforce_chat.engine.kernels.linear import quantized_linear
@@ -18,7 +18,10 @@ from triforce_chat.engine.kernels.searching import search
 
 __all__ = [
     "Norm",
+    "Prefix",
     "QuantizedWeight",
+    "Sequences",
+    "attend_together",
     "chunk_scores",
     "decode_attention",
     "expand",

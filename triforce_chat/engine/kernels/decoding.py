@@ -3,6 +3,9 @@
 The query heads that share a KV head are rows of one tile, so every key and value is read once. A fixed number of
 programs per KV head divide its visible tiles evenly by a length that they read on the device, and a second kernel
 merges their partial results. So one captured graph serves every length.
+
+The tokens may be of several sequences, each with keys of its own; what comes before all of them, the same documents,
+is then read once for the rows of all.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ MOST_SPLITS = 128
 GOOD = 0.95  # occupancy that the waves of programs should reach on average
 TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
 LARGEST_ROWS = {2: 64, 4: 16}  # by bytes per element: without tensor cores, fp32 products fill registers
+NOTHING = tl.constexpr(
+    -1.0e30
+)  # the highest score of a row that sees no slot: finite, as its weights would be NaN
 
 
 class Tiling(NamedTuple):
@@ -55,6 +61,41 @@ def splits(heads: int, row_tiles: int, most: int) -> int:
     return next(full, None) or max(range(1, limit + 1), key=filled)
 
 
+class Sequences(NamedTuple):
+    """Whose the tokens of a forward are, on the device: those of sequence i are ``starts[i]`` .. ``starts[i+1]-1``."""
+
+    starts: Tensor  # [B+1]
+    at: Tensor  # [B], the slot of each sequence's first token
+    places: Tensor  # [B], where each sequence lies among those that keys and values are kept of
+    most: int  # tokens of a sequence
+
+
+class Prefix(NamedTuple):
+    """Keys and values that come before those of all sequences."""
+
+    keys: Tensor  # [Hkv, S, D]
+    values: Tensor  # [Hkv, S, D]
+    length: Tensor  # [1], on the device; at least 1
+
+
+class Partial(NamedTuple):
+    """Attention over parts of the slots, one part after the other, to be merged by ``joined``."""
+
+    sums: Tensor  # [parts, Hkv, rows, D], weighted values, fp32
+    tops: Tensor  # [parts, Hkv, rows], the highest score of each row
+    totals: Tensor  # [parts, Hkv, rows], the sum of its weights
+
+    @staticmethod
+    def empty(parts: int, heads: int, rows: int, dim: int, device: torch.device) -> Partial:
+        sums = torch.empty((parts, heads, rows, dim), dtype=torch.float32, device=device)
+        tops, totals = torch.empty((2, parts, heads, rows), dtype=torch.float32, device=device)
+        return Partial(sums, tops, totals)
+
+    def parts(self, first: int, last: int) -> Partial:
+        """Those from ``first`` to before ``last``."""
+        return Partial(*(each[first:last] for each in self))
+
+
 def decode_attention(
     q: Tensor,
     keys: Tensor,
@@ -72,55 +113,114 @@ def decode_attention(
     at+n and only determines the number of programs. Returns [n, Hq, D]. ``shape`` and ``parts`` override the tiling
     and the number of programs per head. Raises ValueError unless D is a power of two.
     """
+    heads, rows = keys.shape[0], checked_rows(q, keys)
+    shape = shape or tiling(rows, q.shape[2], q.dtype)
+    parts = parts or splits(heads, triton.cdiv(rows, shape.rows), most)
+    partial = Partial.empty(parts, heads, rows, q.shape[2], q.device)
+    attend(partial, q, keys, values, at, scale, shape)
+    return joined(partial, q)
+
+
+def attend_together(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sequences: Sequences,
+    scale: float,
+    most: int,
+    prefix: Prefix | None = None,
+) -> Tensor:
+    """``decode_attention`` of the tokens of several sequences, whose keys begin with a common prefix if there is one.
+
+    q [n, Hq, D]; keys and values [P, Hkv, S, D] are those after the prefix, in P places. ``most`` is an upper bound of
+    any sequence's slots there. Rows that no sequence has come out as anything. Returns [n, Hq, D].
+    """
+    heads, dim = keys.shape[1], q.shape[2]
+    rows, count = checked_rows(q, keys[0]), len(sequences.at)
+    own = tiling(rows // len(q) * sequences.most, dim, q.dtype)
+    after = splits(heads * count, triton.cdiv(rows // len(q) * sequences.most, own.rows), most)
+    if prefix is None:
+        partial = Partial.empty(after, heads, rows, dim, q.device)
+        attend(partial, q, keys, values, sequences.at, scale, own, sequences)
+        return joined(partial, q)
+    shape = tiling(rows, dim, q.dtype)
+    before = splits(heads, triton.cdiv(rows, shape.rows), prefix.keys.shape[1])
+    partial = Partial.empty(before + after, heads, rows, dim, q.device)
+    attend(partial.parts(0, before), q, prefix.keys, prefix.values, prefix.length, scale, shape, causal=False)
+    attend(partial.parts(before, before + after), q, keys, values, sequences.at, scale, own, sequences)
+    return joined(partial, q)
+
+
+def checked_rows(q: Tensor, keys: Tensor) -> int:
+    """Rows of q [n, Hq, D] for each KV head of keys [Hkv, S, D]. Raises ValueError unless D is a power of two."""
     n, query_heads, dim = q.shape
-    heads = keys.shape[0]
     if dim & (dim - 1):
         raise ValueError(f"the head dimension {dim} is no power of two")
-    group = query_heads // heads
-    rows = n * group
-    shape = shape or tiling(rows, dim, q.dtype)
-    row_tiles = triton.cdiv(rows, shape.rows)
-    parts = parts or splits(heads, row_tiles, most)
-    sums = torch.empty((parts, heads, rows, dim), dtype=torch.float32, device=q.device)
-    tops, totals = torch.empty((2, parts, heads, rows), dtype=torch.float32, device=q.device)
-    _attend[(row_tiles, parts, heads)](
+    return n * (query_heads // keys.shape[0])
+
+
+def attend(
+    out: Partial,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
+    scale: float,
+    shape: Tiling,
+    sequences: Sequences | None = None,
+    causal: bool = True,
+) -> None:
+    """Partial attention of q [n, Hq, D]; see ``decode_attention`` and, with ``sequences``, ``attend_together``.
+
+    Not ``causal``: every row sees slots 0 .. at-1.
+    """
+    n, query_heads, dim = q.shape
+    parts, heads = out.tops.shape[:2]
+    group, several = query_heads // heads, sequences is not None
+    starts, places, count, tokens = at, at, 1, n
+    if sequences is not None:
+        starts, places, count, tokens = sequences.starts, sequences.places, len(at), sequences.most
+    _attend[(triton.cdiv(tokens * group, shape.rows), parts, heads * count)](
         q,
         keys,
         values,
         at,
-        sums,
-        tops,
-        totals,
+        starts,
+        places,
+        *out,
         scale * math.log2(math.e),
         n,
+        heads,
         *q.stride()[:2],
-        *keys.stride()[:2],
-        *values.stride()[:2],
+        *keys.stride()[-3:-1],
+        *values.stride()[-3:-1],
+        keys.stride(0),
+        values.stride(0),
         group=group,
         dim=dim,
         height=shape.rows,
         width=shape.slots,
+        several=several,
+        causal=causal,
         num_stages=shape.stages,
         num_warps=shape.warps,
     )
+
+
+def joined(partial: Partial, q: Tensor) -> Tensor:
+    """Merge the parts of attention by log-sum-exp: what q [n, Hq, D] gets, [n, Hq, D]."""
+    parts, heads, _, dim = partial.sums.shape
+    n, query_heads = q.shape[:2]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    return joined(sums, tops, totals, at, out, shape.slots)
-
-
-def joined(sums: Tensor, tops: Tensor, totals: Tensor, at: Tensor, out: Tensor, width: int) -> Tensor:
-    """Merge the parts of attention by log-sum-exp into ``out`` [n, Hq, D].
-
-    sums [parts, Hkv, rows, D] are weighted values, tops and totals [parts, Hkv, rows] the highest score and the sum of
-    weights of each row; ``width`` is the number of slots of a tile.
-    """
-    parts, heads, _, dim = sums.shape
-    n, query_heads = out.shape[:2]
     block = triton.next_power_of_2(parts)
     _join[(n, query_heads)](
-        *(sums, tops, totals, at, out, n, heads, parts),
+        *partial,
+        out,
+        n,
+        heads,
+        parts,
         group=query_heads // heads,
         dim=dim,
-        width=width,
         block=block,
         num_warps=min(8, max(1, block * dim // 1024)),
     )
@@ -133,36 +233,61 @@ def _attend(
     keys,
     values,
     at,
+    starts,
+    places,
     sums,
     tops,
     totals,
     scale,  # of the scores, times log2(e)
     n,
+    heads,
     q_token,
     q_head,
     keys_head,
     keys_slot,
     values_head,
     values_slot,
+    keys_place,
+    values_place,
     group: tl.constexpr,
     dim: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
+    several: tl.constexpr,
+    causal: tl.constexpr,
 ):
     part, parts, head = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
-    before = tl.load(at).to(tl.int32)
-    tiles = tl.cdiv(before + n, width)
-    first, last = part * tiles // parts, (part + 1) * tiles // parts
-    if first == last:
-        return
-    rows, column = n * group, tl.arange(0, dim)
     row = tl.program_id(0) * height + tl.arange(0, height)
+    if several:
+        sequence = head // heads
+        head = head % heads
+        start = tl.load(starts + sequence).to(tl.int32)
+        own = tl.load(starts + sequence + 1).to(tl.int32) - start
+        before = tl.load(at + sequence).to(tl.int32)
+        which = tl.load(places + sequence).to(tl.int64)
+        keys += which * keys_place
+        values += which * values_place
+        q += start.to(tl.int64) * q_token
+        if tl.program_id(0) * height >= own * group:
+            return
+    else:
+        start = 0
+        own = n
+        before = tl.load(at).to(tl.int32)
+    rows = own * group
+    end = before + own if causal else before
+    tiles = tl.cdiv(end, width)
+    first, last = part * tiles // parts, (part + 1) * tiles // parts
+    place = (part * heads + head).to(tl.int64) * n * group + start * group + row
+    top = tl.full((height,), NOTHING, tl.float32)
+    if first == last:
+        tl.store(tops + place, top, mask=row < rows)
+        return
+    column = tl.arange(0, dim)
     token = row // group
     q_at = q + token.to(tl.int64) * q_token + (head * group + row % group) * q_head
     queries = tl.load(q_at[:, None] + column, mask=row[:, None] < rows, other=0.0)
 
-    # Finite, so that a row that sees no slot of this program gets zero weights instead of NaN.
-    top = tl.full((height,), -1.0e30, tl.float32)
     total, mixed = tl.zeros((height,), tl.float32), tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)
     k_at = keys + head.to(tl.int64) * keys_head + first.to(tl.int64) * width * keys_slot
@@ -170,10 +295,13 @@ def _attend(
     # One loop that always masks: a separate loop for the last tile would restart the pipeline.
     for tile in range(first, last):
         slot = tile * width + lane
-        stored = slot < before + n
+        stored = slot < end
         k = tl.load(k_at + lane[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
-        scores = tl.where(slot[None, :] <= before + token[:, None], scores, float("-inf"))
+        if causal:
+            scores = tl.where(slot[None, :] <= before + token[:, None], scores, float("-inf"))
+        else:
+            scores = tl.where(stored[None, :], scores, float("-inf"))
         highest = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - highest[:, None])
         fading = tl.exp2(top - highest)
@@ -184,7 +312,6 @@ def _attend(
         k_at += width * keys_slot
         v_at += width * values_slot
 
-    place = (part * tl.num_programs(2) + head).to(tl.int64) * rows + row
     tl.store(tops + place, top, mask=row < rows)
     tl.store(totals + place, total, mask=row < rows)
     tl.store(sums + place[:, None] * dim + column, mixed, mask=row[:, None] < rows)
@@ -195,23 +322,20 @@ def _join(
     sums,
     tops,
     totals,
-    at,
     out,
     n,
     heads,
     parts,
     group: tl.constexpr,
     dim: tl.constexpr,
-    width: tl.constexpr,
     block: tl.constexpr,
 ):
     token, query_head = tl.program_id(0), tl.program_id(1)
-    tiles = tl.cdiv(tl.load(at).to(tl.int32) + n, width)
     part = tl.arange(0, block)
-    used = (part < parts) & (part * tiles // parts < (part + 1) * tiles // parts)
     row = token * group + query_head % group
     place = (part * heads + query_head // group).to(tl.int64) * (n * group) + row
-    top = tl.load(tops + place, mask=used, other=float("-inf"))
+    top = tl.load(tops + place, mask=part < parts, other=NOTHING)
+    used = top > NOTHING
     weight = tl.exp2(top - tl.max(top, 0))
     total = tl.sum(weight * tl.load(totals + place, mask=used, other=0.0), 0)
     column = tl.arange(0, dim)

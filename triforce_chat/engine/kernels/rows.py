@@ -72,18 +72,21 @@ def rotate_and_store(
     keys: Tensor,
     values: Tensor,
     at: Tensor,
+    places: Tensor | None = None,
 ) -> None:
     """Apply rotary embeddings to queries and keys in place, and store keys and values in the cache.
 
     q [n, Hq, D], k and v [n, Hkv, D]; ``positions`` [n] are integers, ``frequencies`` [D/2] fp32 and contiguous. As in
     transformers, cos and sin of their products are computed in fp32, multiplied by ``factor`` and rounded to q's dtype.
     keys and values [Hkv, S, D] are written in slots ``at`` .. ``at+n-1``, where ``at`` is a device tensor with one
-    integer. The last dimension of each tensor must be contiguous.
+    integer. With ``places`` [n] they are [P, Hkv, S, D], and token i goes to slot ``at[i]`` of place ``places[i]``, or
+    nowhere if that slot is negative. The last dimension of each tensor must be contiguous.
     """
     n, query_heads, dim = q.shape
     kv_heads = k.shape[1]
     half = dim // 2
-    strides = [stride for each in (q, k, v, keys, values) for stride in each.stride()[:2]]
+    strides = [stride for each in (q, k, v) for stride in each.stride()[:2]]
+    strides += [stride for each in (keys, values) for stride in each.stride()[-3:-1]]
     _rotate_head[(n, query_heads + 2 * kv_heads)](
         q,
         k,
@@ -94,9 +97,13 @@ def rotate_and_store(
         keys,
         values,
         at,
+        at if places is None else places,
         *strides,
+        keys.stride(0),
+        values.stride(0),
         query_heads,
         kv_heads,
+        several=places is not None,
         half=half,
         block=triton.next_power_of_2(half),
         num_warps=1,
@@ -114,6 +121,7 @@ def _rotate_head(
     keys,
     values,
     at,
+    places,
     q_token,
     q_head,
     k_token,
@@ -124,41 +132,51 @@ def _rotate_head(
     keys_slot,
     values_head,
     values_slot,
+    keys_place,
+    values_place,
     query_heads,
     kv_heads,
+    several: tl.constexpr,
     half: tl.constexpr,
     block: tl.constexpr,
 ):
     token, which = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     low = tl.arange(0, block)
     valid = low < half
+    stored = valid
+    if several:
+        slot = tl.load(at + token).to(tl.int64)
+        place = tl.load(places + token).to(tl.int64)
+        keys += place * keys_place
+        values += place * values_place
+        stored = low < tl.where(slot >= 0, half, 0)
+    else:
+        slot = tl.load(at).to(tl.int64) + token
     if which >= query_heads + kv_heads:
         head = which - query_heads - kv_heads
-        slot = tl.load(at).to(tl.int64) + token
         source = v + token * v_token + head * v_head + low
         target = values + head * values_head + slot * values_slot + low
-        tl.store(target, tl.load(source, mask=valid), mask=valid)
-        tl.store(target + half, tl.load(source + half, mask=valid), mask=valid)
+        tl.store(target, tl.load(source, mask=valid), mask=stored)
+        tl.store(target + half, tl.load(source + half, mask=valid), mask=stored)
     else:
         position = tl.load(positions + token).to(tl.float32)
         angle = position * tl.load(frequencies + low, mask=valid, other=0.0)
         cos = (tl.cos(angle) * factor).to(q.dtype.element_ty).to(tl.float32)
         sin = (tl.sin(angle) * factor).to(q.dtype.element_ty).to(tl.float32)
         if which < query_heads:
-            place = q + token * q_token + which * q_head + low
+            source = q + token * q_token + which * q_head + low
         else:
-            place = k + token * k_token + (which - query_heads) * k_head + low
-        x = tl.load(place, mask=valid).to(tl.float32)
-        y = tl.load(place + half, mask=valid).to(tl.float32)
+            source = k + token * k_token + (which - query_heads) * k_head + low
+        x = tl.load(source, mask=valid).to(tl.float32)
+        y = tl.load(source + half, mask=valid).to(tl.float32)
         turned_x = (x * cos - y * sin).to(q.dtype.element_ty)
         turned_y = (y * cos + x * sin).to(q.dtype.element_ty)
-        tl.store(place, turned_x, mask=valid)
-        tl.store(place + half, turned_y, mask=valid)
+        tl.store(source, turned_x, mask=valid)
+        tl.store(source + half, turned_y, mask=valid)
         if which >= query_heads:
-            slot = tl.load(at).to(tl.int64) + token
             target = keys + (which - query_heads) * keys_head + slot * keys_slot + low
-            tl.store(target, turned_x, mask=valid)
-            tl.store(target + half, turned_y, mask=valid)
+            tl.store(target, turned_x, mask=stored)
+            tl.store(target + half, turned_y, mask=stored)
 
 
 def silu_mul(both: Tensor) -> Tensor:

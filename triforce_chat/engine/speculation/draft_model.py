@@ -39,14 +39,16 @@ class DraftModel:
         self.model, self.cache, self.lengths, self.group = model, cache, lengths, group
         self.graphs: dict[Hashable, dict[int, DraftGraph]] = {}  # by their last use; then by length
         self.nothing = Draft.empty(model.vocabulary, model.device)
-        self.device_side = model.captures
+        self.device_side = model.places_on_device
 
     def propose(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        if self.model.captures:
-            n = min(n, seq.known - 1)  # a graph feeds the last n+1 tokens again
+        if self.device_side:
+            n = min(n, seq.known - 1)  # the last n+1 tokens are fed again
         if n < 1:
             return self.nothing
-        return self._replay(seq, n, sampler) if self.model.captures else self._step(seq, n, sampler)
+        if self.model.captures:
+            return self._replay(seq, n, sampler)
+        return (self._ahead if self.device_side else self._step)(seq, n, sampler)
 
     def _step(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft eagerly; the first forward also feeds what the cache lacks."""
@@ -54,6 +56,23 @@ class DraftModel:
         def feed(ids: Tensor, step: int) -> Tensor:
             return self.model(ids if step else self.cache.pending(seq.tokens, n - 1)[None], self.cache, 1)
 
+        return self._drawn(seq, n, sampler, feed)
+
+    def _ahead(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        """Draft by forwards that run together with other sequences'; the host need not know where ``seq`` ends."""
+        more = max(seq.slack, 2 * n + 1) + MARGIN
+        feed(self.model, self.cache, self.cache.pending(seq.tokens, more))
+        offset = seq.length - (self.cache.length + n + 1)
+
+        def fed(ids: Tensor, step: int) -> Tensor:
+            given, ahead = (ids, offset + n + step) if step else (seq.read(-n - 1, n + 1), offset)
+            return self.model(given, self.cache, 1, ahead)
+
+        return self._drawn(seq, n, sampler, fed)
+
+    def _drawn(
+        self, seq: TokenBuffer, n: int, sampler: Sampler, feed: Callable[[Tensor, int], Tensor]
+    ) -> Draft:
         def sample(inputs: SamplerInputs, step: int) -> SamplerOutput:  # noqa: ARG001
             probs, packed = sampler.run(inputs)
             return SamplerOutput(probs.clone(), packed)

@@ -117,7 +117,7 @@ class Speculative:
         self.captures = captures_on(model.device)
         self.nothing = Draft.empty(model.vocabulary, model.device)
         # Whether rounds may be launched without waiting for the previous one.
-        self.unwaited = model.captures and all(arm.drafter.device_side for arm in planner.arms)
+        self.unwaited = model.places_on_device and all(arm.drafter.device_side for arm in planner.arms)
         self.device_side = False
         self.constraint: Constraint | None = None  # of the answer that this level, as the top one, decodes
         self.found: tuple[int, Match, int] | None = (
@@ -173,6 +173,8 @@ class Speculative:
         """Commit what passes and start copying the outcome to the host."""
         n = len(made.draft)
         probs, packed = sampler.verify(made.draft, made.logits, seq, self.constraint)
+        if self.model.sequences > 1:  # the others' verifications come before this one's outcome is used
+            probs, packed = probs.clone(), packed.clone()
         packed = self.group.broadcast(packed)
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
         seq.commit(made.verdict.tokens, made.verdict.count)
@@ -253,6 +255,7 @@ class Speculative:
         if plan.arm and plan.trial:
             plan.arm.tried()
         made = self.round(seq, plan, self._match(seq), sampler)
+        self.model.before_waiting()
         outcome = made.read()
         while not outcome.complete:  # sample again from the same logits
             sampler.widen()
@@ -299,6 +302,7 @@ class Speculative:
             self.planner.renew(end - seq.known)
             if seq.known < end and self._choose(seq, end, late).plain:
                 following = self.round(seq, plan, coming.following, sampler)
+            self.model.before_waiting()
             outcome = coming.read()
             if not outcome.complete:  # this token and the following one came from truncated distributions
                 sampler.widen()

@@ -9,7 +9,7 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
-from triforce_chat.engine.cache.storage import KVCache
+from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.events import Event
@@ -62,9 +62,10 @@ class Builder:
         options: StackOptions,
         emit: Callable[[Event], None],
         group: RankGroup = SINGLE,
+        buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
     ) -> None:
         self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
-        self.group = group
+        self.group, self.buffer = group, buffer
         self.planners: dict[str, Planner] = {}
         self.caches: list[KVCache] = []
         self.investment = Investment(captures_on(target.device), unlimited=options.repeatable)
@@ -133,7 +134,7 @@ class Builder:
         On a GPU, where a surplus forward is cheap to discard. Ranks would have to agree on a plan for
         every token, and lookup by fixed numbers goes by the last token, which the host does not know yet.
         """
-        queue = self.target.device.type == "cuda" and self.full.storage.buffer is not None
+        queue = self.target.device.type == "cuda" and self.full.write_slot() is not None
         return queue and (not planner.most or (planner.decides and self.group.size == 1))
 
     @property
@@ -162,7 +163,7 @@ class Builder:
         """The draft model, if there is one; drafts of these lengths are captured before their first use."""
         if self.draft is None:
             return []
-        cache = StreamingCache(self.draft.shape)
+        cache = StreamingCache(self.draft.shape, buffer=self.buffer)
         self.caches.append(cache)
         return [Arm(DraftModel(self.draft, cache, lengths, self.group))]
 
@@ -174,10 +175,13 @@ class Builder:
         return self.target.quantized if int8 else self.target
 
     def retrieval(self) -> RetrievalCache:
-        return RetrievalCache(self.full, self.budget, POLICIES[self.options.policy](), self.emit)
+        return self.small(POLICIES[self.options.policy]())
 
     def streaming(self) -> RetrievalCache:
-        return RetrievalCache(self.full, self.budget, Recent(), self.emit)
+        return self.small(Recent())
+
+    def small(self, policy: Policy) -> RetrievalCache:
+        return RetrievalCache(self.full, self.budget, policy, self.emit, self.buffer)
 
     @property
     def budget(self) -> Budget:

@@ -1,0 +1,164 @@
+"""Forwards of the next tokens of several sequences, as CUDA graphs.
+
+What changes from one replay to the next is on the device: whose each row is, where it goes, and how far each sequence
+has come. So sequences may join, leave and have different numbers of tokens. Every graph has room for as many of them as
+their pool; what nobody uses costs its arithmetic only, as reading the weights takes the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, WriteSlot
+from triforce_chat.engine.cuda_graph import Graph, LogitsAndStates, fitting, pool_of
+from triforce_chat.engine.forward.attention import RotaryEmbedding
+from triforce_chat.engine.forward.fused import Decoder
+
+NOWHERE = -1  # slot of a row that no sequence has
+
+
+class Fed(NamedTuple):
+    """The next tokens of one sequence."""
+
+    ids: Tensor  # [n]
+    slot: WriteSlot  # of the first one
+    position: int  # of the first one, for RoPE
+    offset: Tensor | None = None  # [1], added to slot and position on the device
+
+
+class Outcome(NamedTuple):
+    """Of one sequence's tokens, valid until the next forward of several."""
+
+    computed: LogitsAndStates
+    queries: Tensor | None  # [layers, Hq, n, D], where a cache wants them
+
+
+class SequencesGraph:
+    """One forward of up to ``most`` tokens of each sequence of a pool; they and their places are inputs of a replay."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        prefix: KVBuffer | None,
+        most: int,
+        keeps_queries: bool,
+        memory: Callable[[], Any],
+    ) -> None:
+        shape, self.count = pool.shape, pool.keys.shape[1]
+        rows, device = self.count * most, shape.device
+        with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
+            self.ids = torch.zeros(rows, dtype=torch.long, device=device)
+            self.numbers = torch.zeros(4 * rows + 3 * self.count + 2, dtype=torch.long, device=device)
+            self.offsets = torch.zeros(self.count, dtype=torch.long, device=device)
+            self.zero = torch.zeros(1, dtype=torch.long, device=device)
+            size = shape.layers, shape.query_heads, rows, shape.head_dim
+            self.queries = torch.zeros(size, dtype=shape.dtype, device=device) if keeps_queries else None
+        of_rows, of_sequences = self.numbers.split([4 * rows, 3 * self.count + 2])
+        self.positions, self.slots, self.places, self.owners = of_rows.view(4, rows)
+        starts, self.at, places, self.shared = of_sequences.split([self.count + 1, self.count, self.count, 1])
+        self.sequences = kernels.Sequences(starts, self.at, places, most)
+        # Holds the tensors, not the pool, which must stay collectable: it is a weak key.
+        self.decoder, self.keys, self.values = decoder, pool.keys, pool.values
+        self.prefix = None if prefix is None else (prefix.keys, prefix.values)
+        self.scale, self.capacity = shape.head_dim**-0.5, pool.capacity
+        self.graph: Graph[LogitsAndStates] = Graph(device, memory)
+
+    def __call__(self, fed: Sequence[Fed]) -> list[Outcome]:
+        ids = torch.cat([each.ids for each in fed])
+        self.ids[: len(ids)] = ids
+        numbers = torch.tensor(self._numbers(fed))
+        if self.numbers.is_cuda:
+            numbers = numbers.pin_memory()  # so that the host does not wait
+        self.numbers.copy_(numbers, non_blocking=True)
+        self._move([each.offset for each in fed])
+        logits, states = self.graph(self._work)
+        return [
+            Outcome(
+                (logits[first:last], states[first:last]),
+                None if self.queries is None else self.queries[:, :, first:last],
+            )
+            for first, last in self._ranges(fed)
+        ]
+
+    def _move(self, offsets: Sequence[Tensor | None]) -> None:
+        """Add the offsets of the sequences to their slots and positions."""
+        if all(each is None for each in offsets):
+            return
+        self.offsets[: len(offsets)] = torch.cat([self.zero if each is None else each for each in offsets])
+        moved = self.offsets[self.owners]
+        self.positions += moved
+        self.slots += torch.where(self.slots == NOWHERE, 0, moved)
+        self.at += self.offsets
+
+    def _ranges(self, fed: Sequence[Fed]) -> list[tuple[int, int]]:
+        ends = [*accumulate(len(each.ids) for each in fed)]
+        return [*zip([0, *ends[:-1]], ends, strict=True)]
+
+    def _numbers(self, fed: Sequence[Fed]) -> list[int]:
+        """Everything that changes between replays, in the order of ``numbers``."""
+        rows = [(each, step) for each in fed for step in range(len(each.ids))]
+        unused, empty = len(self.ids) - len(rows), self.count - len(fed)
+        positions = [each.position + step for each, step in rows] + unused * [0]
+        slots = [each.slot.start + step for each, step in rows] + unused * [NOWHERE]
+        row_places = [each.slot.storage.place for each, _ in rows] + unused * [0]
+        owners = [i for i, each in enumerate(fed) for _ in each.ids] + unused * [0]
+        starts = [0, *(last for _, last in self._ranges(fed))] + empty * [len(rows)]
+        at = [each.slot.start for each in fed] + empty * [0]
+        places = [each.slot.storage.place for each in fed] + empty * [0]
+        return [*positions, *slots, *row_places, *owners, *starts, *at, *places, fed[0].slot.shared]
+
+    def _work(self) -> LogitsAndStates:
+        states = self.decoder(self.ids, self.positions, self._attend)
+        return self.decoder.logits(states), states
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
+        turn, keys, values = (
+            (rotary.positions, rotary.frequencies, rotary.factor),
+            self.keys[layer],
+            self.values[layer],
+        )
+        kernels.rotate_and_store(q, k, v, *turn, keys, values, self.slots, self.places)
+        if self.queries is not None:
+            self.queries[layer] = q.transpose(0, 1)
+        before = None
+        if self.prefix is not None:
+            before = kernels.Prefix(self.prefix[0][layer], self.prefix[1][layer], self.shared)
+        return kernels.attend_together(q, keys, values, self.sequences, self.scale, self.capacity, before)
+
+
+class SequencesGraphs:
+    """All captured forwards of several sequences of one model, by their pool."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.made: WeakKeyDictionary[KVPool, dict[Hashable, SequencesGraph]] = WeakKeyDictionary()
+
+    def __call__(self, given: Sequence[tuple[Tensor, WriteSlot, int, Tensor | None]]) -> list[Outcome]:
+        """Logits and states after the tokens of each sequence, see ``Fed``; stores their keys and values.
+
+        All sequences lie in one pool, after the same prefix, and have few enough tokens for ``fitting``.
+        """
+        fed = [Fed(*each) for each in given]
+        slot, most = fed[0].slot, fitting(max(len(each.ids) for each in fed))
+        assert slot.storage.pool is not None
+        assert most is not None
+        of_pool = self.made.setdefault(slot.storage.pool, {})
+        keeps_queries = any(each.slot.queries is not None for each in fed)
+        key = most, keeps_queries, id(slot.prefix)
+        if key not in of_pool:
+            of_pool[key] = SequencesGraph(
+                self.decoder, slot.storage.pool, slot.prefix, most, keeps_queries, self.memory
+            )
+        return of_pool[key](fed)
+
+    def memory(self) -> Any:
+        """The memory pool of the next graph."""
+        return pool_of(each.graph for of_pool in self.made.values() for each in of_pool.values())
