@@ -448,6 +448,15 @@ class ToyConstraint:
 
     may: Callable[[Context], list[bool]]
     context: Context
+    guesses: int = (
+        0  # tokens that are forced: the first one allowed at each place, though others are allowed, too
+    )
+
+    def forced(self, most: int) -> list[int]:
+        made: list[int] = []
+        for _ in range(min(most, self.guesses)):
+            made.append(self.may((*self.context, *made)).index(True))
+        return made
 
     def allowed(self, drafted: Sequence[int], vocabulary: int) -> Tensor:
         rows = torch.ones(len(drafted) + 1, vocabulary, dtype=torch.bool)
@@ -468,6 +477,7 @@ def rounds(
     most: int,
     forced: Context = (),
     may: Callable[[Context], list[bool]] | None = None,
+    guesses: int = 0,
 ) -> Iterator[tuple[Context, float, Any]]:
     """Every outcome of one round from the state that the stack is in."""
     start = stack.save()
@@ -476,7 +486,7 @@ def rounds(
     while scripts:
         stack.load(start)
         walk.begin(scripts.pop())
-        stack.top.constraint = None if may is None else ToyConstraint(may, tokens)
+        stack.top.constraint = None if may is None else ToyConstraint(may, tokens, guesses)
         made = stack.top.step(TokenBuffer.of(tokens, ROOM, CPU, forced), sampler, most)[1].ids
         assert len(made) >= 1
         scripts += [[*prefix, other] for prefix, other in walk.open]
@@ -490,6 +500,7 @@ def distribution_of(
     lump: bool = True,
     prompt: Context = PROMPT,
     may: Callable[[Context], list[bool]] | None = None,
+    guesses: int = 0,
 ) -> Distribution:
     """The exact distribution of the first ``n`` tokens that the stack emits behind the prompt."""
     horizon = len(prompt) + n
@@ -499,7 +510,9 @@ def distribution_of(
     while waiting:
         (tokens, _), (mass, state) = waiting.popitem()
         stack.load(state)
-        for after, chance, left in rounds(stack, sampler, tokens, horizon - len(tokens) - 1, (), may):
+        for after, chance, left in rounds(
+            stack, sampler, tokens, horizon - len(tokens) - 1, (), may, guesses
+        ):
             if len(after) >= horizon:
                 made = after[len(prompt) : horizon]
                 found[made] = found.get(made, 0.0) + mass * chance

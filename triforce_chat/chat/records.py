@@ -49,6 +49,9 @@ def turn_object(tally: Tally) -> dict[str, Any]:
     done = tally.finished
     return {
         "text": tally.text,
+        **(
+            {"thought": tally.thought, "thought_tokens": tally.thought_tokens} if tally.thought_tokens else {}
+        ),
         "token_ids": tally.token_ids,
         "finish_reason": done.reason if done else "interrupted",
         "usage": {

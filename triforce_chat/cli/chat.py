@@ -143,7 +143,7 @@ def opened(
     texts = [*start.texts, *read_all(list(start.paths), options, screen)]
     automatic = options.model == AUTO
     options = with_model(options, screen)
-    session, _ = open_session([], options, screen)
+    session, _ = open_session([], options, screen, coming=texts)
     conversation = begin(opener, session, texts, options, screen)
     return session, conversation, model_label(options, session, automatic)
 

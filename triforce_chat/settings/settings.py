@@ -16,6 +16,7 @@ STACKS = tuple(stack_specs.STACKS)
 POLICIES = ("mean", "minmax", "attention")
 MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
+THINK = ("auto", "on", "off")
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
 KVS = ("auto", "float32", "float16")  # of keys and values
 MAX_CHUNK = 1024  # tokens
@@ -117,6 +118,12 @@ class Parameters:
         example=1,
     )
     max_tokens: int = setting(512, "Longest answer, in tokens.", minimum=1, changeable=True)
+    think: str = setting(
+        "auto",
+        "Thoughts of a model that can think before it answers: on, off; auto leaves that to the model.",
+        choices=THINK,
+        changeable=True,
+    )
     loop_guard: int = setting(
         3,
         "Stop an answer that repeats a passage this many times, word for word; 0 lets it go on.",

@@ -60,6 +60,7 @@ class Plan:
     rate: float = 0.0  # expected tokens per second; 0 for a trial or a fixed plan
     rounds: int = 1
     threshold: int = NEVER
+    forced: Sequence[int] = ()  # the draft itself, where the form of the answer prescribes it
 
     @property
     def plain(self) -> bool:
@@ -415,6 +416,8 @@ class Planner:
         if timed:
             self._surveyed(drafted)
             self.times.add(1 + drafted, verifying)
+        if plan.forced:  # says nothing about any drafter
+            return
         arm = plan.arm
         hopes = self._hopes(match, drafted) if arm is None else []
         self._remember(hopes, accepted)
