@@ -76,7 +76,15 @@ def peer(*names: str) -> str:
 
 def logits(*names: str) -> str:
     """Logits beside those of expanded fp32 weights."""
-    header = ("weights", "keys and values", "positions", "largest difference", "median", "largest logit", "same best")
+    header = (
+        "weights",
+        "keys and values",
+        "positions",
+        "largest difference",
+        "median",
+        "largest logit",
+        "same best",
+    )
     lines = [
         (
             each["weights"],

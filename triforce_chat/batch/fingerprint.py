@@ -17,7 +17,9 @@ from triforce_chat.settings.specification import SettingSpec
 
 # What changes an answer besides the model. A stack does not: its output is distributed as the target's own.
 ALSO = frozenset({"max_tokens", "passages", "dtype", "system", "pages", "ocr"})
-NEW = frozenset({"kv", "think"})  # count where they are not at their defaults, so that earlier answers stay valid
+NEW = frozenset(
+    {"kv", "think"}
+)  # count where they are not at their defaults, so that earlier answers stay valid
 DIGITS = 32  # hexadecimal ones of a hash
 SAMPLES, SAMPLE = 64, 4096  # of a file of weights so many parts of so many bytes are compared
 Fingerprint = Mapping[str, Any]

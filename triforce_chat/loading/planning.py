@@ -57,7 +57,7 @@ def resized(model: Description, spec: EngineSpec, dtype: torch.dtype) -> Descrip
     fields = {**model.fields, **spec.shape.fields}
     stored = None
     if in_four_bits(spec):
-        from triforce_chat.models.four_bits import stored_of
+        from triforce_chat.memory_plan.four_bits import stored_of
 
         stored = stored_of(Dimensions.of(fields), dtype.itemsize)
     return replace(model, fields=fields, source=None, preset=None, stored=stored)
