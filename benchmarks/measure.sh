@@ -2,7 +2,7 @@
 # What the figures on a data-centre GPU are measured with: measure.sh FOLDER-OF-NOVELS FOLDER-FOR-RECORDS STEP...
 # The folder holds the novels below. Seconds are estimates for one H200; a first run compiles kernels.
 set -euo pipefail
-folder=$(realpath "$1") out=$(realpath "$2")
+here=$(realpath "$(dirname "$0")") folder=$(realpath "$1") out=$(realpath "$2")
 shift 2
 export TRIFORCE_CHAT_MODEL=small # the tables of steps that name no model are of this one
 cd "$folder"
@@ -36,6 +36,8 @@ for step in "$@"; do
     questions) triforce-chat evaluate questions --draft none --seed 0 --json >"$out/questions.json" ;; # 45 s
     acceptance) triforce-chat evaluate acceptance $unseen --seed 0 --repetition-penalty 1 --json >"$out/acceptance.json" ;; # 200 s
     acceptance-penalty) triforce-chat evaluate acceptance $unseen --seed 0 --json >"$out/acceptance-penalty.json" ;; # 200 s
+    sparsity) triforce-chat evaluate sparsity $unseen --draft none --json >"$out/sparsity.json" ;; # 60 s
+    sparsity-large) triforce-chat evaluate sparsity $unseen --model large --draft none --json >"$out/$step.json" ;; # 90 s
     small) bench small --repeats 3 --contexts 4096,8192,32768,$long --stacks autoregressive,auto,triforce,lookup,naive ;; # 110 s
     temperatures) texts=$shelf big temperatures --contexts $long --stacks $pair --temperatures 0,0.2,0.4,0.6,0.8,1,1.2 \
         --prompts 8 --plain-tokens 64 ;; # 300 s
@@ -76,6 +78,7 @@ for step in "$@"; do
     parallel-offload-13b) bench parallel-offload-13b --repetition-penalty 1 --inflate llama-2-13b --offload --tp 2 \
         --contexts $longer --stacks $pair --temperatures 0,0.6 --prompts 1 --plain-tokens 8 ;; # two GPUs, 180 s
     parallel-offload-four) far parallel-offload-four --tp 4 --temperatures 0,0.6 --prompts 1 ;; # four GPUs, 80 s
+    batch) python "$here/batch.py" . --workers 2 --model small >"$out/batch.json" ;; # two GPUs, 180 s
     large | medium) same "$step" --model "$step" --contexts 4096,8192,32768,$long --prompts 2 ;; # 120 s each
     large-draft) same "$step" --model large --draft medium --contexts 32768,$long --prompts 2 ;; # 100 s
     large-7b) same "$step" --model large --draft medium --inflate llama-2-7b --contexts $long --prompts 8 ;; # 470 s

@@ -202,6 +202,25 @@ def spread() -> str:
     )
 
 
+def sparsity() -> str:
+    """Attention recovered by each way to select, over all layers."""
+    found = record("cpu-sparsity")
+    names = ("best", "exact", "minmax", "mean")
+    budgets = found["plan"]["budgets"]
+    lines = []
+    for budget in budgets:
+        each = [
+            [r for r in found["layers"] if (r["policy"], r["budget"]) == (name, budget)] for name in names
+        ]
+        shares = [f"{fmean(r['recovered'] for r in rows_):.1%}" for rows_ in each]
+        late = next(
+            r for r in found["decay"] if (r["policy"], r["budget"], r["after"]) == ("exact", budget, 256)
+        )
+        lines.append([f"{budget:,}", *shares, f"{late['recovered']:.1%}"])
+    header = ("budget", *(f"`{name}`" for name in names), "`exact`, 256 tokens later")
+    return table(header, lines) + "\n" + source("cpu-sparsity")
+
+
 def sources() -> str:
     """How often the right page is named first."""
     header = (
@@ -310,6 +329,7 @@ TABLES = {
     "acceptance": acceptance,
     "acceptance-penalty": acceptance_penalty,
     "acceptance-spread": spread,
+    "sparsity": sparsity,
     "sources": sources,
     "aims": aims,
 }

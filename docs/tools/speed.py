@@ -74,6 +74,47 @@ def peer(*names: str) -> str:
     return table(header, lines) + "\n" + source(*names)
 
 
+def logits(*names: str) -> str:
+    """Logits beside those of expanded fp32 weights."""
+    header = (
+        "weights",
+        "keys and values",
+        "positions",
+        "largest difference",
+        "median",
+        "largest logit",
+        "same best",
+    )
+    lines = [
+        (
+            each["weights"],
+            each["kv"],
+            f"{each['positions']:,}",
+            f"{each['largest']:.2g}",
+            f"{each['median']:.2g}",
+            number(each["scale"], 1),
+            f"{100 * each['same_best']:.2f} %",
+        )
+        for each in map(record, names)
+    ]
+    return table(header, lines) + "\n" + source(*names)
+
+
+def cold_ask(name: str) -> str:
+    """A question about a document, answered by a new process, beside llama.cpp's server."""
+    header = ("", "prompt tokens", "answer tokens", "seconds (range)")
+    lines = [
+        (
+            who,
+            f"{each['prompt_tokens']:,}",
+            str(each["tokens"]),
+            f"{each['seconds']:.1f} ({each['range_s'][0]:.1f}–{each['range_s'][1]:.1f})",
+        )
+        for who, each in record(name)["rows"].items()
+    ]
+    return table(header, lines) + "\n" + source(name)
+
+
 def same_text(name: str) -> str:
     """Every stack on the text that plain decoding drew: which is fastest, and how near `auto` comes to it."""
     found = rows(name)
@@ -552,6 +593,8 @@ TABLES = {
     "cpu-together": partial(together, "cpu-together"),
     "cpu-stock": cpu_stock,
     "cpu-peer-medium": partial(peer, "cpu-peer-0.5b-512"),
+    "cpu-logits": partial(logits, "cpu-logits-0.5b-kv16", "cpu-logits-0.5b-kv32"),
+    "cpu-cold-ask": partial(cold_ask, "cpu-cold-ask-0.5b"),
     "temperatures": partial(temperatures, "h200-temperatures"),
     "large-7b": partial(temperatures, "h200-large-7b"),
     "penalty": penalty,

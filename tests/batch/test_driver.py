@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,15 +20,19 @@ from triforce_chat.ui.batch_progress import BatchView
 
 
 class Scripted:
-    """Workers that answer at once; those of ``mortal`` end at their first line, and their successors never start."""
+    """Workers that answer at once; those of ``mortal`` end at their first line, and their successors never start.
+
+    Those that are given a line of ``deadly`` end with it, and their successors start; each takes ``width`` lines.
+    """
 
     size = 2
     replaceable = True
     patience: float | None = 5.0
 
-    def __init__(self, mortal: set[int]) -> None:
-        self.mortal, self.replaced, self.given = mortal, list[int](), list[tuple[int, str]]()
-        self._reports: deque[Report] = deque([Ready(0, 1.0), Ready(1, 1.0)])
+    def __init__(self, mortal: set[int], deadly: str = "", width: int = 1) -> None:
+        self.mortal, self.deadly, self.width = mortal, deadly, width
+        self.replaced, self.given = list[int](), list[tuple[int, tuple[str, ...]]]()
+        self._reports: deque[Report] = deque([Ready(0, 1.0, width), Ready(1, 1.0, width)])
 
     def __enter__(self) -> Self:
         return self
@@ -38,10 +42,13 @@ class Scripted:
     ) -> None:
         """Nothing was started."""
 
-    def give(self, worker: int, line: Line) -> None:
-        self.given.append((worker, line.id))
-        answered = Done(worker, Answered({"id": line.id, "error": None}, 1))
-        self._reports.append(Lost(worker, "it ended") if worker in self.mortal else answered)
+    def give(self, worker: int, lines: Sequence[Line]) -> None:
+        self.given.append((worker, tuple(line.id for line in lines)))
+        for line in lines:
+            if worker in self.mortal or line.id == self.deadly:
+                self._reports.append(Lost(worker, "it ended"))
+                return
+            self._reports.append(Done(worker, Answered(line.id, {"id": line.id, "error": None}, 1)))
 
     def reports(self) -> Iterator[Report]:
         while self._reports:
@@ -49,6 +56,8 @@ class Scripted:
 
     def replace(self, worker: int) -> None:
         self.replaced.append(worker)
+        if worker not in self.mortal:
+            self._reports.append(Ready(worker, 1.0, self.width))
 
     def dismiss(self, worker: int) -> None:
         raise AssertionError(f"worker {worker} was given up")
@@ -65,14 +74,14 @@ class Clock:
         return self.now
 
 
-def drive(crew: Scripted, path: Path) -> set[str]:
+def drive(crew: Scripted, path: Path, failing: frozenset[str] = frozenset()) -> set[str]:
     lines = toys(3, 3)
     with OutputFile(path, "id", HEAD) as output:
         view = BatchView([line.name for line in lines], True)
         try:
             Driver(Queue(lines), crew, output, view, clock=Clock()).run(lambda: False)
         finally:
-            assert not output.failed
+            assert output.failed == failing
         return output.answered
 
 
@@ -80,10 +89,31 @@ def test_a_worker_that_does_not_come_back_keeps_no_book(tmp_path: Path) -> None:
     crew = Scripted({1})
     assert drive(crew, tmp_path / "out.jsonl") == {line.id for line in toys(3, 3)}
     assert crew.replaced == [1]
-    lost = next(identifier for worker, identifier in crew.given if worker == 1)
-    assert [worker for worker, identifier in crew.given if identifier == lost] == [1, 0]
+    lost = next(lines for worker, lines in crew.given if worker == 1)
+    assert [worker for worker, lines in crew.given if lines == lost] == [1, 0]
 
 
 def test_nobody_waits_for_ever_for_a_worker(tmp_path: Path) -> None:
     with pytest.raises(NoWorkerLeft, match="none could be started within 5 s"):
         drive(Scripted({0, 1}), tmp_path / "out.jsonl")
+
+
+def test_lines_of_one_book_are_given_out_together(tmp_path: Path) -> None:
+    crew = Scripted(set(), width=2)
+    assert drive(crew, tmp_path / "out.jsonl") == {line.id for line in toys(3, 3)}
+    assert sorted(lines for _, lines in crew.given) == [
+        *(("0-0", "0-1"), ("0-2",)),
+        *(("1-0", "1-1"), ("1-2",)),
+        *(("2-0", "2-1"), ("2-2",)),
+    ]
+
+
+def test_a_line_that_ends_workers_costs_no_other_that_ran_beside_it(tmp_path: Path) -> None:
+    crew = Scripted(set(), deadly="1-1", width=3)
+    answered = drive(crew, tmp_path / "out.jsonl", frozenset({"1-1"}))
+    assert answered == {line.id for line in toys(3, 3)} - {"1-1"}
+    assert [lines for _, lines in crew.given if lines[0].startswith("1")] == [
+        ("1-0", "1-1", "1-2"),
+        ("1-1",),
+        ("1-2",),
+    ]

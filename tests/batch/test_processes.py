@@ -82,6 +82,14 @@ def test_a_line_whose_worker_ends_is_tried_once_more(output: OutputFile) -> None
     assert any("SIGKILL" in line and "another one starts" in line for line in view.said)
 
 
+def test_of_lines_that_are_answered_at_once_one_that_ends_workers_is_found(output: OutputFile) -> None:
+    lines = [Toy(name, "book") for name in ("a", "b", "die", "c", "d")]
+    answer(lines, output, workers=1, load=batch_toys.load_wide)
+    assert (output.answered, output.failed) == ({"a", "b", "c", "d"}, {"die"})
+    beside = {record["id"]: record.get("beside") for record in records(output)}
+    assert beside == {"a": 2, "b": 2, "die": None, "c": 1, "d": 1}
+
+
 def test_a_line_that_ends_two_workers_is_an_error(output: OutputFile) -> None:
     answer([Toy("a", "book"), Toy("die", "book"), Toy("b", "book"), Toy("c", "other")], output)
     assert (output.answered, output.failed) == ({"a", "b", "c"}, {"die"})

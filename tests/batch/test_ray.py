@@ -29,27 +29,23 @@ from triforce_chat.ui.batch_progress import BatchView
 ray = pytest.importorskip("ray", reason="NOT RUN: Ray is not installed (pip install 'triforce-chat[ray]')")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
-WORKERS = 3
+WORKERS = 2
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without workers of its own, whose machines are added by tests."""
+    """A head without workers of its own, and a machine with room for them until a test loses it."""
     for name, value in ray_actors.QUIET.items():
         os.environ.setdefault(name, value)
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": ray_actors.OBJECT_STORE}
     made = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    add_machine(made)
     yield made
     made.shutdown()
 
 
-@pytest.fixture
-def machine(cluster: Any) -> Iterator[Any]:
-    """A machine of the cluster with room for the workers."""
-    added = cluster.add_node(num_cpus=WORKERS, object_store_memory=ray_actors.OBJECT_STORE)
-    yield added
-    if added in cluster.worker_nodes:
-        cluster.remove_node(added)
+def add_machine(cluster: Any, cpus: int = WORKERS) -> Any:
+    return cluster.add_node(num_cpus=cpus, object_store_memory=ray_actors.OBJECT_STORE)
 
 
 @pytest.fixture
@@ -84,9 +80,8 @@ def records(output: OutputFile) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.path.read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("machine")
 def test_actors_answer_and_one_that_is_killed_is_replaced(cluster: Any, output: OutputFile) -> None:
-    lines = [Toy(f"slow-{line.id}", line.group) for line in toys(6, 3)]
+    lines = [Toy(f"slow-{line.id}", line.group) for line in toys(4, 2)]
     lines += [
         Toy("once", "mishap"),
         Toy("die", "mishap"),
@@ -108,7 +103,6 @@ def test_actors_answer_and_one_that_is_killed_is_replaced(cluster: Any, output: 
     assert view.load_s == 0.5
 
 
-@pytest.mark.usefixtures("machine")
 def test_an_actor_that_does_not_answer_in_time_is_replaced(
     cluster: Any, output: OutputFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +112,6 @@ def test_an_actor_that_does_not_answer_in_time_is_replaced(
     assert (output.answered, output.failed) == ({"b"}, {"sleep"})
 
 
-@pytest.mark.usefixtures("machine")
 def test_the_command(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = save_chat_model(tmp_path / "model")
@@ -131,12 +124,13 @@ def test_the_command(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert run(*asked, "--ray", "auto", "--model", "auto").err.startswith("error: --ray needs a --model")
 
 
-def test_a_lost_machine_costs_nothing_but_time(cluster: Any, machine: Any, output: OutputFile) -> None:
-    lines = [Toy(f"slow-{line.id}", line.group) for line in toys(6, 3)]
+def test_a_lost_machine_costs_nothing_but_time(cluster: Any, output: OutputFile) -> None:
+    lines = [Toy(f"slow-{line.id}", line.group) for line in toys(3, 3)]
+    (machine,) = cluster.worker_nodes
 
     def lose_the_machine(view: BatchView) -> None:  # noqa: ARG001
         # There is no room for all actors any more; those that find none must not keep their books.
-        cluster.add_node(num_cpus=1, object_store_memory=ray_actors.OBJECT_STORE)
+        add_machine(cluster, 1)
         cluster.remove_node(machine, allow_graceful=False)  # kills its raylet
 
     assert not answer_lines(lines, crew(cluster), output, Meddling(lines, lose_the_machine))
@@ -145,17 +139,15 @@ def test_a_lost_machine_costs_nothing_but_time(cluster: Any, machine: Any, outpu
 
 
 def test_when_all_machines_are_gone_that_is_said(cluster: Any, output: OutputFile) -> None:
-    for node in list(cluster.worker_nodes):
-        cluster.remove_node(node)
-    machine = cluster.add_node(num_cpus=WORKERS, object_store_memory=ray_actors.OBJECT_STORE)
-    lines = [Toy(f"slow-{line.id}", line.group) for line in toys(6, 9)]
+    (machine,) = cluster.worker_nodes  # the one that took the place of a lost one
+    lines = [Toy(f"slow-{line.id}", line.group) for line in toys(4, 9)]
 
     def lose_the_machine(view: BatchView) -> None:  # noqa: ARG001
         cluster.remove_node(machine, allow_graceful=False)
 
     started = time.monotonic()
-    with pytest.raises(NoWorkerLeft, match="no worker is left: none could be started within 3 s"):
-        answer_lines(lines, crew(cluster, patience=3.0), output, Meddling(lines, lose_the_machine))
+    with pytest.raises(NoWorkerLeft, match="no worker is left: none could be started within 1 s"):
+        answer_lines(lines, crew(cluster, patience=1.0), output, Meddling(lines, lose_the_machine))
     assert time.monotonic() - started < 60
     assert output.answered
 

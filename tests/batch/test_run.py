@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,14 +28,15 @@ LINES = [Toy(str(number), f"book {number // 2}") for number in range(10)]
 class Answerer:
     """Answers at once; does something before the end of one line."""
 
-    def __init__(self, at: str = "", then: Callable[[], None] = lambda: None) -> None:
-        self.at, self.then = at, then
+    def __init__(self, at: str = "", then: Callable[[], None] = lambda: None, width: int = 1) -> None:
+        self.at, self.then, self.width = at, then, width
 
-    def answer(self, line: Line) -> Answering:
-        yield Text((1,), "a")
-        if line.id == self.at:
-            self.then()
-        return Answered({"id": line.id, "error": ERROR if line.id == "3" else None}, 1)
+    def answer(self, lines: Sequence[Line]) -> Answering:
+        for line in lines:
+            yield Text((1,), "a")
+            if line.id == self.at:
+                self.then()
+            yield Answered(line.id, {"id": line.id, "error": ERROR if line.id == "3" else None}, 1)
 
 
 @pytest.fixture
@@ -71,6 +72,11 @@ def test_ctrl_c_lets_the_running_answer_finish(output: OutputFile) -> None:
         require_all(LINES, output, True)
 
 
+def test_ctrl_c_lets_all_running_answers_finish(output: OutputFile) -> None:
+    assert answer_lines(LINES, ThisProcess(Answerer("0", press, 2)), output, view())
+    assert output.answered == {"0", "1"}
+
+
 def test_ctrl_c_again_ends_at_once_however_late(output: OutputFile, monkeypatch: pytest.MonkeyPatch) -> None:
     def press_twice() -> None:
         press()
@@ -90,12 +96,13 @@ def test_an_answer_that_takes_too_long_is_given_up() -> None:
             for _ in range(5):
                 yield Text((1,), "a")
         except TimeLimit as error:
-            return Answered({"error": str(error)})
-        return Answered({"error": None})
+            for name in "ab":
+                yield Answered(name, {"error": str(error)})
 
-    *events, done = relayed(0, within(answering(), 2, lambda: next(seconds)))
+    *events, first, second = relayed(0, within(answering(), 2, lambda: next(seconds)))
     assert len(events) == 2
-    assert done == Done(0, Answered({"error": "no answer within 2 s"}))
+    assert first == Done(0, Answered("a", {"error": "no answer within 2 s"}))
+    assert second == Done(0, Answered("b", {"error": "no answer within 2 s"}))
 
 
 def test_ten_thousand_lines_begin_at_once(tmp_path: Path) -> None:

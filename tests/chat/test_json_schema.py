@@ -12,6 +12,7 @@ from support.byte_tokenizer import BYTE_VOCABULARY
 from support.chat_sessions import book
 from support.commands import run
 from support.fakes import tally_of
+from support.schema_answers import SCHEMAS
 from support.serving import save_chat_model
 
 from triforce_chat.chat.session import ChatSession, grammars
@@ -19,39 +20,6 @@ from triforce_chat.errors import UsageError
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.settings.settings import Settings
-
-SCHEMAS: dict[str, dict[str, Any]] = {
-    "a choice": {"enum": ["sea", "land", 3, None]},
-    "a number": {"type": "integer", "minimum": -5, "maximum": 120},
-    "a short text": {"type": "string", "maxLength": 8},
-    "a pattern": {"type": "string", "pattern": "^[A-Z][a-z]{2,5}$"},
-    "a list": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 4},
-    "a date": {"type": "string", "format": "date"},
-    "an object": {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    },
-    "alternatives": {
-        "anyOf": [{"const": "yes"}, {"type": "object", "properties": {}, "additionalProperties": False}]
-    },
-    "nested": {
-        "type": "object",
-        "properties": {"in": {"type": "array", "items": {"$ref": "#/$defs/p"}, "minItems": 1, "maxItems": 2}},
-        "$defs": {
-            "p": {
-                "type": "object",
-                "properties": {"x": {"enum": [1, 2]}},
-                "required": ["x"],
-                "additionalProperties": False,
-            }
-        },
-        "required": ["in"],
-        "additionalProperties": False,
-    },
-    "a reference": {"$ref": "#/$defs/e", "$defs": {"e": {"enum": ["a", "bc", "def"]}}},
-}
 
 
 @pytest.fixture(scope="module")

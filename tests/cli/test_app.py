@@ -473,6 +473,10 @@ def test_what_is_much_too_long_is_refused_before_the_weights_are_read(
     found = re.search(r"about ([\d,]+) tokens do not fit: .* --pages (1-\d+) would fit", refused.err)
     assert found
     assert int(found[1].replace(",", "")) > CONTEXT
+    ask("chat", "huge.txt").is_refusal(4, "huge: about ")
+    ask("ask", "Why?", "--think", "on").is_refusal(
+        2, "does not think before it answers; leave --think on out"
+    )
 
 
 def test_a_question_that_does_not_fit(ask: Ask) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_models import save_model
+from support.tiny_models import save_model, write_quantized_gguf
 from typer.testing import CliRunner
 
 from triforce_chat import __version__
 from triforce_chat.cli.app import app
 from triforce_chat.cli.options import parse_list
 from triforce_chat.errors import UsageError
-from triforce_chat.lab.evaluation import answers, perplexity, runs
+from triforce_chat.lab.evaluation import answers, logits, perplexity, runs
 from triforce_chat.lab.evaluation.questions import QUESTIONS
 from triforce_chat.lab.evaluation.runs import remark
 from triforce_chat.lab.tasks.book_questions import question_sets
@@ -162,9 +162,27 @@ def test_acceptance_by_kind_temperature_context_and_policy(shelf: Path) -> None:
     assert "alpha: middle level under the target" in shown
 
 
+def test_sparsity_by_layer_and_distance(shelf: Path) -> None:
+    arguments = ("sparsity", shelf / "a.txt", shelf / "b.txt", "--model", shelf / "model")
+    sizes = ("--contexts", "700", "--budgets", "128,512", "--places", "2")
+    value = found(*arguments, *sizes)
+    layers = {row["layer"] for row in value["layers"]}
+    assert len(value["layers"]) == len(layers) * 4 * 2
+    assert [row["after"] for row in value["decay"] if (row["policy"], row["budget"]) == ("mean", 512)] == [
+        *range(16, 257, 16)
+    ]
+    assert all(0 < row["recovered"] <= 1 for row in (*value["layers"], *value["decay"]))
+    shown = run(*arguments, *sizes).stdout
+    assert "700 tokens, exact: layer" in shown
+    assert "700 tokens, budget 512: tokens later" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
+        (("sparsity", "--policies", "best"), 2, "no policy 'best'"),
+        (("sparsity", "--budgets", "64"), 2, "the least is 88"),
+        (("sparsity", "--contexts", "100000"), 4, "add documents"),
         (("perplexity", "--contexts", "many"), 2, "'many' is not a list of numbers"),
         (("perplexity", "--contexts", "1"), 2, "2 or more"),
         (("perplexity", "--strides", "8192"), 2, "from 1 to 8191"),
@@ -245,7 +263,7 @@ def test_comprehension_by_length_and_from_memory(tmp_path: Path, shelf: Path) ->
     assert value["books"][0]["missing"] == 0
     right = sum(each["right"] for each in value["answers"])
     assert right == sum(sum(row["right"].values()) for row in value["rows"])
-    assert "without the book" in run(*arguments).stdout
+    assert "without the book" in run(*arguments[:-1], "0").stdout
 
 
 def test_comprehension_of_own_questions(tmp_path: Path, shelf: Path) -> None:
@@ -279,3 +297,36 @@ def test_comprehension_needs_a_novel_with_questions(shelf: Path) -> None:
     assert "no questions about a; there are some about A Tale of Two Cities" in " ".join(
         result.stderr.split()
     )
+
+
+def test_logits_beside_those_of_expanded_weights(shelf: Path, kernels: None, empty_cache: Path) -> None:  # noqa: ARG001
+    file = write_quantized_gguf(shelf / "tiny.gguf", context=512)
+    asked = (
+        "logits",
+        shelf / "a.txt",
+        "--model",
+        file,
+        "--device",
+        "cpu",
+        "--dtype",
+        "auto",
+        "--tokens",
+        "90",
+    )
+    whole, half = (found(*asked, "--kv", kv) for kv in ("float32", "auto"))
+    assert [each["kv"] for each in (whole, half)] == ["float32", "float16"]
+    assert (whole["positions"], whole["weights"]) == (90, "Q4_K_M")
+    assert whole["largest"] < 1e-4 * whole["scale"] < half["largest"] < 0.02 * half["scale"]
+    same = found(
+        "logits", shelf / "a.txt", "--model", shelf / "model", "--dtype", "float32", "--tokens", "50"
+    )
+    assert (same["largest"], same["same_best"], same["widest_swap"]) == (0, 1, 0)
+
+
+def test_what_is_measured_of_logits() -> None:
+    exact = torch.tensor([[0.0, 1.0, -3.0], [2.0, 0.0, 0.0]])
+    near = torch.tensor([[1.5, 1.0, -3.0], [2.0, 0.0, 0.25]])
+    largest, scale, swap, divergence = logits.measures(near, exact)
+    assert (largest.tolist(), scale.tolist(), swap.tolist()) == ([1.5, 0.25], [3.0, 2.0], [1.0, 0.0])
+    p, q = exact.softmax(-1), near.softmax(-1)
+    torch.testing.assert_close(divergence.float(), (p * (p / q).log()).sum(-1))

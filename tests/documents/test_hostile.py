@@ -84,7 +84,9 @@ def test_memory_has_a_limit(tmp_path: Path) -> None:
 
 
 def test_a_text_beyond_every_context_is_refused(tmp_path: Path) -> None:
-    assert "more than 64 million characters" in refused(b"A ship.\n" * (9 << 20), tmp_path / "a.txt")
+    assert "too long: the limit is 64 million characters; split it" in refused(
+        b"A ship.\n" * (9 << 20), tmp_path / "a.txt"
+    )
 
 
 def test_bombs_are_refused_unread(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_unusable_files_are_one_line(tmp_path: Path, name: str, data: bytes, say
 
 def test_what_is_no_file_is_one_line(tmp_path: Path) -> None:
     for source, says in [
-        (str(tmp_path), "a folder; name one file"),
+        (str(tmp_path), "is a folder without documents; give a file"),
         (str(tmp_path / "none.pdf"), "no such file"),
         (str(tmp_path / "two\nlines"), "no such file"),
         ("nul\0byte", "cannot be read .*null"),

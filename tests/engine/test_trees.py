@@ -133,8 +133,14 @@ def test_what_drafts_no_trees_says_so(lab: Lab) -> None:
         treed(lab, "auto")
     with pytest.raises(UsageError, match="tree-size must be from 1 to 63 tokens"):
         treed(lab, "naive", size=64)
+    with pytest.raises(UsageError, match="not with --policy attention"):
+        treed(lab, "triforce", policy="attention")
     with pytest.raises(UsageError, match="not drafted along a given text"):
         tally(treed(lab, "naive"), Request(lab.text(20), 5, forced=(1, 2)))
     for stack in ("autoregressive", "lookup", "retrieval"):
         prompt = lab.text(40)
         assert tally(treed(lab, stack), Request(prompt, 9)).token_ids == lab.greedy(prompt, 9)
+    prompt = lab.text(90)
+    for stack in ("naive", "streaming"):  # which select nothing
+        made = tally(treed(lab, stack, policy="attention"), Request(prompt, 9))
+        assert made.token_ids == lab.greedy(prompt, 9)

@@ -200,7 +200,9 @@ def test_the_small_model_takes_what_was_planned(dtype: str) -> None:
     if loaded.stored:
         described = as_stored(described, CPU, torch.float32)
     assert (dtype == "float32") == (loaded.stored is None)
-    plan = workload_of(described, None, 4096, StackOptions(), CPU, torch.float32)
+    plan = workload_of(
+        described, None, 4096, StackOptions(), CPU, torch.float32, kv=engine.target.shape.kv_dtype
+    )
     assert plan.weights == held(loaded.model)
     assert plan.layer_kv * 30 == kv_bytes(engine.full)
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.memory_plan.dimensions import Dimensions
+from triforce_chat.memory_plan.four_bits import stored_of
 from triforce_chat.models import four_bits
 from triforce_chat.models.resize import resize
 from triforce_chat.models.shapes import BigShape
@@ -47,7 +48,7 @@ def test_a_group_of_zeros_stays_zero() -> None:
 
 def test_the_plan_knows_what_it_takes(big: object) -> None:
     config = big.config  # type: ignore[attr-defined]
-    expected = four_bits.stored_of(Dimensions.of(config.to_dict()), 4)
+    expected = stored_of(Dimensions.of(config.to_dict()), 4)
     four_bits.round_to_four_bits(big)
     matrices = [each.matrix for each in big.modules() if hasattr(each, "matrix")]  # type: ignore[attr-defined]
     assert len(matrices) == 7 * WIDE.layers + 1

@@ -166,8 +166,26 @@ def test_kinds_without_a_kernel_are_expanded(tmp_path: Path) -> None:
     (note,) = notes
     assert note == (
         "m.gguf is expanded, which takes more memory and time: "
-        "weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel"
+        "weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel; "
+        "those in Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0 have"
     )
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_unknown_type_is_one_line_and_allocates_nothing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    name = b"blk.0.attn_q.weight"
+    damaged, written = tmp_path / "odd.gguf", bytearray(file.read_bytes())
+    at = written.index(name) + len(name) + 4 + 2 * 8  # behind it: the number of dimensions, and both
+    written[at : at + 4] = (77).to_bytes(4, "little")
+    damaged.write_bytes(written)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(ModelError) as caught:
+        load(damaged, keep=keep)
+    assert "blk.0.attn_q.weight is of quantization type 77, which is unknown here" in str(caught.value)
+    assert "Q4_K_M" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_without_a_kernel_weights_are_expanded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,9 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     "policy": ("minmax", "mean", "minmax"),
     "middle": ("full", "int8", "full"),
     "dtype": ("float32", "float16", "bfloat16"),
+    "kv": ("float32", "float16", "auto"),
+    "think": ("on", "off", "auto"),
+    "tree": ("sequoia", "specinfer", "auto"),
     "budget": (200, 300, 400),
     "repetition_penalty": (1.2, 1.3, 1.4),
 }

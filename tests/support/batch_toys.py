@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,20 +39,30 @@ def toys(groups: int, each: int) -> list[Toy]:
     return [Toy(f"{group}-{number}", f"book {group}") for group in range(groups) for number in range(each)]
 
 
+@dataclass(frozen=True)
 class ToyAnswerer:
-    """Answers every line with its process's id, unless the line is named for a mishap."""
+    """Answers every line with its process's id, unless the line is named for a mishap; says what came with it."""
 
-    def answer(self, line: Line) -> Answering:
-        yield Text((1,), "a")
-        mishap(line)
-        yield Text((2,), "b")
-        return Answered({"id": line.id, "worker": os.getpid(), "error": None}, 2)
+    width: int = 1
+
+    def answer(self, lines: Sequence[Line]) -> Answering:
+        yield Text((1,) * len(lines), "a")
+        for line in lines:
+            mishap(line)
+            yield Text((2,), "b")
+            record = {"id": line.id, "worker": os.getpid(), "beside": len(lines) - 1, "error": None}
+            yield Answered(line.id, record, 2)
 
 
 def load_toy(screen: Screen) -> tuple[ToyAnswerer, float]:
     """Loads nothing, and warns."""
     screen.err.print("a warning")
     return ToyAnswerer(), 0.5
+
+
+def load_wide(screen: Screen) -> tuple[ToyAnswerer, float]:  # noqa: ARG001
+    """Answers three lines at once."""
+    return ToyAnswerer(3), 0.0
 
 
 def mishap(line: Line) -> None:

@@ -40,6 +40,7 @@ class Costly(Stateless):
     vocabulary: int = 2
     device: torch.device = CPU
     captures: bool = False
+    places_on_device: bool = False
     sequences: int = 1
     luck: random.Random = field(default_factory=lambda: random.Random(0))
 

@@ -29,14 +29,20 @@ CONTEXT = 4096
 PATIENCE = 20.0  # seconds until a test fails
 
 
-def save_chat_model(folder: Path, context: int = CONTEXT) -> Path:
-    """Save a random model with a chat template, whose answers end only by their length."""
+def save_chat_model(folder: Path, context: int = CONTEXT, padding: int = 0) -> Path:
+    """Save a random model with a chat template, whose answers end only by their length.
+
+    ``padding``: rows of its vocabulary beyond those of the tokenizer, which are never the likeliest.
+    """
     from safetensors.torch import load_file, save_file
     from tokenizers import Tokenizer, decoders
 
     torch.manual_seed(5)
     save_model(
-        folder, vocab_size=len(BYTE_VOCABULARY), max_position_embeddings=context, initializer_range=0.3
+        folder,
+        vocab_size=len(BYTE_VOCABULARY) + padding,
+        max_position_embeddings=context,
+        initializer_range=0.3,
     )
     save_tokenizer(folder, BYTE_VOCABULARY)
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -44,6 +50,7 @@ def save_chat_model(folder: Path, context: int = CONTEXT) -> Path:
     backend.save(str(folder / "tokenizer.json"))
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"][: len(SPECIAL)] = 0
+    weights["lm_head.weight"][len(BYTE_VOCABULARY) :] = 0
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "chat_template.jinja").write_text(CHATML)
     return folder

@@ -87,6 +87,7 @@ def examined(name: str, data: bytes, kind: str) -> Result:
 
 def _serve(asked: bytes, outlet: int) -> None:
     try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what libraries print, as in ``child.main``
         child.limit(asked)
         with os.fdopen(outlet, "wb") as out:
             out.write(child.answer(asked))

@@ -245,6 +245,62 @@ def reading(target: ToyModel, middle: ToyModel, draft: ToyModel) -> ToyState:
     return state
 
 
+@dataclass
+class ToySelection:
+    """What the latest verification found, by all of its rows, and what the middle level goes by since it was asked."""
+
+    found: Context = ()
+    chosen: Context = ()
+
+
+@dataclass
+class Weighed(ToyModel):
+    """A target whose forwards leave a selection, which depends on rejected tokens too."""
+
+    selection: ToySelection = field(default_factory=ToySelection)
+
+    def __call__(
+        self,
+        ids: Tensor,
+        cache: ToyCache,
+        rows: int,
+        offset: Tensor | None = None,
+        tree: Branches | None = None,
+    ) -> Tensor:
+        logits = super().__call__(ids, cache, rows, offset, tree)
+        self.selection.found = self.rows[-1]
+        return logits
+
+
+@dataclass
+class Selecting(ToyModel):
+    """A middle level whose table depends on what is selected."""
+
+    selection: ToySelection = field(default_factory=ToySelection)
+
+    def logits(self, context: Context) -> Tensor:
+        return super().logits((*context, -5, *self.selection.chosen))
+
+
+def selecting_levels(
+    gammas: tuple[int, int], draft: ToyModel | None, waits: bool = True
+) -> tuple[Stack, Weighed, Selecting]:
+    """Three levels, the middle one with a selection of every verification, made when a proposal is asked for."""
+    selection = ToySelection()
+    target = Weighed(3, random_table(3, 1), selection=selection)
+    middle = Selecting(3, random_table(3, 2), selection=selection)
+
+    def ready(_: int) -> bool:
+        selection.chosen = selection.found
+        return bool(selection.found)
+
+    stack = (three_levels if waits else unwaited)(target, middle, draft, gammas)
+    stack.parts[1].ready = ready
+    stack.middle.model.selection = selection  # type: ignore[attr-defined]
+    stack.parts.append(selection)
+    return stack, target, middle
+
+
 def support_table(vocabulary: int, seed: int, allowed: Sequence[int]) -> Callable[[Context], Tensor]:
     """Like ``random_table``, with all mass on some tokens."""
     base = random_table(vocabulary, seed)
@@ -434,6 +490,15 @@ class ToyConstraint:
 
     may: Callable[[Context], list[bool]]
     context: Context
+    guesses: int = (
+        0  # tokens that are forced: the first one allowed at each place, though others are allowed, too
+    )
+
+    def forced(self, most: int) -> list[int]:
+        made: list[int] = []
+        for _ in range(min(most, self.guesses)):
+            made.append(self.may((*self.context, *made)).index(True))
+        return made
 
     def allowed(self, drafted: Sequence[int], vocabulary: int) -> Tensor:
         rows = torch.ones(len(drafted) + 1, vocabulary, dtype=torch.bool)
@@ -454,6 +519,7 @@ def rounds(
     most: int,
     forced: Context = (),
     may: Callable[[Context], list[bool]] | None = None,
+    guesses: int = 0,
 ) -> Iterator[tuple[Context, float, Any]]:
     """Every outcome of one round from the state that the stack is in."""
     start = stack.save()
@@ -462,7 +528,7 @@ def rounds(
     while scripts:
         stack.load(start)
         walk.begin(scripts.pop())
-        stack.top.constraint = None if may is None else ToyConstraint(may, tokens)
+        stack.top.constraint = None if may is None else ToyConstraint(may, tokens, guesses)
         made = stack.top.step(TokenBuffer.of(tokens, ROOM, CPU, forced), sampler, most)[1].ids
         assert len(made) >= 1
         scripts += [[*prefix, other] for prefix, other in walk.open]
@@ -476,6 +542,7 @@ def distribution_of(
     lump: bool = True,
     prompt: Context = PROMPT,
     may: Callable[[Context], list[bool]] | None = None,
+    guesses: int = 0,
 ) -> Distribution:
     """The exact distribution of the first ``n`` tokens that the stack emits behind the prompt."""
     horizon = len(prompt) + n
@@ -485,7 +552,9 @@ def distribution_of(
     while waiting:
         (tokens, _), (mass, state) = waiting.popitem()
         stack.load(state)
-        for after, chance, left in rounds(stack, sampler, tokens, horizon - len(tokens) - 1, (), may):
+        for after, chance, left in rounds(
+            stack, sampler, tokens, horizon - len(tokens) - 1, (), may, guesses
+        ):
             if len(after) >= horizon:
                 made = after[len(prompt) : horizon]
                 found[made] = found.get(made, 0.0) + mass * chance

@@ -117,7 +117,7 @@ def test_plain_has_words_where_others_have_drawings() -> None:
     said = "".join(chat.ask("q", "/stats", "/help doc"))
     assert "target: accepted 15, proposed 20, tested 20, rounds 5, acceptance 75 %\n" in said
     assert "accepted per round: 3.0 of 5 rounds, 3 to 3\ncache built in round: 1\n" in said
-    assert "/doc PATH [PAGES]: Add a document to this chat.\n" in said
+    assert "/doc PATH [PAGES]: Add a document to this chat, or those of a folder or pattern.\n" in said
     assert not re.search("[\u2500-\u259f]", said)
 
 
@@ -241,6 +241,16 @@ def test_undo_and_edit() -> None:
     assert chat.ask("/edit changed?")[0] == "three\n"
     assert [turn.question for turn in chat.conversation.turns] == ["changed?"]
     assert "needs a keyboard or a question" in chat.ask("/edit")[1]
+
+
+def test_a_folder_or_a_pattern_adds_all_of_its_documents(tmp_path: Path) -> None:
+    for name in ("b.md", "a.txt", "c.py"):
+        (tmp_path / name).write_text("text")
+    chat = Chat()
+    chat.ask(f"/doc {tmp_path}")
+    assert chat.read == [(str(tmp_path / "a.txt"), None), (str(tmp_path / "b.md"), None)]
+    chat.ask(f"/doc {tmp_path}/*.md 1-2")
+    assert chat.read[2:] == [(str(tmp_path / "b.md"), "1-2")]
 
 
 def test_drop() -> None:

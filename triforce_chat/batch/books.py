@@ -1,10 +1,11 @@
-"""Many books and questions: every book is read once, and each question is answered from its end."""
+"""Many books and questions: every book is read once, and all its questions are answered from its end."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from triforce_chat.batch.fingerprint import Fingerprint, Maker
 from triforce_chat.batch.lines import Answered, Answering, Line, error_object
-from triforce_chat.chat.events import ChatEvent, Tally
+from triforce_chat.chat.events import Tally
 from triforce_chat.chat.records import SCHEMA, RunInfo, answer_object
 from triforce_chat.documents import Document
 from triforce_chat.documents.encoding import decode
-from triforce_chat.errors import DocumentError, UsageError
+from triforce_chat.errors import DocumentError, RankLost, TimeLimit, TriforceError, UsageError
 
 if TYPE_CHECKING:  # lines are found before torch is loaded
     from triforce_chat.chat.session import ChatSession
@@ -88,7 +89,8 @@ class BookAnswerer:
     """Answers lines; those of one book should follow each other, because the last book stays in the cache.
 
     ``begin`` makes a conversation without documents, ``read`` reads a document, ``describe`` names the model that
-    answered, and ``maker`` what the answers were made of.
+    answered, and ``maker`` what the answers were made of. Up to ``parallel`` lines are answered at once where the
+    engine gains by that.
     """
 
     def __init__(
@@ -97,24 +99,59 @@ class BookAnswerer:
         read: Callable[[str], Document],
         describe: Callable[[ChatSession], RunInfo],
         maker: Maker,
+        parallel: int,
     ) -> None:
         self._begin, self._read, self._describe, self._maker = begin, read, describe, maker
         self._file, self._opened = "", begin()  # the last book, and the conversation about it
         self._fingerprint: Fingerprint = {}
         self._error: dict[str, str] | None = None  # why there is no such conversation
+        self.width = parallel if self._opened.engine.forkable else 1
 
-    def answer(self, line: Line) -> Answering:
-        assert isinstance(line, BookLine)
-        if line.file != self._file:
-            self._open(line.file)
-        if self._error is not None:
-            return Answered(line.refused(self._error))
+    def answer(self, lines: Sequence[Line]) -> Answering:
+        """An error is that of one line: where several are answered at once, each is then answered by itself."""
+        left = {line.id: line for line in lines if isinstance(line, BookLine)}
+        groups = deque([list(left.values())])
         try:
-            tally = yield from self._ask(line.question)
-            answer = answer_object(tally, self._describe(self._opened))
-            return Answered(line.answered(answer, self._fingerprint), len(tally.token_ids))
-        except Exception as error:
-            return Answered(line.refused(error_object(error)))
+            while groups:
+                group = groups.popleft()
+                try:
+                    yield from self._answer(group, left)
+                except (RankLost, TimeLimit):
+                    raise
+                except Exception as error:
+                    if len(group) == 1:
+                        yield _refused(left.pop(group[0].id), error)
+                    else:
+                        groups.extend([line] for line in left.values())
+        except TimeLimit as error:
+            for line in left.values():
+                yield _refused(line, error)
+
+    def _answer(self, group: Sequence[BookLine], left: dict[str, BookLine]) -> Answering:
+        """Answer lines about one book at once; what is answered is taken out of ``left``."""
+        from triforce_chat.chat.together import ask_all
+
+        if group[0].file != self._file:
+            self._open(group[0].file)
+        if self._error is not None:
+            for line in group:
+                yield Answered(line.id, left.pop(line.id).refused(self._error))
+            return
+        tallies = [Tally() for _ in group]
+        with closing(ask_all([(self._opened, line.question) for line in group], len(group))) as items:
+            for number, made in items:
+                if isinstance(made, TriforceError):
+                    yield _refused(left.pop(group[number or 0].id), made)
+                elif made is not None:
+                    if number is not None:
+                        tallies[number].add(made)
+                    yield made
+                elif number is not None and group[number].id in left:
+                    yield self._answered(left.pop(group[number].id), tallies[number])
+
+    def _answered(self, line: BookLine, tally: Tally) -> Answered:
+        answer = answer_object(tally, self._describe(self._opened))
+        return Answered(line.id, line.answered(answer, self._fingerprint), len(tally.token_ids))
 
     def _open(self, file: str) -> None:
         self._file, self._error, self._opened = file, None, self._begin()
@@ -124,13 +161,6 @@ class BookAnswerer:
         except Exception as error:
             self._error = error_object(error)
 
-    def _ask(self, question: str) -> Generator[ChatEvent, None, Tally]:
-        tally, session = Tally(), self._opened
-        try:
-            with closing(session.ask(question)) as events:
-                for event in events:
-                    tally.add(event)
-                    yield event
-        finally:
-            session.clear()  # the next question follows the document, too
-        return tally
+
+def _refused(line: BookLine, error: Exception) -> Answered:
+    return Answered(line.id, line.refused(error_object(error)))

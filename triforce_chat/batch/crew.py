@@ -1,17 +1,19 @@
 """The protocol between the driver of a batch and its workers, wherever these run.
 
-A worker is a number from 0. It loads a model, says ``Ready``, and then answers one line at a time. Every crew speaks
-this protocol, so the driver does not know whether its workers are processes of this machine or actors of a cluster.
+A worker is a number from 0. It loads a model, says ``Ready``, and then answers the lines that it is given, all about
+the same documents, before it is given others. Every crew speaks this protocol, so the driver does not know whether its
+workers are processes of this machine or actors of a cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from triforce_chat.batch.lines import Answered, Answerer, Line, within
+from triforce_chat.batch.lines import Answered, Answerer, Answering, Line, within
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.errors import TriforceError
 
@@ -22,11 +24,12 @@ class Ready:
 
     worker: int
     load_s: float  # seconds that it took
+    width: int = 1  # lines that it answers at once
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Something happened in the running answer; not every crew tells."""
+    """Something happened in the running answers; not every crew tells."""
 
     worker: int
     event: ChatEvent
@@ -34,7 +37,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The running answer has ended."""
+    """A running answer has ended."""
 
     worker: int
     answered: Answered
@@ -50,7 +53,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker ended unasked, with the answer that was running, if any."""
+    """A worker ended unasked, with the answers that were running, if any."""
 
     worker: int
     why: str
@@ -90,8 +93,8 @@ class Crew(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def give(self, worker: int, line: Line) -> None:
-        """Have a worker without a running answer answer a line. If it has ended, that is reported."""
+    def give(self, worker: int, lines: Sequence[Line]) -> None:
+        """Have a worker without a running answer answer lines. If it has ended, that is reported."""
         ...
 
     def reports(self) -> Iterator[Report]:
@@ -107,6 +110,39 @@ class Crew(Protocol):
         ...
 
 
+class Replaceable(ABC):
+    """A crew whose workers are started, and ended, one by one."""
+
+    replaceable = True
+    size: int
+
+    @abstractmethod
+    def start(self, worker: int) -> None:
+        """Start a worker."""
+
+    @abstractmethod
+    def dismiss(self, worker: int) -> None:
+        """End a worker for good."""
+
+    @abstractmethod
+    def end(self, finishing: bool) -> None:
+        """End all workers; ``finishing``: they may finish what they write to the disk."""
+
+    def __enter__(self) -> Self:
+        for worker in range(self.size):
+            self.start(worker)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(finishing=error is None)
+
+    def replace(self, worker: int) -> None:
+        self.dismiss(worker)
+        self.start(worker)
+
+
 class ThisProcess:
     """A crew of one worker, which is this process; it answers while its reports are read."""
 
@@ -117,7 +153,7 @@ class ThisProcess:
     def __init__(self, answerer: Answerer, load_s: float = 0.0, limit: float | None = None) -> None:
         """``load_s``: seconds that the model took to load. ``limit``: those that an answer may take."""
         self._answerer, self._limit, self._load_s = answerer, limit, load_s
-        self._line: Line | None = None
+        self._lines: Sequence[Line] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -127,15 +163,15 @@ class ThisProcess:
     ) -> None:
         """Nothing has to be ended."""
 
-    def give(self, worker: int, line: Line) -> None:  # noqa: ARG002
-        self._line = line
+    def give(self, worker: int, lines: Sequence[Line]) -> None:  # noqa: ARG002
+        self._lines = lines
 
     def reports(self) -> Iterator[Report]:
-        if self._line is None:
-            yield Ready(0, self._load_s)
+        if not self._lines:
+            yield Ready(0, self._load_s, self._answerer.width)
             return
-        answering = within(self._answerer.answer(self._line), self._limit)
-        self._line = None
+        answering = within(self._answerer.answer(self._lines), self._limit)
+        self._lines = ()
         yield from relayed(0, answering)
 
     def replace(self, worker: int) -> None:
@@ -145,12 +181,7 @@ class ThisProcess:
         raise NotImplementedError("a process does not end itself")
 
 
-def relayed(worker: int, answering: Iterator[ChatEvent]) -> Iterator[Report]:
-    """The reports of one answer."""
-    while True:
-        try:
-            event = next(answering)
-        except StopIteration as done:
-            yield Done(worker, done.value)
-            return
-        yield Progress(worker, event)
+def relayed(worker: int, answering: Answering) -> Iterator[Report]:
+    """The reports of answers that run at once."""
+    for item in answering:
+        yield Done(worker, item) if isinstance(item, Answered) else Progress(worker, item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from triforce_chat.batch.crew import Crew, Done, Lost, Progress, Ready, Report, Said, Unusable
@@ -31,9 +31,9 @@ class NoWorkerLeft(TriforceError):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A line that a worker is answering."""
+    """What a worker is answering, all about the same documents."""
 
-    line: Line
+    lines: dict[str, Line]  # those without an answer yet, by their ids
     since: float  # on the driver's clock
 
 
@@ -53,9 +53,9 @@ class Driver:
         self._queue, self._crew, self._output, self._view, self._clock = queue, crew, output, view, clock
         self._limit = limit if crew.replaceable else None
         self._starts = dict.fromkeys(range(crew.size), 1)  # of each worker since it last had a model
-        self._ready: set[int] = set()
+        self._widths: dict[int, int] = {}  # lines at once, of each worker that has a model
         self._running: dict[int, Running] = {}
-        self._losses: Counter[str] = Counter()  # of workers, by the line that they answered
+        self._losses: Counter[str] = Counter()  # of workers, by the lines that they answered
         self._proven: set[str] = set()  # groups of which a line was answered
         self._seen = clock()  # when there last was a worker with a model
 
@@ -74,22 +74,23 @@ class Driver:
             self._check_clock()
 
     def _hand_out(self) -> None:
-        for worker in sorted(self._ready - self._running.keys()):
-            line = self._queue.next(worker)
-            if line is not None:
-                self._running[worker] = Running(line, self._clock())
-                self._view.begin(worker, line.name)
-                self._crew.give(worker, line)
+        """Lines that a worker was lost with are given out one by one: that tells which of them it was."""
+        for worker in sorted(self._widths.keys() - self._running.keys()):
+            lines = self._queue.next(worker, self._widths[worker], self._losses)
+            if lines:
+                self._running[worker] = Running({line.id: line for line in lines}, self._clock())
+                self._view.begin(worker, lines[0].name)
+                self._crew.give(worker, lines)
 
     def _take(self, report: Report) -> None:
         match report:
-            case Ready(worker, load_s):
-                self._ready.add(worker)
+            case Ready(worker, load_s, width):
+                self._widths[worker] = width
                 self._starts[worker], self._view.load_s = 0, max(self._view.load_s, load_s)
             case Progress(worker, event):
                 self._view.add(worker, event)
             case Done(worker, answered):
-                self._proven.add(self._running.pop(worker).line.group)
+                self._ended(worker, answered.id)
                 self._write(worker, answered)
             case Said(_, line):
                 self._view.note(line)
@@ -98,41 +99,48 @@ class Driver:
             case Unusable(worker, error):
                 self._dismiss(worker, error)
 
+    def _ended(self, worker: int, line: str) -> None:
+        running = self._running[worker]
+        self._proven.add(running.lines.pop(line).group)
+        if not running.lines:
+            del self._running[worker]
+
     def _write(self, worker: int, answered: Answered) -> None:
         self._output.append(answered.record)
         self._view.answered(worker, answered.tokens, answered.failed)
 
     def _lost(self, worker: int, why: str) -> None:
-        """Try the worker's line once more, with whichever worker is free first: another start may have no place."""
+        """Try the worker's lines once more, with whichever worker is free first: another start may have no place."""
         running = self._running.pop(worker, None)
         if running is not None:
             self._view.dropped(worker)
-            self._losses[running.line.id] += 1
-            if self._losses[running.line.id] < TRIES:
-                self._queue.put_back(worker, running.line)
-            else:
-                self._refuse(worker, running.line, WorkerLost(f"the worker ended {TRIES} times: {why}"))
+            lines = list(running.lines.values())
+            self._losses.update(running.lines.keys())
+            if self._losses[lines[0].id] < TRIES:
+                self._queue.put_back(worker, lines)
+            else:  # it was answered alone
+                self._refuse(worker, lines, WorkerLost(f"the worker ended {TRIES} times: {why}"))
         if self._starts[worker] < STARTS:
             self._view.note(f"worker {worker + 1}: {why}; another one starts")
             self._replace(worker)
         else:
             self._dismiss(worker, NoWorkerLeft(f"no worker is left: {why}"))
 
-    def _refuse(self, worker: int, line: Line, error: TriforceError) -> None:
-        """Write an error; also for the rest of a group of which no line was answered: each would end like this one."""
-        rest = () if line.group in self._proven else self._queue.drop_group(worker)
-        for each in (line, *rest):
-            self._write(worker, Answered(each.refused(error_object(error))))
+    def _refuse(self, worker: int, lines: Sequence[Line], error: TriforceError) -> None:
+        """Write errors; also for the rest of a group of which no line was answered: each would end like these."""
+        rest = () if lines[0].group in self._proven else self._queue.drop_group(worker)
+        for line in (*lines, *rest):
+            self._write(worker, Answered(line.id, line.refused(error_object(error))))
 
     def _replace(self, worker: int) -> None:
-        self._ready.discard(worker)
+        self._widths.pop(worker, None)
         self._queue.release(worker)
         self._starts[worker] += 1
         self._crew.replace(worker)
 
     def _dismiss(self, worker: int, error: TriforceError) -> None:
         """Go on without a worker. Raises the error if it was the last one."""
-        self._ready.discard(worker)
+        self._widths.pop(worker, None)
         del self._starts[worker]
         self._queue.release(worker)
         self._crew.dismiss(worker)
@@ -145,9 +153,9 @@ class Driver:
             if limit is not None and now - running.since > limit + GRACE:
                 del self._running[worker]
                 self._view.dropped(worker)
-                self._refuse(worker, running.line, late(limit))
+                self._refuse(worker, list(running.lines.values()), late(limit))
                 self._replace(worker)
-        if self._ready:
+        if self._widths:
             self._seen = now
         elif patience is not None and now - self._seen > patience:
             raise NoWorkerLeft(f"no worker is left: none could be started within {patience:g} s")

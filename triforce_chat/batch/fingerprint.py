@@ -13,9 +13,13 @@ from typing import Any
 from triforce_chat.batch.lines import Line
 from triforce_chat.models.presets import find_preset
 from triforce_chat.settings.options import OPTIONS, Options
+from triforce_chat.settings.specification import SettingSpec
 
 # What changes an answer besides the model. A stack does not: its output is distributed as the target's own.
 ALSO = frozenset({"max_tokens", "passages", "dtype", "system", "pages", "ocr"})
+NEW = frozenset(
+    {"kv", "think"}
+)  # count where they are not at their defaults, so that earlier answers stay valid
 DIGITS = 32  # hexadecimal ones of a hash
 SAMPLES, SAMPLE = 64, 4096  # of a file of weights so many parts of so many bytes are compared
 Fingerprint = Mapping[str, Any]
@@ -35,7 +39,7 @@ class Maker:
         changes = {
             spec.name: getattr(options, spec.name)
             for spec in OPTIONS
-            if spec.details.sampling or spec.name in ALSO
+            if spec.details.sampling or spec.name in ALSO or _is_new(spec, options)
         }
         settings = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:DIGITS]
         return cls(identity(options.model), settings, tuple(shared))
@@ -56,6 +60,11 @@ class Maker:
             return "other documents"
         changed = next((file["path"] for file in found["files"] if not is_same(**file)), None)
         return f"another {changed}" if changed else ""
+
+
+def _is_new(spec: SettingSpec, options: Options) -> bool:
+    """Whether a setting that earlier versions lacked differs from what they did."""
+    return spec.name in NEW and getattr(options, spec.name) != spec.default
 
 
 def identity(model: str) -> str:

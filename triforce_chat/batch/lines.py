@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,8 +47,9 @@ class Line(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A line as it is written; ``tokens`` counts those of the answer."""
+    """A line as it is written. ``id``: the line's; ``tokens`` counts those of the answer."""
 
+    id: str
     record: dict[str, Any]
     tokens: int = 0
 
@@ -57,33 +58,42 @@ class Answered:
         return self.record["error"] is not None
 
 
-Answering = Generator[ChatEvent, None, Answered]  # the events of an answer, and its record at the end
+Answering = Generator[
+    ChatEvent | Answered, None, None
+]  # the events of answers, and each one once it has ended
 
 
 class Answerer(Protocol):
     """Answers lines of one kind with a loaded model."""
 
-    def answer(self, line: Line) -> Answering:
-        """Answer one line; what goes wrong with it is in its record. Raises RankLost: no other would be answered."""
+    @property
+    def width(self) -> int:
+        """How many lines about the same documents are worth answering at once."""
+        ...
+
+    def answer(self, lines: Sequence[Line]) -> Answering:
+        """Answer lines about the same documents at once; what goes wrong with one is in its record.
+
+        Raises RankLost: no other line would be answered.
+        """
         ...
 
 
 def within(
     answering: Answering, seconds: float | None, clock: Callable[[], float] = time.monotonic
 ) -> Answering:
-    """An answer that is given up at the first event after so many seconds; its record then says so."""
+    """Answers that are given up at the first event after so many seconds; their records then say so."""
     end = None if seconds is None else clock() + seconds
     try:
-        event = next(answering)
+        item = next(answering)
         while True:
-            yield event
+            yield item
             if end is None or seconds is None or clock() < end:
-                event = next(answering)
+                item = next(answering)
             else:
-                event = answering.throw(late(seconds))
-    except StopIteration as done:
-        answered: Answered = done.value
-        return answered
+                end, item = None, answering.throw(late(seconds))
+    except StopIteration:
+        return
     finally:
         answering.close()
 

@@ -11,10 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from triforce_chat.batch.crew import Lost, Report
+from triforce_chat.batch.crew import Lost, Replaceable, Report
 from triforce_chat.batch.lines import Line
 from triforce_chat.batch.worker import Job, Load
 from triforce_chat.parallel.commands import Shutdown
@@ -46,10 +45,9 @@ class Worker:
         return f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
 
 
-class Processes:
+class Processes(Replaceable):
     """A crew of one process for each environment in ``environments``."""
 
-    replaceable = True
     patience = None  # a process either loads its model or ends
 
     def __init__(self, load: Load, environments: Sequence[Mapping[str, str]], limit: float | None) -> None:
@@ -58,25 +56,17 @@ class Processes:
         self._load, self._environments, self._limit = load, environments, limit
         self._workers: dict[int, Worker] = {}
 
-    def __enter__(self) -> Self:
-        for worker in range(self.size):
-            self._start(worker)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the workers: at once after an exception, else they may finish what they write to the disk."""
-        for worker in self._workers.values() if error is None else ():
+    def end(self, finishing: bool) -> None:
+        for worker in self._workers.values() if finishing else ():
             worker.send(Shutdown())
-        for worker in self._workers.values() if error is None else ():
+        for worker in self._workers.values() if finishing else ():
             with suppress(subprocess.TimeoutExpired):
                 worker.process.wait(FAREWELL)
         for number in list(self._workers):
             self.dismiss(number)
 
-    def give(self, worker: int, line: Line) -> None:
-        self._workers[worker].send(line)
+    def give(self, worker: int, lines: Sequence[Line]) -> None:
+        self._workers[worker].send(lines)
 
     def reports(self) -> Iterator[Report]:
         numbers = {each.connection: number for number, each in self._workers.items()}
@@ -87,14 +77,10 @@ class Processes:
             except (EOFError, OSError):
                 yield Lost(number, f"the process {self._workers[number].kill()}")
 
-    def replace(self, worker: int) -> None:
-        self.dismiss(worker)
-        self._start(worker)
-
     def dismiss(self, worker: int) -> None:
         self._workers.pop(worker).kill()
 
-    def _start(self, worker: int) -> None:
+    def start(self, worker: int) -> None:
         ours, theirs = Pipe()
         with theirs:
             process = subprocess.Popen(

@@ -1,9 +1,9 @@
-"""Which line is answered next, and by which worker: all lines about the same documents go to one worker."""
+"""Which lines are answered next, and by which worker: all lines about the same documents go to one worker."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from triforce_chat.batch.lines import Line
 
@@ -22,18 +22,24 @@ class Queue:
         """True while a line waits."""
         return bool(self._groups) or any(self._own.values())
 
-    def next(self, worker: int) -> Line | None:
-        """The line that this worker should answer next; None if no line is left for it."""
+    def next(self, worker: int, width: int, alone: Container[str]) -> list[Line]:
+        """The lines that this worker should answer next, at most ``width``; none if none is left for it.
+
+        A line whose id is in ``alone`` is answered by itself.
+        """
         own = self._own.get(worker)
         if not own:
             if not self._groups:
-                return None
+                return []
             own = self._own[worker] = self._groups.popleft()
-        return own.popleft()
+        taken = [own.popleft()]
+        while own and len(taken) < width and taken[0].id not in alone and own[0].id not in alone:
+            taken.append(own.popleft())
+        return taken
 
-    def put_back(self, worker: int, line: Line) -> None:
-        """The line's answer was lost; it is the next one of this worker's group again."""
-        self._own[worker].appendleft(line)
+    def put_back(self, worker: int, lines: Sequence[Line]) -> None:
+        """The answers to these lines were lost; they are the next ones of this worker's group again."""
+        self._own[worker].extendleft(reversed(lines))
 
     def drop_group(self, worker: int) -> list[Line]:
         """Take the rest of a worker's group out of the queue, and return it."""

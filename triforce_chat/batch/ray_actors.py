@@ -6,14 +6,13 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from triforce_chat.batch.crew import Done, Lost, Report, Unusable
+from triforce_chat.batch.crew import Done, Lost, Replaceable, Report, Unusable
 from triforce_chat.batch.driver import NoWorkerLeft
 from triforce_chat.batch.lines import Answerer, Line
 from triforce_chat.batch.worker import Job, Load, answer, loaded
@@ -45,9 +44,9 @@ class Reader:
         self._answerer = loaded(self._job, reports.append)
         return reports
 
-    def answer(self, line: Line) -> list[Report]:
+    def answer(self, lines: Sequence[Line]) -> list[Report]:
         assert self._answerer is not None
-        reports = answer(self._job, self._answerer, line)
+        reports = answer(self._job, self._answerer, lines)
         return [report for report in reports if isinstance(report, Done | Lost)]
 
 
@@ -60,10 +59,8 @@ class Share:
     cpus: int
 
 
-class RayActors:
-    """A crew of actors. Ray does not restart them: the driver does, and knows which line was lost."""
-
-    replaceable = True
+class RayActors(Replaceable):
+    """A crew of actors. Ray does not restart them: the driver does, and knows which lines were lost."""
 
     def __init__(
         self,
@@ -81,26 +78,16 @@ class RayActors:
         """
         self._ray = connected(address)
         self._share = share(self._ray.cluster_resources(), len(alive(self._ray)), settings, wanted, groups)
-        self._load, self._limit, self.patience = load, limit, patience
+        self.size, self.patience = self._share.workers, patience
+        self._load, self._limit = load, limit
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, int] = {}  # what is awaited of which worker
 
-    @property
-    def size(self) -> int:
-        return self._share.workers
-
-    def __enter__(self) -> Self:
-        for worker in range(self.size):
-            self._start(worker)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, finishing: bool) -> None:  # noqa: ARG002 (an actor writes nothing to the disk)
         self._ray.shutdown()  # ends the actors of this driver
 
-    def give(self, worker: int, line: Line) -> None:
-        self._calls[self._actors[worker].answer.remote(line)] = worker
+    def give(self, worker: int, lines: Sequence[Line]) -> None:
+        self._calls[self._actors[worker].answer.remote(lines)] = worker
 
     def reports(self) -> Iterator[Report]:
         try:
@@ -114,16 +101,12 @@ class RayActors:
             except self._ray.exceptions.RayError as error:
                 yield Lost(worker, f"the actor was lost ({first_line(error)})")
 
-    def replace(self, worker: int) -> None:
-        self.dismiss(worker)
-        self._start(worker)
-
     def dismiss(self, worker: int) -> None:
         self._calls = {call: other for call, other in self._calls.items() if other != worker}
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actors.pop(worker))
 
-    def _start(self, worker: int) -> None:
+    def start(self, worker: int) -> None:
         actor = self._ray.remote(num_gpus=self._share.gpus, num_cpus=self._share.cpus)(Reader)
         self._actors[worker] = actor.remote(Job(worker, self._load, self._limit), os.getcwd())
         self._calls[self._actors[worker].load.remote()] = worker

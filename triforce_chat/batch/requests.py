@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from triforce_chat.batch.fingerprint import DIGITS, Fingerprint, Maker
 from triforce_chat.batch.lines import Answered, Answering, Line, error_object
-from triforce_chat.chat.events import Tally
+from triforce_chat.chat.events import ChatEvent, Tally
 from triforce_chat.errors import DocumentError, RankLost, TimeLimit, UsageError
 from triforce_chat.serve.api_error import ApiError, invalid_field, request_too_large, to_api_error
 from triforce_chat.serve.chat_request import (
@@ -156,16 +156,22 @@ class RequestAnswerer:
     ``begin`` makes an adapter for the documents of a request, and ``maker`` says what the answers were made of.
     """
 
+    width = 1  # requests have sampling settings and stacks of their own
+
     def __init__(
         self, path: Path, begin: Callable[[Sequence[str]], SessionAdapter], model: str, maker: Maker
     ) -> None:
         self._path, self._begin, self._model, self._maker = path, begin, model, maker
         self._opened: tuple[tuple[str, ...], SessionAdapter, Fingerprint] | None = None  # the last documents
 
-    def answer(self, line: Line) -> Answering:
-        assert isinstance(line, RequestLine)
+    def answer(self, lines: Sequence[Line]) -> Answering:
+        for line in lines:
+            assert isinstance(line, RequestLine)
+            yield (yield from self._answer(line))
+
+    def _answer(self, line: RequestLine) -> Generator[ChatEvent, None, Answered]:
         if line.error is not None:
-            return Answered(line.refused(error_object(line.error)))
+            return Answered(line.id, line.refused(error_object(line.error)))
         try:
             answer = OfflineAnswer(self._request(line))
             adapter, fingerprint = self._adapter(line.documents)
@@ -174,13 +180,14 @@ class RequestAnswerer:
                     answer.tally.add(event)
                     yield event
         except (RankLost, TimeLimit) as error:
-            return Answered(line.refused(error_object(error)))
+            return Answered(line.id, line.refused(error_object(error)))
         except Exception as error:
             refused = as_api_error(error)
             response = _response(refused.status, refused.body)
-            return Answered(line.refused(error_object(refused), response))
+            return Answered(line.id, line.refused(error_object(refused), response))
         body = CompletionEncoder(answer, self._model).completion()
-        return Answered(line.answered(_response(200, body), fingerprint), len(answer.tally.token_ids))
+        record = line.answered(_response(200, body), fingerprint)
+        return Answered(line.id, record, len(answer.tally.token_ids))
 
     def _adapter(self, documents: tuple[str, ...]) -> tuple[SessionAdapter, Fingerprint]:
         """For requests about these documents. Raises DocumentError, DoesNotFit and OSError."""

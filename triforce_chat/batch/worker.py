@@ -1,11 +1,11 @@
-"""The program of a worker process: it loads a model and answers the lines that the driver sends, one at a time."""
+"""The program of a worker process: it loads a model and answers the lines that the driver sends."""
 
 from __future__ import annotations
 
 import io
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -49,7 +49,7 @@ def main(descriptor: int) -> None:
         work(inbox.receive(), inbox.receive, connection.send)
 
 
-def work(job: Job, receive: Callable[[], Line], send: Callable[[Report], None]) -> None:
+def work(job: Job, receive: Callable[[], Sequence[Line]], send: Callable[[Report], None]) -> None:
     """Load the model and answer the lines that are received, until that raises an exception."""
     answerer = loaded(job, send)
     while answerer is not None:
@@ -68,14 +68,14 @@ def loaded(job: Job, send: Callable[[Report], None]) -> Answerer | None:
     except Exception as error:
         send(Unusable(job.worker, understood(error)))
         return None
-    send(Ready(job.worker, seconds))
+    send(Ready(job.worker, seconds, answerer.width))
     return answerer
 
 
-def answer(job: Job, answerer: Answerer, line: Line) -> Iterator[Report]:
-    """What the driver is told of one answer."""
+def answer(job: Job, answerer: Answerer, lines: Sequence[Line]) -> Iterator[Report]:
+    """What the driver is told of answers that run at once."""
     try:
-        for report in relayed(job.worker, within(answerer.answer(line), job.limit)):
+        for report in relayed(job.worker, within(answerer.answer(lines), job.limit)):
             if isinstance(report, Done) or (isinstance(report, Progress) and isinstance(report.event, TOLD)):
                 yield report
     except RankLost as error:

@@ -105,6 +105,8 @@ class Tally:
     sourced: Sourced | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    thought: str = ""  # what the model thought before it answered
+    thought_tokens: int = 0  # the first of the tokens, which belong to the thought
     accepted: list[int] = field(
         default_factory=list
     )  # drafted tokens that passed in each round of the top level
@@ -126,6 +128,8 @@ class Tally:
             case Text():
                 self.token_ids.extend(event.token_ids)
                 self.text += event.text
+                self.thought += event.thought
+                self.thought_tokens += event.thought_tokens
             case Finished():
                 self.finished = event
             case Sourced():

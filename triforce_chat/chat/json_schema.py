@@ -75,6 +75,9 @@ class JsonConstraint:
         found = np.unpackbits(bits, count=min(vocabulary, 8 * len(bits)), bitorder="little")
         return np.pad(found.astype(bool), (0, vocabulary - len(found)))
 
+    def forced(self, most: int) -> Sequence[int]:
+        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()[:most]
+
     def advance(self, ids: Sequence[int]) -> None:
         for token in ids:
             if self._matcher.is_stopped():  # the answer ended at the token before

@@ -21,6 +21,7 @@ class RunInfo:
     load_s: float  # seconds it took to load the model
     automatic: bool = False  # the model was chosen for this machine, not named
     weights: str = ""  # format of quantized weights that stay as they are, such as Q4_K_M
+    kv: str = ""  # format of keys and values, if another one than the weights'
     calibration: str = ""  # names the measured figures that a seeded answer was planned by
 
 
@@ -34,6 +35,7 @@ def answer_object(tally: Tally, run_info: RunInfo, error: TriforceError | None =
         "model": run_info.model,
         **({"automatic": True} if run_info.automatic else {}),
         **({"weights": run_info.weights} if run_info.weights else {}),
+        **({"kv": run_info.kv} if run_info.kv else {}),
         "draft": run_info.draft,
         "stack": run_info.stack,
         **({"calibration": run_info.calibration} if run_info.calibration else {}),
@@ -47,6 +49,9 @@ def turn_object(tally: Tally) -> dict[str, Any]:
     done = tally.finished
     return {
         "text": tally.text,
+        **(
+            {"thought": tally.thought, "thought_tokens": tally.thought_tokens} if tally.thought_tokens else {}
+        ),
         "token_ids": tally.token_ids,
         "finish_reason": done.reason if done else "interrupted",
         "usage": {

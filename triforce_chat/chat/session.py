@@ -17,8 +17,11 @@ from triforce_chat.chat.events import ChatEvent, Comparison, Side, Sourced, Tall
 from triforce_chat.chat.repetition import stopped_in_circles
 from triforce_chat.chat.sources import top_sources
 from triforce_chat.chat.template import ChatFormat
+from triforce_chat.chat.thinking import checked_think
+from triforce_chat.chat.thought_constraint import AfterThought
 from triforce_chat.chat.transcript import Transcript
 from triforce_chat.documents import Document
+from triforce_chat.engine.detokenizer import Thinking
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Finished
 from triforce_chat.engine.exactness import judge
@@ -55,6 +58,7 @@ class ChatSession:
         self.transcript = transcript or Transcript(
             ChatFormat(loaded.tokenizer), loaded.eos_ids, engine.decode, system
         )
+        self.transcript.think = checked_think(settings.think, self.transcript.format)
 
     @property
     def documents(self) -> Sequence[Document]:
@@ -98,11 +102,12 @@ class ChatSession:
     def set_option(self, name: str, value: str) -> None:
         changed = self.settings.with_text(name, value)
         sampling_of(changed, self.loaded)  # raises UsageError for values that make no sense
+        think = checked_think(changed.think, self.transcript.format)
         options = stack_for(changed, self.loaded)
         if options != self.engine.options:
             with convert_out_of_memory():
                 self.engine.restack(options)
-        self.settings = changed
+        self.settings, self.transcript.think = changed, think
 
     def add(self, document: Document) -> int:
         added = self.transcript.add(document)
@@ -174,8 +179,15 @@ class ChatSession:
             before = self.transcript.unfinished_answer_ids(last.turn)
             request = self.request(last.question, before)
             continuation = Tally()
-            text = self.transcript.shown_text(before)
-            whole = replace(deepcopy(last.turn.tally), token_ids=[*before], text=text, sourced=None)
+            text, thought = self.transcript.shown(before, request.thinking)
+            whole = replace(
+                deepcopy(last.turn.tally),
+                token_ids=[*before],
+                text=text,
+                thought=thought.text,
+                thought_tokens=thought.tokens,
+                sourced=None,
+            )
             try:
                 with convert_out_of_memory():
                     for event in self.answering(last.turn.question, request, whole):
@@ -213,6 +225,7 @@ class ChatSession:
         prompt = self.transcript.prompt(question)
         max_tokens = self.settings.max_tokens
         check_question(len(prompt.ids) + len(answer_so_far), max_tokens, self.context_limit)
+        thinking = self.transcript.format.thinking_after(prompt.ids)
         return Request(
             prompt.ids,
             max_tokens,
@@ -220,18 +233,24 @@ class ChatSession:
             (*self.transcript.format.stop, *self.stop),
             prompt.spans,
             answer_so_far,
-            constraint=self._constraint(),
+            constraint=self._constraint(thinking),
+            thinking=thinking,
         )
 
-    def _constraint(self) -> MakeConstraint | None:
-        """Makes the constraint of an answer. Raises UsageError for a schema that cannot be followed."""
+    def _constraint(self, thinking: Thinking | None) -> MakeConstraint | None:
+        """Makes the constraint of an answer, which begins after its thought.
+
+        Raises UsageError for a schema that cannot be followed.
+        """
         if self.schema is None:
             return None
         if self.settings.tp > 1:
             raise UsageError("answers of a JSON schema are made in one process: leave --tp out")
         make = partial(grammars(self.loaded).of_schema, self.schema)
         make()
-        return make
+        if thinking is None or self.transcript.think is False:
+            return make
+        return lambda: AfterThought(make(), thinking, self.loaded.eos_ids)
 
     def answering(
         self,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
+from triforce_chat.chat.thinking import MARKERS, SWITCHES
 from triforce_chat.chat.time_limit import TimeOver, time_limited
+from triforce_chat.engine.detokenizer import Thinking
 from triforce_chat.errors import ModelError
 from triforce_chat.models.end_tokens import END_MARKERS
 from triforce_chat.models.failures import one_line_of
@@ -33,9 +36,10 @@ class Message:
 
     role: str  # "system", "user" or "assistant"
     content: Sequence[int]
+    thought: Sequence[int] = ()  # before an answer; the template says whether it is repeated
 
 
-@dataclass(slots=True)
+@dataclass
 class ChatFormat:
     """Joins tokenized contents with the tokens that a chat template puts between them.
 
@@ -89,30 +93,55 @@ class ChatFormat:
             if token not in self.structural:
                 yield start + end
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
+    def render(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
         """The ids of a conversation up to the beginning of the next answer.
 
-        Raises ModelError if the template cannot render it.
+        ``think``: switches thoughts on or off where the template can; None leaves that to the template. Raises
+        ModelError if the template cannot render it.
         """
         ids: list[int] = []
-        for i, piece in enumerate(_PLACEHOLDERS.split(self._render_template(messages))):
-            ids += messages[int(piece)].content if i % 2 else self._encode_template_text(piece)
+        contents = [*(each.content for each in messages), *(each.thought for each in messages)]
+        for i, piece in enumerate(_PLACEHOLDERS.split(self._render_template(messages, think))):
+            ids += contents[int(piece)] if i % 2 else self._encode_template_text(piece)
         return ids
 
-    def _render_template(self, messages: Sequence[Message]) -> str:
+    @cached_property
+    def thought_marks(self) -> Thinking | None:
+        """The tokens around a thought; None for a model whose template knows of no thoughts."""
+        if not any(name in (self.tokenizer.chat_template or "") for name in (*SWITCHES, MARKERS[1])):
+            return None
+        begin, end = (self._tokenize(marker) for marker in MARKERS)
+        return Thinking(begin[0], end[0]) if len(begin) == len(end) == 1 else None
+
+    @cached_property
+    def can_switch_thoughts(self) -> bool:
+        """Whether the template renders another prompt where thoughts are off."""
+        asked = [Message("user", [])]
+        return self._render_template(asked, True) != self._render_template(asked, False)
+
+    def thinking_after(self, prompt: Sequence[int]) -> Thinking | None:
+        """How an answer to the prompt marks its thought, which the prompt's last tokens may begin."""
+        marks = self.thought_marks
+        if marks is None:
+            return None
+        last = next((token for token in reversed(prompt) if token in (marks.begin, marks.end)), marks.end)
+        return replace(marks, opened=last == marks.begin)
+
+    def _render_template(self, messages: Sequence[Message], think: bool | None = None) -> str:
         """The template with placeholders; without a system role, that text precedes the first question."""
-        marked = [{"role": m.role, "content": _PLACEHOLDER.format(i)} for i, m in enumerate(messages)]
-        rendered = self._try_template(marked)
+        marked = [_marked(each, i, len(messages) + i) for i, each in enumerate(messages)]
+        switches = {} if think is None else dict.fromkeys(SWITCHES, think)
+        rendered = self._try_template(marked, switches)
         if rendered is None and len(marked) > 1 and marked[0]["role"] == "system":
             system, first, *rest = marked
             both = f"{system['content']}\n\n{first['content']}"
-            rendered = self._try_template([{"role": "user", "content": both}, *rest])
+            rendered = self._try_template([{"role": "user", "content": both}, *rest], switches)
         if rendered is None:
             reason = f": {self._problem}" if self._problem else ""
             raise ModelError(f"the model's chat template cannot render this conversation{reason}")
         return rendered
 
-    def _try_template(self, marked: list[dict[str, str]]) -> str | None:
+    def _try_template(self, marked: list[dict[str, str]], switches: Mapping[str, bool]) -> str | None:
         """The rendered template; None if it fails, leaves a message out or repeats a question.
 
         Raises ModelError if it does not end.
@@ -127,6 +156,7 @@ class ChatFormat:
                     chat_template=self.tokenizer.chat_template or _PLAIN,
                     tokenize=False,
                     add_generation_prompt=True,
+                    **switches,
                 )
         except MemoryError:
             raise
@@ -152,7 +182,8 @@ class ChatFormat:
             named = tokenizer.get_added_vocab().items()
             added = {token: n for token, n in named if n in in_template or token in END_MARKERS}
             special.pop(tokenizer.unk_token, None)
-            self._structural = special | added
+            thoughts = MARKERS if self.thought_marks else ()
+            self._structural = special | added | {each: self._tokenize(each)[0] for each in thoughts}
         return self._structural
 
     def _template_ids(self) -> set[int]:
@@ -185,9 +216,18 @@ class ChatFormat:
         return self.tokenizer(text, add_special_tokens=False, verbose=False, **options)["input_ids"]
 
 
+def _marked(message: Message, content: int, thought: int) -> dict[str, str]:
+    """A message with placeholders of these numbers, under the names that templates know."""
+    thoughts = {"reasoning_content": _PLACEHOLDER.format(thought)} if message.thought else {}
+    return {"role": message.role, "content": _PLACEHOLDER.format(content), **thoughts}
+
+
 def _is_whole(rendered: str, marked: Sequence[dict[str, str]]) -> bool:
     """Whether each message stands in the rendered text, and documents and questions, which are the user's, once."""
-    placed = Counter(map(int, _PLACEHOLDERS.findall(rendered)))
+    thoughts = {
+        found for each in marked for found in _PLACEHOLDERS.findall(each.get("reasoning_content", ""))
+    }
+    placed = Counter(int(found) for found in _PLACEHOLDERS.findall(rendered) if found not in thoughts)
     of = [(each["role"], int(n)) for each in marked for n in _PLACEHOLDERS.findall(each["content"])]
     counted = all(placed[n] == 1 if role == "user" else placed[n] for role, n in of)
     return counted and len(placed) == len(of)

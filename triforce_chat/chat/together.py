@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from triforce_chat.chat.events import ChatEvent, Comparison, Tally
 from triforce_chat.chat.session import ChatSession
@@ -16,9 +16,10 @@ from triforce_chat.models.failures import convert_out_of_memory
 Asked = tuple[ChatSession, str]  # a conversation and a question in it
 # Number of the question, or None while what they share is read; no event once its answer has ended.
 Item = tuple[int | None, ChatEvent | TriforceError | None]
+Asking = Generator[Item, None, None]
 
 
-def ask_all(asked: Sequence[Asked], width: int, sources: bool = True, plain: bool = False) -> Iterator[Item]:
+def ask_all(asked: Sequence[Asked], width: int, sources: bool = True, plain: bool = False) -> Asking:
     """Answer questions with one engine, at most ``width`` at a time; nothing is recorded.
 
     An error of one answer is passed on before its end, and the others go on. ``plain``: without speculation.

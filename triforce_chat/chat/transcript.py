@@ -11,8 +11,9 @@ from triforce_chat.chat.events import Tally
 from triforce_chat.chat.quoting import quoted_before
 from triforce_chat.chat.sources import PageWeights
 from triforce_chat.chat.template import ChatFormat, Message
+from triforce_chat.chat.thinking import split_thought
 from triforce_chat.documents import Document
-from triforce_chat.engine.detokenizer import AnswerText
+from triforce_chat.engine.detokenizer import AnswerText, Thinking, ThoughtText
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.errors import UsageError
 from triforce_chat.prompts import prompt
@@ -84,6 +85,7 @@ class Transcript:
         self.exchanges: list[Exchange] = []
         self.pending: list[TokenizedDocument] = []
         self._system = system
+        self.think: bool | None = None  # thoughts on or off; None: as the template has it
 
     # Contents
 
@@ -163,7 +165,7 @@ class Transcript:
     def without_turns(self, system: str | None = None) -> Transcript:
         """A new transcript over the same documents; ``system`` replaces the system text unless it is None."""
         made = Transcript(self.format, self.eos_ids, self.decode, self._system if system is None else system)
-        made.pending = self.tokenized_documents
+        made.pending, made.think = self.tokenized_documents, self.think
         return made
 
     def restore(self, turns: Sequence[StoredTurn], pending: Sequence[Document], vocabulary: str) -> int:
@@ -213,8 +215,11 @@ class Transcript:
         messages = [Message("system", self.format.encode(system))] if system else []
         for exchange in self.exchanges:
             messages.append(Message("user", _user_message(exchange.documents, exchange.question)))
-            messages.append(Message("assistant", self.answer_ids(exchange.turn)))
-        rendered = self.format.render([*messages, Message("user", _user_message(self.pending, question))])
+            thought, _ = split_thought(exchange.turn.tally, self.format.thought_marks)
+            thought = self.format.without_structural(thought)
+            messages.append(Message("assistant", self.answer_ids(exchange.turn), thought))
+        asked = Message("user", _user_message(self.pending, question))
+        rendered = self.format.render([*messages, asked], self.think)
         marks = [at for at, token in enumerate(rendered) if token == DOCUMENT_END]
         spans = [
             DocumentSpan(at - marks_before, each.document.title)
@@ -228,8 +233,21 @@ class Transcript:
         return Prompt(whole.ids[: whole.ids.index(QUESTION_START)], whole.spans)
 
     def answer_ids(self, turn: Turn) -> list[int]:
-        """An answer's tokens without its end token or stop string: the template writes one of its own."""
-        ids = list(turn.tally.token_ids)
+        """An answer's tokens without its thought, and without its end token or stop string.
+
+        The template writes an end of its own.
+        """
+        thought, ids = split_thought(turn.tally, self.format.thought_marks)
+        if thought:
+            ids = self._without_leading_space(ids)
+        return self._without_end(turn, ids)
+
+    def _without_leading_space(self, ids: Sequence[int]) -> list[int]:
+        """The tokens from the first one that is not white space alone."""
+        first = next((at for at, token in enumerate(ids) if self.decode([token]).strip()), len(ids))
+        return [*ids[first:]]
+
+    def _without_end(self, turn: Turn, ids: list[int]) -> list[int]:
         if ids and ids[-1] in self.eos_ids:
             return self.format.without_structural(ids[:-1])
         while self.format.stop and ids and len(self.decode(ids[:-1])) >= len(turn.answer):
@@ -241,11 +259,13 @@ class Transcript:
         ids, done = turn.tally.token_ids, turn.tally.finished
         if (done and done.reason == "stop") or ids[-1] in self.eos_ids:
             raise UsageError("the answer is complete; there is nothing to continue")
-        return self.answer_ids(turn)
+        thought, answer = split_thought(turn.tally, self.format.thought_marks)
+        return [*thought, *self._without_end(turn, answer)]
 
-    def shown_text(self, answer_ids: Sequence[int]) -> str:
-        """The characters that these tokens complete."""
-        return AnswerText(self.decode, self.format.stop).resume(answer_ids)
+    def shown(self, ids: Sequence[int], thinking: Thinking | None) -> tuple[str, ThoughtText]:
+        """The characters that these tokens of an answer complete, and the thought before them."""
+        said = AnswerText(self.decode, self.format.stop, thinking)
+        return said.resume(ids), said.thought
 
     def tokenize(self, document: Document) -> TokenizedDocument:
         """A document's tokens between those of its heading and its end."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
-from triforce_chat.cli.options import Documents
+from triforce_chat.cli.options import PARALLEL, Documents, Parallel
 from triforce_chat.cli.output import print_json, screen_of
 from triforce_chat.cli.reading import read_all
 from triforce_chat.cli.run_info import planned, run_info_of
@@ -39,7 +39,7 @@ class Questions:
     questions: Annotated[
         Path | None, typer.Option(help="File with one question per line; all arguments are documents.")
     ] = None
-    parallel: Annotated[int, typer.Option(min=1, help="Questions answered at once.")] = 8
+    parallel: Parallel = PARALLEL
 
 
 class Division(StrEnum):

@@ -13,6 +13,7 @@ import typer
 from triforce_chat.cli.batch_job import BatchJob
 from triforce_chat.cli.batch_plans import BatchFiles, Plan, plan_of
 from triforce_chat.cli.engines import compile_ahead, fetch, with_shown_model
+from triforce_chat.cli.options import PARALLEL, Parallel
 from triforce_chat.cli.output import print_record, screen_of
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
@@ -39,6 +40,7 @@ class BatchWork:
             "several GPUs this process answers by itself).",
         ),
     ] = None
+    parallel: Parallel = PARALLEL
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Workers on a Ray cluster: auto, local, or an address."),
@@ -81,7 +83,8 @@ def batch(
         check_ray(options)
     plan = plan_of(paths, documents or [])
     shared = () if paths.requests is None else tuple(documents or ())
-    run = Run(plan, BatchJob(options, options.model == AUTO, paths.requests, shared), how)
+    job = BatchJob(options, options.model == AUTO, paths.requests, shared, how.parallel)
+    run = Run(plan, job, how)
     interrupted, refused = False, None
     with plan.output() as output:
         try:

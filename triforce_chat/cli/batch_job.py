@@ -30,6 +30,7 @@ class BatchJob:
     automatic: bool  # the model was chosen for this machine, not named
     requests: Path | None = None  # None: questions about books
     documents: tuple[str, ...] = ()  # that all requests are about
+    parallel: int = 1  # questions about a book that are answered at once
 
     def __call__(self, screen: Screen) -> tuple[Answerer, float]:
         """Load in a process of its own: (answerer, seconds of loading the model)."""
@@ -52,7 +53,7 @@ class BatchJob:
 
         run_info = run_info_of(self.options, self.automatic, session, load_s)
         begin, read = partial(self._begin, session), partial(self._read, screen)
-        return BookAnswerer(begin, read, partial(planned, run_info), self.maker())
+        return BookAnswerer(begin, read, partial(planned, run_info), self.maker(), self.parallel)
 
     def _about_requests(self, session: ChatSession, load_s: float, screen: Screen) -> Answerer:  # noqa: ARG002
         from triforce_chat.batch.requests import RequestAnswerer

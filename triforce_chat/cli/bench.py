@@ -191,6 +191,7 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     prompts = prompts_per_length(run.loaded, texts, recipe)
     record: dict[str, Any] = {
         **recipe.record(),
+        **({"kv": run.loaded.kv_format} if run.loaded.kv_format else {}),
         "offloaded": run.loaded.offloaded,
         "load_s": seconds,
         "warmup": chosen.warmup,

@@ -143,7 +143,7 @@ def opened(
     texts = [*start.texts, *read_all(list(start.paths), options, screen)]
     automatic = options.model == AUTO
     options = with_model(options, screen)
-    session, _ = open_session([], options, screen)
+    session, _ = open_session([], options, screen, coming=texts)
     conversation = begin(opener, session, texts, options, screen)
     return session, conversation, model_label(options, session, automatic)
 
@@ -166,7 +166,10 @@ def following(wanted: Next, here: Start) -> Start:
 def model_label(options: Options, session: ChatSession, automatic: bool) -> str:
     """The model as the chat shows it."""
     label = f"{options.model} (auto)" if automatic else options.model
-    return f"{label} in {session.loaded.format}" if session.loaded.stored else label
+    loaded = session.loaded
+    formats = [loaded.format] if loaded.stored else []
+    formats += [f"keys and values in {loaded.kv_format}"] if loaded.kv_format else []
+    return f"{label} in {', '.join(formats)}" if formats else label
 
 
 def surroundings(opener: SessionOpener, conversation: Conversation, label: str) -> Surroundings:

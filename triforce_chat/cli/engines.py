@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -158,8 +158,13 @@ def open_answering(
     return _timed(load, spec, screen, warn, calibrations)
 
 
-def open_session(documents: list[Document], options: Options, screen: Screen) -> tuple[ChatSession, float]:
-    """Load the model and add the documents to a conversation: (session, seconds of loading)."""
+def open_session(
+    documents: list[Document], options: Options, screen: Screen, coming: Sequence[Document] = ()
+) -> tuple[ChatSession, float]:
+    """Load the model and add the documents to a conversation: (session, seconds of loading).
+
+    ``coming``: documents that the caller is going to add; they are refused here if they are much too long.
+    """
     from triforce_chat.loading.spec import EngineSpec
 
     engine, target, seconds = open_answering(
@@ -172,7 +177,7 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
         calibrations=forgotten_calibrations
         if options.no_cache and options.seed is None
         else kept_calibrations,
-        before_weights=partial(refuse_too_long, documents, options),
+        before_weights=partial(refuse_early, [*documents, *coming], options),
     )
     from triforce_chat.chat.session import ChatSession
 
@@ -182,12 +187,19 @@ def open_session(documents: list[Document], options: Options, screen: Screen) ->
     return session, seconds
 
 
-def refuse_too_long(documents: list[Document], options: Options, context: int, tokenizer: Any) -> None:
-    """Raises DoesNotFit for documents that no context of so many tokens holds, before the weights are read."""
+def refuse_early(documents: list[Document], options: Options, context: int, tokenizer: Any) -> None:
+    """Refuse, before the weights are read, what the tokenizer alone shows to be impossible.
+
+    Raises DoesNotFit for documents that no context of so many tokens holds, and UsageError for thoughts that the model
+    cannot be told to have, or not to have.
+    """
     from triforce_chat.chat.context_check import check_before_weights
     from triforce_chat.chat.template import ChatFormat
+    from triforce_chat.chat.thinking import checked_think
 
-    check_before_weights(documents, ChatFormat(tokenizer).encode, options.max_tokens, context)
+    form = ChatFormat(tokenizer)
+    checked_think(options.think, form)
+    check_before_weights(documents, form.encode, options.max_tokens, context)
 
 
 def kept_calibrations(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> CalibrationFile:

@@ -72,6 +72,24 @@ def perplexity(
 
 
 @command(app)
+def logits(
+    documents: Documents,
+    options: Options,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to read.")] = 2000,
+    rows: Annotated[int, typer.Option(min=1, help="Tokens per forward, as in a verification.")] = 8,
+) -> None:
+    """Logits of quantized weights as they are, and of 16-bit keys and values, beside those of expanded fp32 ones."""
+    screen = screen_of(options)
+    texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
+    loaded = open_model(options, options.model, screen)
+    exact = open_model(dataclasses.replace(options, dtype="float32", kv="float32"), options.model, screen)
+    from triforce_chat.lab.evaluation import runs
+
+    show(options, screen, runs.logits(loaded, exact, texts, tokens, rows))
+
+
+@command(app)
 def facts(
     documents: Documents,
     options: Options,
@@ -167,6 +185,15 @@ def acceptance(
     tokens: Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")] = 128,
     samples: Annotated[int, typer.Option(min=1, help="Texts per prompt and temperature.")] = 4,
     places: Annotated[int, typer.Option(min=1, help="Places in the documents.")] = 2,
+    verify: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=128,
+            help="Tokens between two verifications, as when decoding; by default there is none within a text.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Expected acceptance of every level on text that the target writes."""
     lengths, degrees, names = parse_list(contexts), parse_list(temperatures, float, 0), policies.split(",")
@@ -184,10 +211,37 @@ def acceptance(
     from triforce_chat.settings.engine_options import LARGEST_BUDGET
 
     budget = Budget(tokens=options.budget or LARGEST_BUDGET, chunk=options.chunk)
-    plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0)
+    plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0, verify)
     watch = progress(screen)
     found = runs.acceptance(engine, loaded, options.settings, texts, lengths, places, plan, watch)
     show(options, screen, found)
+
+
+@command(app)
+def sparsity(
+    documents: Documents,
+    options: Options,
+    contexts: Annotated[str, typer.Option(help="Context lengths in tokens.")] = "124928",
+    budgets: Annotated[
+        str, typer.Option(help="Sizes of the retrieval cache, in tokens.")
+    ] = "512,1024,2048,4096,8192,16384",
+    policies: Annotated[str, typer.Option(help="Policies of the retrieval cache.")] = "mean,minmax",
+    places: Annotated[int, typer.Option(min=1, help="Places in the documents.")] = 2,
+) -> None:
+    """Share of the target's attention that a retrieval cache holds: by layer, and up to 256 tokens later."""
+    lengths, sizes, names = parse_list(contexts, minimum=64), parse_list(budgets), policies.split(",")
+    for name in names:
+        dataclasses.replace(options.settings, policy=name)  # raises UsageError for an unknown one
+    screen = screen_of(options)
+    from triforce_chat.engine.cache.layout import Budget
+    from triforce_chat.lab.evaluation import runs
+    from triforce_chat.lab.evaluation.sparsity import Plan
+
+    plan = Plan(sizes, names, Budget(chunk=options.chunk))
+    texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
+    loaded = open_model(options, options.model, screen)
+    show(options, screen, runs.sparsity(loaded, texts, lengths, places, plan, progress(screen)))
 
 
 def opened(settings: Settings, capacity: int, screen: Screen) -> tuple[Engine, LoadedModel]:
@@ -217,13 +271,13 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
 
     with loading(screen, name) as report:
         from triforce_chat.engine.forward import attention
-        from triforce_chat.loading.device import device_and_dtype, keeps_format
+        from triforce_chat.loading.device import device_and_dtype, keeps_format, kv_dtype, require_kv
         from triforce_chat.models.load import load_model
 
         require_one_process(options.settings)
         device, dtype = device_and_dtype(options.settings)
         attention.register()
-        return load_model(
+        loaded = load_model(
             name,
             device=device,
             dtype=dtype,
@@ -232,6 +286,11 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
             note=lambda line: show_notes([line], screen),
             keep_format=keeps_format(options.settings, device),
         )
+        kv = kv_dtype(
+            options.settings, loaded.model.device.type, loaded.model.dtype, loaded.stored is not None
+        )
+        require_kv(options.settings, kv)
+        return dataclasses.replace(loaded, kv=kv)
 
 
 def progress(screen: Screen) -> Callable[[Iterable[Any], str], Iterator[Any]]:

@@ -28,6 +28,8 @@ Documents = Annotated[
         help="PDF, EPUB, HTML, Markdown, office files or text; folders, patterns and URLs; - is standard input.",
     ),
 ]
+Parallel = Annotated[int, typer.Option(min=1, help="Questions about the same documents answered at once.")]
+PARALLEL = 8
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

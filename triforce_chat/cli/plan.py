@@ -69,14 +69,16 @@ def plan(
     stored = made.workload.stored
     at_once = batch_plans(made, groups, shared, settings.max_tokens)
     dtype = "float32" if stored and there[0].type == "cpu" else str(there[1]).removeprefix("torch.")
+    kv = kept_in(settings, there, made)
     if warning := target.warning(made.workload.context):
         show_warning(options, screen, warning)
     if options.json:
         mark = {"automatic": True} if automatic else {}
         batches = {"batches": list(map(batch_record, at_once))} if at_once else {}
-        print_record({**record_of(made, target, draft, dtype), **mark, **batches})
+        print_record({**record_of(made, target, draft, dtype, kv), **mark, **batches})
     else:
-        show(made, target, draft, stored.format if stored else dtype, screen.out)
+        formats = [stored.format if stored else dtype, *([f"keys and values in {kv}"] if kv else [])]
+        show(made, target, draft, ", ".join(formats), screen.out)
         for each in at_once:
             print_line(screen.out, batch_line(each))
     if not (made.fits and all(each.at_once for each in at_once)):
@@ -132,6 +134,23 @@ def machine(settings: Settings, device_memory: str | None, host_memory: str | No
     return device, dtype_on(device.type, settings), available_memory(device, settings.tp, own, host)
 
 
+def kept_in(settings: Settings, machine: Machine, made: MemoryPlan) -> str:
+    """The dtype of keys and values if they are kept in another one than they are computed in; else empty.
+
+    Raises UsageError if the settings name one that is not offered there.
+    """
+    import torch
+
+    from triforce_chat.loading.device import kv_dtype, require_kv
+
+    (device, dtype, _), quantized = machine, made.workload.stored is not None
+    kv = kv_dtype(
+        settings, device.type, torch.float32 if quantized and device.type == "cpu" else dtype, quantized
+    )
+    require_kv(settings, kv)
+    return str(kv).removeprefix("torch.") if made.workload.converts else ""
+
+
 def choice_for(settings: Settings, machine: Machine, device_memory: str | None) -> Choice:
     """The model that auto would choose for the machine. Raises DoesNotFit and UsageError."""
     from triforce_chat.loading.choose_model import Computer, choose, gpu_memory
@@ -155,7 +174,9 @@ def make_plan(
     return plan_for(settings, target, draft, context, machine, settings.tp), name and short_name(name)
 
 
-def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: str) -> dict[str, Any]:
+def record_of(
+    made: MemoryPlan, target: Description, draft: str | None, dtype: str, kv: str = ""
+) -> dict[str, Any]:
     """The plan as plain values."""
     from triforce_chat.memory_plan.plan import without_forced_offload
     from triforce_chat.memory_plan.remedies import find_remedies
@@ -168,6 +189,7 @@ def record_of(made: MemoryPlan, target: Description, draft: str | None, dtype: s
         "context": workload.context,
         "made_for": target.context,
         "dtype": dtype,
+        **({"kv": kv} if kv else {}),
         "gpus": workload.gpus,
         "verdict": made.verdict,
         "fits": made.fits,

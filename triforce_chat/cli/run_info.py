@@ -18,7 +18,7 @@ def run_info_of(options: Options, automatic: bool, session: ChatSession, load_s:
 
     loaded = session.loaded
     weights = loaded.stored.format if loaded.stored else ""
-    return RunInfo(options.model, loaded.draft, options.stack, load_s, automatic, weights)
+    return RunInfo(options.model, loaded.draft, options.stack, load_s, automatic, weights, loaded.kv_format)
 
 
 def planned(run_info: RunInfo, session: ChatSession) -> RunInfo:

@@ -52,7 +52,8 @@ def verify(
     settings = tested(options, stays_quantized(options.settings))
     warn = partial(show_warning, options, screen)
     engine, target, _ = open_answering(EngineSpec(settings), screen, warn=warn)
-    show_notes([f"tested with weights in {target.format}"], screen)
+    kept = f", keys and values in {target.kv_format}: exact relative to these" if target.kv_format else ""
+    show_notes([f"tested with weights in {target.format}{kept}"], screen)
     from triforce_chat.lab.evaluation.exactness_suite import verify_stacks
     from triforce_chat.settings.engine_options import stack_for
 
@@ -69,7 +70,8 @@ def verify(
     failed = [outcome["stack"] for outcome in outcomes if not outcome["passed"]]
     if options.json:
         weights = {"weights": target.format} if target.stored else {}
-        print_record({"model": options.model, **weights, "passed": not failed, "stacks": outcomes})
+        kv = {"kv": target.kv_format} if target.kv_format else {}
+        print_record({"model": options.model, **weights, **kv, "passed": not failed, "stacks": outcomes})
     if failed:
         raise ExactnessError(f"not exact: {', '.join(failed)}")
 

@@ -57,7 +57,7 @@ class Parsed:
 
 def check_length(characters: int) -> None:
     if characters > MAX_TEXT:
-        raise DocumentError(f"holds more than {MAX_TEXT >> 20} million characters; refused")
+        raise DocumentError(f"too long: the limit is {MAX_TEXT >> 20} million characters; split it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ def _fetch(source: str, name: str, stdin: BinaryIO | None) -> tuple[bytes, str]:
     except FileNotFoundError:
         raise DocumentError(f"{name}: no such file") from None
     except IsADirectoryError:
-        raise DocumentError(f"{name}: a folder; name one file") from None
+        raise DocumentError(f"{name} is a folder without documents; give a file") from None
     except PermissionError:
         raise DocumentError(f"{name}: no permission to read it") from None
     except (OSError, ValueError) as error:

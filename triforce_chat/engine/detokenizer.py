@@ -16,6 +16,15 @@ class TextCodec:
     eos_ids: frozenset[int] = frozenset()  # tokens that end an answer
 
 
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a model marks what it thinks before it answers."""
+
+    begin: int  # the tokens around a thought
+    end: int
+    opened: bool = False  # the prompt ends with ``begin``, so that the first token is a thought already
+
+
 class Detokenizer:
     """Decodes a growing answer incrementally.
 
@@ -65,15 +74,60 @@ class StopStrings:
         return text[: len(text) - keep], False
 
 
-class AnswerText:
-    """The text of an answer, token by token, up to a stop string."""
+class ThoughtText:
+    """The text of the thought with which an answer begins, without markers and without white space around it."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], thinking: Thinking | None) -> None:
+        """``thinking``: None for a model that marks no thoughts."""
+        self.text, self.tokens = "", 0
+        self._thinking, self._detokenizer = thinking, Detokenizer(decode)
+        self._open = thinking is not None and thinking.opened
+        self._over = thinking is None
+        self._space = ""  # white space that belongs to the thought only if something follows it
+
+    def takes(self, token: int) -> bool:
+        """Append a token if it belongs to the thought; its first one may be the marker alone."""
+        if self._over or self._thinking is None:
+            return False
+        if not self._open and token != self._thinking.begin:
+            self._over = True
+            return False
+        self._open, self._over = True, token == self._thinking.end
+        self.tokens += 1
+        if token not in (self._thinking.begin, self._thinking.end):
+            self._append(self._detokenizer.push([token]))
+        return True
+
+    def _append(self, text: str) -> None:
+        text = self._space + (text if self.text else text.lstrip())
+        kept = text.rstrip()
+        self.text, self._space = self.text + kept, text[len(kept) :]
+
+
+class AnswerText:
+    """The text of an answer, token by token, up to a stop string; a thought before it is kept apart."""
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stops: Sequence[str],
+        thinking: Thinking | None = None,
+    ) -> None:
         self.detokenizer, self.stops = Detokenizer(decode), StopStrings(stops)
+        self.thought = ThoughtText(decode, thinking)
+        self._begun = False
 
     def push(self, token: int) -> tuple[str, bool]:
         """Returns (text that is safe to show, whether a stop string was found)."""
-        return self.stops.push(self.detokenizer.push([token]))
+        if self.thought.takes(token):
+            return "", False
+        text = self.detokenizer.push([token])
+        if (
+            self.thought.tokens and not self._begun
+        ):  # blank lines between thought and answer belong to neither
+            text = text.lstrip()
+        self._begun = self._begun or bool(text)
+        return self.stops.push(text)
 
     def resume(self, made: Sequence[int]) -> str:
         """Push the tokens of an interrupted answer; returns the text that was shown of it."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from triforce_chat.engine.attribution import attribute
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
-from triforce_chat.engine.detokenizer import AnswerText, TextCodec
+from triforce_chat.engine.detokenizer import AnswerText, TextCodec, Thinking
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.events import (
     Calibrated,
@@ -63,6 +63,7 @@ class Request:
     # For benchmarks: the first tokens that the answer is going to be, accepted as often as if they had been sampled.
     forced: Sequence[int] = ()
     constraint: MakeConstraint | None = None  # which tokens the answer may have; None: all
+    thinking: Thinking | None = None  # how the model marks a thought; None: it has none
 
     @property
     def history(self) -> list[int]:
@@ -358,7 +359,7 @@ class Answer:
     def __init__(self, engine: Engine, request: Request, top: Speculative) -> None:
         self.engine, self.request, self.top = engine, request, top
         self.sampler = engine.sampler(request)
-        self.text = AnswerText(engine.decode, request.stop)
+        self.text = AnswerText(engine.decode, request.stop, request.thinking)
         self.text.resume(request.said)
         self.most = min(request.max_tokens, engine.context - len(request.history))
         self.made: list[int] = []
@@ -390,7 +391,8 @@ class Answer:
 
     def _commit(self, ids: Sequence[int]) -> Text:
         """Append tokens up to the first stop, whichever position of the round it is at."""
-        before, shown = len(self.made), ""
+        before, shown, thought = len(self.made), "", self.text.thought
+        thought_length, thought_tokens = len(thought.text), thought.tokens
         for token in ids:
             self.made.append(token)
             shown += self._show(token)
@@ -400,7 +402,8 @@ class Answer:
                 break
         if self.reason == "length":
             shown += self.text.flush()
-        return Text(tuple(self.made[before:]), shown)
+        said = thought.text[thought_length:]
+        return Text(tuple(self.made[before:]), shown, said, thought.tokens - thought_tokens)
 
     def _show(self, token: int) -> str:
         if token in self.engine.eos_ids and not self.request.past_end:

@@ -65,7 +65,9 @@ class Text:
 
     kind: ClassVar[str] = "text"
     token_ids: tuple[int, ...]
-    text: str
+    text: str  # of the answer
+    thought: str = ""  # of the thought before it
+    thought_tokens: int = 0  # how many of the tokens belong to the thought, its markers included
 
 
 @dataclass(frozen=True, slots=True)

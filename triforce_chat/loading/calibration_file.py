@@ -93,6 +93,7 @@ def about(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> dict[st
         "draft": short_name(draft.name) if draft else None,
         "draft_shape": _digest(draft.model.config, draft.head) if draft else None,
         "draft_dtype": draft.format if draft else None,
+        **({"kv": target.kv_format} if target.kv_format else {}),
         "offloaded": target.offloaded,
         "ranks": ranks,
     }

@@ -42,6 +42,22 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
     return torch.bfloat16 if narrow else torch.float32
 
 
+def kv_dtype(settings: Settings, kind: str, dtype: torch.dtype, quantized: bool) -> torch.dtype:
+    """The dtype that keys and values are kept in, on a "cpu" or "cuda" device beside weights of ``dtype``.
+
+    ``quantized``: the weights stay quantized. One in the settings that is not offered there is ignored.
+    """
+    narrow = settings.kv == "float16" or (settings.kv == AUTO and quantized)
+    return torch.float16 if narrow and kind == "cpu" and dtype == torch.float32 else dtype
+
+
+def require_kv(settings: Settings, offered: torch.dtype) -> None:
+    """Raises UsageError if ``offered``, which keys and values would be kept in, is not the dtype in the settings."""
+    if settings.kv != AUTO and getattr(torch, settings.kv) != offered:
+        own = str(offered).removeprefix("torch.")
+        raise UsageError(f"--kv {settings.kv} is for float32 on a CPU; here they are in {own}: leave it out")
+
+
 def keeps_format(settings: Settings, device: str) -> bool:
     """Whether quantized weights of GGUF files stay as they are even where expanded ones would fit.
 

@@ -23,11 +23,11 @@ def runners(
     A draft that is built on the target gets its embedding and output matrix, and reads the target's state.
     """
     if draft is None or draft.head is None:
-        return Runner(target.model, group=group), draft_runner(draft, target) if draft else None
+        return Runner(target.model, group=group, kv=target.kv), draft_runner(draft, target) if draft else None
     model = target.model
     state = TargetState(model.config.hidden_size, model.dtype, model.device)
     share_matrices(draft, draft.head, target, group)  # before the target's runner repacks them
-    return Runner(model, group=group, state=state), draft_runner(draft, target, state)
+    return Runner(model, group=group, state=state, kv=target.kv), draft_runner(draft, target, state)
 
 
 def draft_runner(draft: LoadedModel, target: LoadedModel, state: TargetState | None = None) -> Runner:

@@ -14,7 +14,7 @@ from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.errors import ModelError, OutOfMemory
-from triforce_chat.loading.device import cap_memory, device_and_dtype, keeps_format
+from triforce_chat.loading.device import cap_memory, device_and_dtype, keeps_format, kv_dtype, require_kv
 from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import (
     draft_name,
@@ -63,6 +63,9 @@ def load_engine(
         place.compile(hooks.note)  # before the plan, which depends on whether that works
     drafting = draft_name(settings, model)
     plan = memory_plan(spec, model, drafting, spec.capacity or wanted, group)
+    quantized = plan.workload.stored is not None
+    kv = kv_dtype(settings, place.device.type, place.dtype if quantized else dtype, quantized)
+    require_kv(settings, kv)
     if spec.capacity is None:
         plan = shortened_to_fit(plan, settings, hooks.note)
     if warning := model.warning(wanted):
@@ -92,7 +95,7 @@ def load_engine(
             f"{target.name}: as slow as a model of that size, but its answers are those of the original"
         )
     largest = LARGEST_BUDGET if settings.budget else group.all_reduce_min(plan.workload.caches.budget)
-    target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest)
+    target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest, kv=kv)
     engine = build_engine(spec, hooks, group, plan, target, draft)
     return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
 

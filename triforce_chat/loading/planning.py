@@ -11,7 +11,7 @@ from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.errors import OutOfMemory
-from triforce_chat.loading.device import device_and_dtype, keeps_format, may_keep_format
+from triforce_chat.loading.device import device_and_dtype, keeps_format, kv_dtype, may_keep_format
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.inputs import (
@@ -57,7 +57,7 @@ def resized(model: Description, spec: EngineSpec, dtype: torch.dtype) -> Descrip
     fields = {**model.fields, **spec.shape.fields}
     stored = None
     if in_four_bits(spec):
-        from triforce_chat.models.four_bits import stored_of
+        from triforce_chat.memory_plan.four_bits import stored_of
 
         stored = stored_of(Dimensions.of(fields), dtype.itemsize)
     return replace(model, fields=fields, source=None, preset=None, stored=stored)
@@ -111,9 +111,11 @@ def _plan(
     if model.stored and device.type == "cpu":
         dtype = torch.float32  # of everything else
 
+    kv = kv_dtype(settings, device.type, dtype, model.stored is not None)
+
     def with_budget(largest: int) -> MemoryPlan:
         stack = stack_options(settings, model.context, largest)
-        workload = workload_of(model, draft, context, stack, device, dtype, gpus)
+        workload = workload_of(model, draft, context, stack, device, dtype, gpus, kv)
         return place_kv(workload, memory, offload_of(settings))
 
     usual = with_budget(LARGEST_BUDGET)

@@ -39,8 +39,12 @@ def workload_of(
     device: torch.device,
     dtype: torch.dtype,
     gpus: int = 1,
+    kv: torch.dtype | None = None,
 ) -> Workload:
-    """The workload of a run. Raises UsageError if the target cannot be divided among the GPUs."""
+    """The workload of a run; ``kv``: of keys and values, if another dtype.
+
+    Raises UsageError if the target cannot be divided among the GPUs.
+    """
     own = Dimensions.of(target.fields)
     if not own.divides_among(gpus):
         raise UsageError(
@@ -59,6 +63,7 @@ def workload_of(
         head=draft is not None and draft.source is not None and is_built_on_target(draft.source.folder),
         stored=target.stored,
         stored_draft=draft.stored if draft else None,
+        kv_itemsize=kv.itemsize if kv and kv != dtype else None,
     )
 
 

@@ -52,7 +52,9 @@ def _longest_in_bf16(workload: Workload, memory: Memory, offload: Offload) -> in
     if workload.itemsize != FP32:
         return 0
     layout = dataclasses.replace(workload.layout, packed=False)
-    half = dataclasses.replace(workload, itemsize=BF16, layout=layout, stored=None, stored_draft=None)
+    half = dataclasses.replace(
+        workload, itemsize=BF16, kv_itemsize=None, layout=layout, stored=None, stored_draft=None
+    )
     return largest_context(half, memory, offload, workload.context)
 
 

@@ -54,13 +54,14 @@ class Workload:
     target: Dimensions
     draft: Dimensions | None
     context: int  # tokens
-    itemsize: int  # bytes of a number, in weights and caches
+    itemsize: int  # bytes of a number, in weights, activations and the draft's caches
     layout: EngineLayout
     caches: SmallCaches
     gpus: int = 1
     head: bool = False  # the draft reads the target's state
     stored: StoredWeights | None = None  # of the target, if they stay as they are in its GGUF file
     stored_draft: StoredWeights | None = None  # the same of the draft
+    kv_itemsize: int | None = None  # bytes of a number of the target's keys and values, if another one
 
     @property
     def weights(self) -> int:
@@ -69,7 +70,7 @@ class Workload:
     @property
     def layer_kv(self) -> int:
         """Keys and values of one layer for the whole context."""
-        return self._kv(self.target, self.layout.slots(self.context + self.layout.slack)) // self.gpus
+        return self._kv(self.layout.slots(self.context + self.layout.slack)) // self.gpus
 
     @property
     def latest_queries(self) -> int:
@@ -87,7 +88,7 @@ class Workload:
         if not self.caches.retrieval:
             return 0
         target, chunks = self.target, self.context // self.caches.chunk
-        slots = target.layers * self._kv(target, self.layout.slots(self.caches.retrieval))
+        slots = target.layers * self._kv(self.layout.slots(self.caches.retrieval))
         summary = 2 * target.keys * chunks * self.itemsize
         scores = target.query_heads * self.caches.queries * chunks * (self.itemsize + 2 * FP32)
         return (slots + summary + scores) // self.gpus
@@ -95,7 +96,9 @@ class Workload:
     @property
     def draft_caches(self) -> int:
         """The draft's streaming caches."""
-        return self.draft.layers * self._kv(self.draft, self.caches.streaming) if self.draft else 0
+        if self.draft is None:
+            return 0
+        return self.draft.layers * 2 * self.draft.keys * self.caches.streaming * self.itemsize
 
     @property
     def draft_bytes(self) -> int:
@@ -140,7 +143,9 @@ class Workload:
         """
         slots, d = self.layout.slots(self.context + self.layout.slack), self.target
         if self.layout.score_rows:
-            copied = self.layout.copied_kv * self._kv(d, slots)
+            copied = self.layout.copied_kv * self._kv(slots)
+            # Of one head at a time, keys and values that are kept in another dtype are converted.
+            copied += self.converts * 2 * slots * (d.keys // d.kv_heads) * self.itemsize
             return self.layout.score_rows * slots * self.itemsize + copied
         repeats = d.query_heads > d.kv_heads
         blocks = self.prefill * (FP32 + self.itemsize) * d.queries
@@ -156,6 +161,11 @@ class Workload:
         copied = model.embedding if self.layout.packed and model.tied else 0
         return (model.parameters(gpus) + copied) * self.itemsize
 
-    def _kv(self, model: Dimensions, slots: int) -> int:
-        """Keys and values of one layer, not divided among GPUs."""
-        return 2 * model.keys * slots * self.itemsize
+    @property
+    def converts(self) -> bool:
+        """Keys and values are kept in another dtype than they are computed in."""
+        return self.kv_itemsize not in (None, self.itemsize)
+
+    def _kv(self, slots: int) -> int:
+        """Keys and values of one layer of the target, not divided among GPUs."""
+        return 2 * self.target.keys * slots * (self.kv_itemsize or self.itemsize)

@@ -13,9 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 
 from triforce_chat.engine.forward.quantized import QuantizedLinear
-from triforce_chat.memory_plan.dimensions import Dimensions
-from triforce_chat.models.repack import packed_bytes, weight_format
-from triforce_chat.models.stored_format import StoredWeights
+from triforce_chat.models.repack import weight_format
 
 LARGEST = {Kind.Q4_0: 7, Kind.Q8_0: 127}  # magnitude of an integer
 ROLES = {
@@ -67,20 +65,3 @@ def integers(weight: Tensor, group: int, largest: int) -> tuple[Tensor, Tensor]:
     scale = groups.abs().amax(2) / largest
     divisor = torch.where(scale > 0, scale, 1.0)
     return (groups / divisor[..., None]).round().flatten(1), scale
-
-
-def stored_of(dims: Dimensions, itemsize: int) -> StoredWeights:
-    """What a model of these dimensions takes so, of whose other numbers each has ``itemsize`` bytes."""
-    sizes = {
-        "attn_q": (dims.queries, dims.hidden),
-        "attn_k": (dims.keys, dims.hidden),
-        "attn_v": (dims.keys, dims.hidden),
-        "attn_output": (dims.hidden, dims.queries),
-        "ffn_gate": (dims.mlp, dims.hidden),
-        "ffn_up": (dims.mlp, dims.hidden),
-        "ffn_down": (dims.hidden, dims.mlp),
-    }
-    block = sum(packed_bytes(size, Kind.Q4_0) for size in sizes.values())
-    step = dims.layers * block + packed_bytes((dims.vocabulary, dims.hidden), OUTPUT)
-    kinds = (*((role, Kind.Q4_0) for role in sizes), ("output", OUTPUT))
-    return StoredWeights(Kind.Q4_0.name, step + itemsize * dims.embedding, step, (kinds,))

@@ -106,8 +106,19 @@ def _field(entry: Entry) -> Field:
     return Field(parts, range(len(parts)), list(entry.types))
 
 
+def kind_of(tensor: TensorEntry) -> gguf.GGMLQuantizationType:
+    """The type of a tensor's blocks. Raises ValueError for one that the package gguf does not know."""
+    try:
+        return gguf.GGMLQuantizationType(tensor.kind)
+    except ValueError:
+        raise ValueError(
+            f"{tensor.name} is of quantization type {tensor.kind}, which is unknown here; "
+            "a Q4_K_M, Q5_K_M, Q6_K or Q8_0 of the model would load"
+        ) from None
+
+
 def _stored(mapped: np.ndarray[Any, Any], tensor: TensorEntry) -> StoredTensor:
-    kind = gguf.GGMLQuantizationType(tensor.kind)
+    kind = kind_of(tensor)
     shape = quant_shape_to_byte_shape(tensor.shape, kind)
     end = tensor.offset + int(np.prod(shape, dtype=object))
     if end > len(mapped):

@@ -69,11 +69,22 @@ class LoadedModel:
     draft_vocabulary: DraftVocabulary | None = None  # of a draft that knows only some of its target's tokens
     head: DraftHead | None = None  # of a draft that is built on its target, which has yet to be joined to it
     stored: StoredWeights | None = None  # of a GGUF file, if they stay as they are
+    kv: torch.dtype | None = None  # of keys and values, if they are kept in another dtype than the weights'
 
     @property
     def format(self) -> str:
         """Of the weights: float32, bfloat16, Q4_K_M."""
-        return self.stored.format if self.stored else str(self.model.dtype).removeprefix("torch.")
+        return self.stored.format if self.stored else self.format_of_rest
+
+    @property
+    def format_of_rest(self) -> str:
+        """The dtype of what is not quantized."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def kv_format(self) -> str:
+        """Of keys and values, if they are kept in another one than the weights; else empty."""
+        return "" if self.kv in (None, self.model.dtype) else str(self.kv).removeprefix("torch.")
 
 
 def ignore_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:

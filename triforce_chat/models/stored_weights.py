@@ -26,7 +26,7 @@ from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.dequantize import dequantize
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_header import GgufHeader, TensorEntry, read_header
-from triforce_chat.models.gguf_reader import QuickReader, StoredTensor
+from triforce_chat.models.gguf_reader import QuickReader, StoredTensor, kind_of
 from triforce_chat.models.placement import Placement
 from triforce_chat.models.registry import ModelSource
 from triforce_chat.models.stored_format import StoredWeights
@@ -54,7 +54,7 @@ def stored_weights(source: ModelSource, place: Placement) -> StoredWeights | Non
         return None
     with convert_errors(source.name, str(place.device)):
         header = read_header(source.folder / source.gguf_file)
-        kinds = Counter(Kind(tensor.kind) for tensor in header.tensors if is_matrix(tensor.shape))
+        kinds = Counter(kind_of(tensor) for tensor in header.tensors if is_matrix(tensor.shape))
         if PLAIN.issuperset(kinds):
             return None
         _check_kinds(header.tensors, place)
@@ -73,7 +73,7 @@ def _layers(tensors: Sequence[TensorEntry]) -> tuple[Kinds, ...]:
     for tensor in tensors:
         if is_matrix(tensor.shape):
             path, _, role = tensor.name.removesuffix(".weight").rpartition(".")
-            blocks.setdefault(path, {})[role] = Kind(tensor.kind)
+            blocks.setdefault(path, {})[role] = kind_of(tensor)
     ends = blocks.pop("", {})
     return tuple(sorted({tuple(sorted({**ends, **each}.items())) for each in blocks.values()}))
 
@@ -84,12 +84,15 @@ def is_matrix(shape: Sequence[int]) -> bool:
 
 def _check_kinds(tensors: Sequence[TensorEntry], place: Placement) -> None:
     """Raises NotMultiplied for the first kind of block that has no kernel."""
-    others = [tensor for tensor in tensors if Kind(tensor.kind) not in {*place.kinds, *PLAIN}]
+    others = [tensor for tensor in tensors if kind_of(tensor) not in {*place.kinds, *PLAIN}]
     if others:
-        first = Kind(others[0].kind)
+        first = kind_of(others[0])
         alike = [tensor.name for tensor in others if tensor.kind == first]
         more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
-        raise NotMultiplied(f"weights in {first.name} ({alike[0]}{more}) have no kernel")
+        able = ", ".join(sorted(kind.name for kind in {*place.kinds} - PLAIN))
+        raise NotMultiplied(
+            f"weights in {first.name} ({alike[0]}{more}) have no kernel; those in {able} have"
+        )
 
 
 def _format(header: GgufHeader, kinds: Counter[Kind]) -> str:
@@ -103,7 +106,7 @@ def _format(header: GgufHeader, kinds: Counter[Kind]) -> str:
 
 
 def _bytes(tensor: TensorEntry, place: Placement) -> int:
-    kind = Kind(tensor.kind)
+    kind = kind_of(tensor)
     if is_matrix(tensor.shape) and kind in place.kinds:
         return place.matrix_bytes(tensor.shape, kind)
     return math.prod(tensor.shape) * place.dtype.itemsize

@@ -57,6 +57,8 @@ class SessionAdapter:
         changes: dict[str, Any] = {"loop_guard": 0, **dict(request.settings)}
         if request.speculation is not None:
             changes["stack"] = request.speculation
+        if request.think is not None:
+            changes["think"] = request.think
         settings = replace(base.settings, **changes)
         session = ChatSession(base.engine, base.loaded, settings, transcript=transcript, stop=request.stop)
         session.settings = self._limited(session, request)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from triforce_chat.chat.thinking import SWITCHES
 from triforce_chat.serve.api_error import ApiError, invalid_field
 from triforce_chat.settings.settings import STACKS, request_parameters
 
@@ -18,6 +19,8 @@ DEFAULT = "default"  # an alias of every served model
 MAX_BODY_BYTES = 16 * 2**20  # a million tokens of text, and the overhead of JSON
 SYSTEM_ROLES = ("system", "developer")  # two names for the same, of which the latter is the newer
 OFF = "off"  # no speculation
+# A thought that a client sends back with its answer: the server knows it by the answer, and templates leave it out.
+THOUGHTS = ("reasoning_content", "reasoning")
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000  # characters
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values that change nothing
@@ -36,6 +39,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values
     "web_search_options": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
+    # What SGLang's router adds to every request.
+    "no_stop_trim": (False,),
+    "ignore_eos": (False,),
+    "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "return_hidden_states": (False,),
 }
 IGNORED = frozenset(  # addressed to the provider, without effect on the answer
     {
@@ -46,7 +57,7 @@ IGNORED = frozenset(  # addressed to the provider, without effect on the answer
 SUPPORTED = frozenset(  # besides the numbers in ``NUMBERS``
     {
         *("model", "messages", "stream", "stream_options", "stop", "user", "max_tokens"),
-        *("max_completion_tokens", "response_format", "sources", "speculation"),
+        *("max_completion_tokens", "response_format", "sources", "speculation", "chat_template_kwargs"),
     }
 )
 
@@ -67,6 +78,7 @@ class ChatCompletionRequest:
     sources: bool = True  # find the pages that the answer came from
     speculation: str | None = None  # the stack that answers; None for the server's own
     schema: str | None = None  # JSON Schema of the answer
+    think: str | None = None  # "on" or "off"; None for the server's own
 
 
 def read_json(body: bytes) -> object:
@@ -84,7 +96,7 @@ def parse_request(body: bytes, names: Sequence[str]) -> ChatCompletionRequest:
 
 def parse_fields(body: object, names: Sequence[str]) -> ChatCompletionRequest:
     """The same for a body that was read as JSON."""
-    fields = _fields(body)
+    fields = given_fields(body)
     _check_names(fields)
     _check_model(fields, names)
     system, turns, question = parse_messages(fields.get("messages"))
@@ -102,21 +114,34 @@ def parse_fields(body: object, names: Sequence[str]) -> ChatCompletionRequest:
         sources=typed(fields, "sources", bool) is not False,
         speculation=_speculation(typed(fields, "speculation", str)),
         schema=_schema(typed(fields, "response_format", dict)),
+        think=_think(typed(fields, "chat_template_kwargs", dict) or {}),
     )
 
 
-def _fields(body: object) -> dict[str, Any]:
-    """The fields of the body, without those that are null."""
+def given_fields(body: object) -> dict[str, Any]:
+    """The fields of the body, without those that are null. Raises ApiError."""
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
     return {name: value for name, value in body.items() if value is not None}
 
 
+def fields_without(body: object, neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The same without unsupported fields, each with the values that change nothing. Raises ApiError for others."""
+    fields = given_fields(body)
+    for name in neutral.keys() & fields.keys():
+        _require_neutral(name, fields.pop(name), neutral[name])
+    return fields
+
+
+def _require_neutral(name: str, value: Any, same: tuple[Any, ...]) -> None:
+    if not any(type(value) is type(each) and value == each for each in same):
+        raise invalid_field(name, "not supported; leave it out", "unsupported_parameter")
+
+
 def _check_names(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if name in NEUTRAL:
-            if not any(type(value) is type(same) and value == same for same in NEUTRAL[name]):
-                raise invalid_field(name, "not supported; leave it out", "unsupported_parameter")
+            _require_neutral(name, value, NEUTRAL[name])
         elif name not in SUPPORTED | IGNORED | NUMBERS.keys():
             raise invalid_field(name[:80], "unknown field", "unknown_parameter")
 
@@ -204,6 +229,17 @@ def _schema(given: Mapping[str, Any] | None) -> str | None:
     return json.dumps(schema)
 
 
+def _think(given: Mapping[str, Any]) -> str | None:
+    """Whether a request switches thoughts on or off, by the variable of chat templates that does."""
+    for name in given:
+        if name not in SWITCHES:
+            raise invalid_field(f"chat_template_kwargs.{name[:80]}", "unknown field", "unknown_parameter")
+    wanted = {typed(given, name, bool) for name in given} - {None}
+    if len(wanted) > 1:
+        raise invalid_field("chat_template_kwargs", "switches thoughts on and off at once")
+    return ("on" if wanted.pop() else "off") if wanted else None
+
+
 def _max_tokens(fields: Mapping[str, Any]) -> int | None:
     names = [name for name in ("max_completion_tokens", "max_tokens") if name in fields]
     values = [_integer(name, fields[name]) for name in names]
@@ -266,6 +302,8 @@ def _message(index: int, given: Any) -> tuple[str, str]:
     if role not in (*SYSTEM_ROLES, "user", "assistant"):
         raise invalid_field(f"{path}.role", "must be system, developer, user or assistant")
     for name, value in given.items():
+        if name in THOUGHTS and role == "assistant" and isinstance(value, str):
+            continue
         if name not in ("role", "content") and value:  # clients send back answers with their empty fields
             raise invalid_field(f"{path}.{name[:80]}", "not supported", "unsupported_parameter")
     return role, _content(f"{path}.content", given.get("content"))

@@ -56,10 +56,12 @@ class CompletionEncoder:
 
     def completion(self) -> dict[str, Any]:
         """The whole answer."""
-        message = {"role": "assistant", "content": self.job.tally.text, "refusal": None}
+        tally = self.job.tally
+        thought = {"reasoning_content": tally.thought} if tally.thought_tokens else {}
+        message = {"role": "assistant", "content": tally.text, **thought, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish_reason}
         whole = {**self.head, "object": "chat.completion", "choices": [choice], "usage": self.usage()}
-        return {**whole, **sources_of(self.job.tally)}
+        return {**whole, **sources_of(tally)}
 
     def first_chunk(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
@@ -68,7 +70,10 @@ class CompletionEncoder:
         """An event as part of a stream; prefill progress is a comment, which clients skip."""
         if isinstance(event, Prefilled):
             return f": read {event.done} of {event.total}\n\n".encode()
-        return self._chunk({"content": event.text}) if isinstance(event, Text) and event.text else b""
+        if not isinstance(event, Text):
+            return b""
+        parts = {"reasoning_content": event.thought, "content": event.text}
+        return b"".join(self._chunk({name: text}) for name, text in parts.items() if text)
 
     def last_chunks(self) -> bytes:
         """The end of a stream, with the usage if it was requested."""
@@ -89,6 +94,7 @@ class CompletionEncoder:
             "completion_tokens": generated,
             "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": tally.thought_tokens},
             "timing": {"queued_s": self.job.queued_s, **timing_object(tally)},
             "speculation": speculation_object(tally),
         }

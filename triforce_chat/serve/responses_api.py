@@ -9,8 +9,8 @@ from typing import Any
 
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.engine.events import Prefilled, Text
-from triforce_chat.serve.api_error import ApiError, invalid_field
-from triforce_chat.serve.chat_request import ChatCompletionRequest, parse_fields
+from triforce_chat.serve.api_error import invalid_field
+from triforce_chat.serve.chat_request import ChatCompletionRequest, fields_without, parse_fields
 from triforce_chat.serve.completion import Answering, CompletionEncoder, json_bytes, sources_of
 
 PARTS = ("input_text", "output_text", "text")
@@ -31,12 +31,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # not supported, with the values tha
 
 def parse_responses(body: object, names: Sequence[str]) -> ChatCompletionRequest:
     """A request to /v1/responses. Raises ApiError."""
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    fields = {name: value for name, value in body.items() if value is not None}
-    for name in NEUTRAL.keys() & fields.keys():
-        if fields.pop(name) not in NEUTRAL[name]:
-            raise invalid_field(name, "not supported; leave it out", "unsupported_parameter")
+    fields = fields_without(body, NEUTRAL)
     if "max_output_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_output_tokens")
     if (form := _format(fields.pop("text", None))) is not None:
@@ -166,7 +161,7 @@ class ResponsesEncoder(CompletionEncoder):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
             **{name: usage[name] for name in ("timing", "speculation")},
         }

@@ -7,8 +7,8 @@ from typing import Any
 
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.engine.events import Prefilled, Text
-from triforce_chat.serve.api_error import ApiError, invalid_field
-from triforce_chat.serve.chat_request import ChatCompletionRequest, parse_fields
+from triforce_chat.serve.api_error import invalid_field
+from triforce_chat.serve.chat_request import ChatCompletionRequest, fields_without, parse_fields
 from triforce_chat.serve.completion import DONE, CompletionEncoder, sources_of, sse_event
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {"echo": (False,), "best_of": (1,), "suffix": ("",), "logprobs": (0,)}
@@ -16,12 +16,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {"echo": (False,), "best_of": (1,), "suffi
 
 def parse_text_request(body: object, names: Sequence[str]) -> ChatCompletionRequest:
     """A request to /v1/completions with one prompt. Raises ApiError."""
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    fields = {name: value for name, value in body.items() if value is not None}
-    for name in NEUTRAL.keys() & fields.keys():
-        if fields.pop(name) not in NEUTRAL[name]:
-            raise invalid_field(name, "not supported; leave it out", "unsupported_parameter")
+    fields = fields_without(body, NEUTRAL)
     prompt = fields.pop("prompt", None)
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]

@@ -14,10 +14,12 @@ from triforce_chat.settings.specification import SettingSpec, setting, specifica
 AUTO = "auto"  # the model that suits this machine
 STACKS = tuple(stack_specs.STACKS)
 TREES, MAX_TREE = stack_specs.TREES, stack_specs.MAX_TREE
-POLICIES = ("mean", "minmax")
+POLICIES = ("mean", "minmax", "attention")
 MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
+THINK = ("auto", "on", "off")
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
+KVS = ("auto", "float32", "float16")  # of keys and values
 MAX_CHUNK = 1024  # tokens
 MAX_PASSAGES = 64
 KEPT_TOKENS = 96  # of a budget: the smallest one holds them and one chunk
@@ -106,6 +108,12 @@ class Parameters:
         "on a GPU where expanded ones would not fit; stored keeps it; the others expand them.",
         choices=DTYPES,
     )
+    kv: str = setting(
+        "auto",
+        "How keys and values are kept. auto: in the dtype of the weights, and in float16 beside quantized weights on a "
+        "CPU. float16 halves what float32 takes there; answers are exact relative to it.",
+        choices=KVS,
+    )
     temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
     top_p: float | None = setting(
         None,
@@ -129,6 +137,12 @@ class Parameters:
         example=1,
     )
     max_tokens: int = setting(512, "Longest answer, in tokens.", minimum=1, changeable=True)
+    think: str = setting(
+        "auto",
+        "Thoughts of a model that can think before it answers: on, off; auto leaves that to the model.",
+        choices=THINK,
+        changeable=True,
+    )
     loop_guard: int = setting(
         3,
         "Stop an answer that repeats a passage this many times, word for word; 0 lets it go on.",

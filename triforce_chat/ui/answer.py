@@ -21,6 +21,8 @@ from triforce_chat.ui.markdown import RenderedMarkdown, unsettled_part
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import MarkdownTail
 from triforce_chat.ui.terminal import Detail, Interrupt, Screen, print_line
+from triforce_chat.ui.thoughts import STYLE as THOUGHT
+from triforce_chat.ui.thoughts import FoldedThought
 
 Item = TypeVar("Item")
 SENTENCE_END = re.compile(r"[.!?…:;]\s|\n|[。！？]")  # or the end of a line
@@ -80,6 +82,7 @@ class PlainView(BareView):
     def __init__(self, screen: Screen, panel: EnginePanel) -> None:
         super().__init__(screen, panel)
         self._quarters, self._held = formatting.QuarterProgress(), ""
+        self._thought = FoldedThought(panel.tally)
 
     def __exit__(self, *error: object) -> None:
         self._write(self._cleaner.rest())
@@ -91,7 +94,11 @@ class PlainView(BareView):
             self._remark(line)
 
     def add(self, event: ChatEvent) -> None:
+        was_open = self._thought.is_open
         super().add(event)
+        self._remark(self._thought.add(event))
+        if self._thought.is_open and not was_open:
+            self._remark("thinking")
         if isinstance(event, Prefilled):
             new, total = event.done - event.cached, event.total - event.cached
             if percent := self._quarters.reached(new, total):
@@ -119,7 +126,8 @@ class LiveView:
     def __init__(self, screen: Screen, panel: EnginePanel) -> None:
         self.panel = panel
         self._out, self._cleaner = screen.out, Cleaner()
-        self._tail = MarkdownTail(screen.out, panel)
+        self._thought = FoldedThought(panel.tally, panel)
+        self._tail = MarkdownTail(screen.out, self._thought)
 
     def __enter__(self) -> Self:
         self._tail.__enter__()
@@ -142,6 +150,8 @@ class LiveView:
 
     def add(self, event: ChatEvent) -> None:
         self.panel.add(event)
+        if folded := self._thought.add(event):
+            self._tail.remark(Text(folded, THOUGHT))
         if isinstance(event, TextEvent):
             self._tail.write(self._cleaner.feed(event.text))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.text import Text
+
 from triforce_chat.errors import UsageError
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean, one_line
@@ -9,6 +11,8 @@ from triforce_chat.ui.clipboard import copy_to_clipboard
 from triforce_chat.ui.command_table import SHOWN_QUESTION, CommandTable
 from triforce_chat.ui.compare import show_comparison
 from triforce_chat.ui.statistics import show_statistics
+from triforce_chat.ui.terminal import print_line
+from triforce_chat.ui.thoughts import STYLE
 
 
 class AnswerCommands(CommandTable):
@@ -20,6 +24,14 @@ class AnswerCommands(CommandTable):
         if tally is None:
             raise UsageError("there are no statistics yet: ask something first")
         show_statistics(tally, self._screen)
+
+    def cmd_thought(self, _arguments: str) -> None:
+        """Show what the model thought before its last answer."""
+        tally = self.last
+        if tally is None or not tally.thought:
+            raise UsageError("the last answer has no thought; /set think on asks models that can for one")
+        style = STYLE if self._screen.detail == "live" else ""
+        print_line(self._screen.notes, Text(clean(tally.thought), style))
 
     def cmd_compare(self, question: str) -> None:
         """Answer a question with and without speculation, side by side.

@@ -34,7 +34,7 @@ class BatchView:
         self._clock, self._started = clock, clock()
         self._lines, self._has_books = len(names), has_books
         self._left = Counter(names)  # lines without an answer, by their name
-        self._names: dict[int, str] = {}  # of the lines that workers are answering
+        self._names: dict[int, str] = {}  # of what workers are answering
         self._decoded: Counter[int] = Counter()  # tokens of these answers
         self._noted: set[str] = set()
         self.done = self.failed = self.tokens = 0
@@ -52,10 +52,10 @@ class BatchView:
         return self._clock() - self._started
 
     def begin(self, worker: int, name: str) -> None:
-        """A worker answers a line of this name next."""
+        """A worker answers lines of this name next."""
         if not self._names:
             self._started = self._clock()  # the models are loaded
-        self._names[worker] = name
+        self._names[worker], self._decoded[worker] = name, 0
         self.show()
 
     def add(self, worker: int, event: ChatEvent) -> None:
@@ -66,13 +66,13 @@ class BatchView:
             self.reading(worker, event)
 
     def dropped(self, worker: int) -> None:
-        """The answer of a worker was lost."""
+        """The answers of a worker were lost."""
         self._decoded[worker] = 0
 
     def answered(self, worker: int, tokens: int, failed: bool) -> None:
-        """The answer of a worker has ended, or one that it would have been given."""
-        self.done, self.failed = self.done + 1, self.failed + failed
-        self.tokens, self._decoded[worker] = self.tokens + tokens, 0
+        """An answer of a worker has ended, or one that it would have been given."""
+        self.done, self.failed, self.tokens = self.done + 1, self.failed + failed, self.tokens + tokens
+        self._decoded[worker] = max(0, self._decoded[worker] - tokens)
         self._left[self._names[worker]] -= 1
         self.show()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from os.path import exists, expanduser
 
 from triforce_chat.documents import Document
+from triforce_chat.documents.files import find_files
 from triforce_chat.errors import UsageError
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import clean
@@ -18,16 +19,17 @@ class DocumentCommands(CommandTable):
     """Adding, removing, showing and searching documents."""
 
     def cmd_doc(self, arguments: str) -> None:
-        """Add a document to this chat.
+        """Add a document to this chat, or those of a folder or pattern.
 
         Usage: PATH [PAGES]
         """
         path, pages = _path_and_pages(arguments)
         if not path:
             raise UsageError("/doc needs a path: /doc PATH [PAGES], for instance /doc book.pdf 12-40")
-        document = self._read_document(path, pages)
-        tokens = self._conversation.add(document)
-        self._screen.note(f"added {describe_document(document)}, {formatting.count(tokens, 'token')}")
+        for file in find_files([path]):
+            document = self._read_document(file, pages)
+            tokens = self._conversation.add(document)
+            self._screen.note(f"added {describe_document(document)}, {formatting.count(tokens, 'token')}")
         self._show(self._conversation.prefill())
 
     def cmd_drop(self, name: str) -> None:

@@ -205,6 +205,11 @@ class MarkdownTail(AbstractContextManager["MarkdownTail"]):
         """Append text."""
         self._region.settle(lambda: self._print(self._blocks.feed(text)))
 
+    def remark(self, line: Text) -> None:
+        """Print a line of its own above what is still to come."""
+        self._region.settle(lambda: [line])
+        self._written = True
+
     def _print(self, block: str) -> list[ConsoleRenderable]:
         shown = [self._spaced(block)] if block else []
         self._written = self._written or bool(block)

@@ -76,6 +76,21 @@ def test_every_stack_says_and_does_the_same(
         prompt = [*near.cached[: len(near.cached) - cut], *deep.text(9, seed=turn)]
 
 
+def test_attention_selects_at_every_verification(deep: Lab) -> None:
+    """Of keys and values in host memory: no list of slots, but copies of what passes the device."""
+    options = StackOptions(name="retrieval", budget=SMALL_BUDGET, policy="attention")
+    engine = Engine(deep.target, 400, TextCodec(spell), None, options, storage=OffloadedKV)
+    prompt = deep.text(90)
+    events = list(engine.answer(Request(prompt, 24)))
+    answer = [token for event in events if isinstance(event, Text) for token in event.token_ids]
+    assert answer == deep.greedy(prompt, 24)
+    verified = [event for event in events if isinstance(event, Verified) and event.level == "target"]
+    rebuilt = [event for event in events if isinstance(event, Rebuilt)]
+    assert len(rebuilt) >= len(verified) - 1
+    [cache] = caches(engine, RetrievalCache)
+    check_retrieval(cache)
+
+
 def check_layout(one: RetrievalCache, other: RetrievalCache) -> None:
     assert (one.layout, one.state, one.verified_length) == (other.layout, other.state, other.verified_length)
     n = one._slot(one.verified_length) if one.state is State.READY else 0

@@ -18,6 +18,8 @@ from support.toys import (
 )
 
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.lookup import NgramLookup
+from triforce_chat.engine.speculation.planner import Plan, Planner
 
 EXACT = 1e-12
 WARPS = {
@@ -69,3 +71,20 @@ def test_lookup() -> None:
     target = toy(1, 4)
     found = distribution_of(two_levels(target, Echo(4), 2), WARPS["plain"], 3, may=no_repetition)
     assert variation(found, exact_distribution(target, WARPS["plain"], 3, may=no_repetition)) <= EXACT
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("warp", WARPS)
+def test_drafts_that_the_form_prescribes(warp: str, rule: Callable[[Context], list[bool]]) -> None:
+    target, draft = toy(1, 4), toy(2, 4)
+    found = distribution_of(two_levels(target, draft, 2), WARPS[warp], 3, may=rule, guesses=2)
+    assert variation(found, exact_distribution(target, WARPS[warp], 3, may=rule)) <= EXACT
+
+
+def test_prescribed_drafts_say_nothing_about_lookup() -> None:
+    planner = Planner(lookup=NgramLookup(), most=4)
+    before = planner.hoped, planner.came
+    planner.learn(Plan(2, forced=(1, 2)), 4, 2, 0, 0.0, 0.01)
+    assert (planner.hoped, planner.came) == before
+    planner.learn(Plan(2), 4, 2, 0, 0.0, 0.01)
+    assert (planner.hoped, planner.came) != before

@@ -29,6 +29,7 @@ from support.toys import (
     nothing,
     random_table,
     reading,
+    selecting_levels,
     support_table,
     three_levels,
     toy,
@@ -38,7 +39,7 @@ from support.toys import (
 )
 from torch import Tensor
 
-from triforce_chat.engine.draft import TokenBuffer
+from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
@@ -263,6 +264,37 @@ def test_the_state_of_a_rejected_token_is_noticed(monkeypatch: pytest.MonkeyPatc
     stack.parts.append(state)
     with pytest.raises(AssertionError, match="the state of another row"):
         distribution_of(stack, PLAIN, 4)
+
+
+# Selection by every verification
+
+
+@pytest.mark.parametrize("gammas", [(1, 1), (1, 2), (2, 2), (2, 3)])
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_middle_that_reads_what_every_verification_selects(
+    gammas: tuple[int, int], waits: bool, drafts: bool
+) -> None:
+    stack, target, _ = selecting_levels(gammas, toy(3) if drafts else None, waits)
+    found = distribution_of(stack, PLAIN, 3)
+    assert sum(found.values()) == pytest.approx(1, abs=EXACT)
+    assert variation(found, exact_distribution(target, PLAIN, 3)) <= EXACT
+
+
+def test_the_distributions_of_another_selection_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that were drawn under one selection must come with the distributions that it gave."""
+    stack, target, middle = selecting_levels((1, 2), toy(3))
+    propose = stack.middle.propose
+
+    def exchanged(seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
+        draft = propose(seq, n, sampler)
+        middle.selection.chosen = (1, 1)
+        context, tokens = tuple(seq.tokens.tolist()), draft.tokens[0].tolist()
+        rows = [middle.logits((*context, *tokens[:i])).softmax(-1) for i in range(len(tokens))]
+        return Draft(draft.tokens, torch.stack(rows)[None]) if rows else draft
+
+    monkeypatch.setattr(stack.middle, "propose", exchanged)
+    assert variation(distribution_of(stack, PLAIN, 3), exact_distribution(target, PLAIN, 3)) > 0.01
 
 
 # What the tests above must be able to see

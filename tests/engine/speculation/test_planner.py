@@ -22,7 +22,13 @@ from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import TRIALS, Arm, Drafter
-from triforce_chat.engine.speculation.cost_model import AcceptanceCurve, Average, StepTimes
+from triforce_chat.engine.speculation.cost_model import (
+    COMPUTED_ROW_PRIOR,
+    ROW_PRIOR,
+    AcceptanceCurve,
+    Average,
+    StepTimes,
+)
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.investment import INVESTED, SURE, Investment
 from triforce_chat.engine.speculation.lookup import Match, NgramLookup
@@ -673,3 +679,27 @@ def test_a_round_with_a_capture_teaches_no_times() -> None:
     planner.learn_unwaited(Plan(2, arm), 0, 2, 9.0, 9.0, False)
     assert arm.cost.mean == 5.0
     assert arm.curve.positions[1].weight > 0  # what it accepted counts
+
+
+@pytest.mark.parametrize(("length", "n"), [(1, 0), (2, 1), (8, 5)])
+def test_before_anything_is_measured_few_tokens_are_looked_up_where_rows_are_dear(
+    length: int, n: int
+) -> None:
+    dear, cheap = (Planner([], NgramLookup(), most=16, row=row) for row in (COMPUTED_ROW_PRIOR, ROW_PRIOR))
+    for planner in (dear, cheap):
+        planner.times.add(1, 0.03)
+    assert dear.choose(100, 16, length).n <= n < cheap.choose(100, 16, length).n
+
+
+def test_a_text_without_repetitions_costs_little_more_than_plain_decoding() -> None:
+    """Where every match misleads and a row costs what it does on a CPU: 64 tokens, from nothing known."""
+    planner, seconds = Planner([], NgramLookup(), most=16, row=COMPUTED_ROW_PRIOR), 0.0
+    assert planner.lookup
+    for made in range(64):
+        match = made * made % 5  # 0, 1 or 4 tokens
+        plan = planner.choose(100, 16, match)
+        spent = 1 + COMPUTED_ROW_PRIOR * plan.n
+        planner.learn(plan, match, plan.n, 0, 0.0, spent)
+        planner.lookup.learn(match, 0, plan.n)
+        seconds += spent
+    assert seconds < 1.05 * 64

@@ -197,6 +197,37 @@ def test_the_middle_level_is_built_before_the_text_is_made(lab: Lab, monkeypatch
     assert found[0].sums["alpha"].total == pytest.approx(found[1].sums["alpha"].total, rel=1e-5)
 
 
+@pytest.mark.parametrize("policy", ["mean", "attention"])
+def test_with_verifications_a_text_is_read_piece_by_piece(
+    lab: Lab, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a stack does it: a proposal of four tokens by the middle level, then their verification."""
+    prompt, made = lab.text(200), lab.text(30, seed=8)
+    monkeypatch.setattr(module, "continuations", lambda *_: [made, made])
+    asked = plan(policies=[policy], tokens=30, verify=4, samples=2)
+    run = Acceptance(lab.engine("autoregressive"), SAMPLING, asked)
+    first, second = run.measure(Prompt("question", 0, prompt))
+    assert first.sums["alpha"].total == pytest.approx(second.sums["alpha"].total, rel=1e-5)
+    engine, history, total = lab.engine("retrieval", policy=policy), [*prompt, *made], 0.0
+    cache: Any
+    (cache,) = (each for each in engine.full.observers if hasattr(each, "ready"))
+    for end in (199, 200):
+        cache.ready(1)
+        lab.target.prefill(engine.full.pending(torch.tensor(history[:end])), engine.full)
+    engine.full.truncate(199)
+    for at in range(200, 230, 4):
+        piece = torch.tensor(history[: min(at + 4, 230)])
+        n = len(piece) - at
+        assert cache.ready(n)
+        m = lab.target(cache.pending(piece[:-1])[None], cache, n)[0].clone()
+        cache.truncate(at - 1)
+        p = lab.target(engine.full.pending(piece[:-1])[None], engine.full, n)[0]
+        for i in range(n):
+            laws = [law(logits[i], history[200 : at + i]) for logits in (p, m)]
+            total += float(torch.minimum(*laws).sum())
+    assert first.sums["alpha"].total == pytest.approx(total, rel=1e-4)
+
+
 def test_every_sample_has_a_seed_of_its_own(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sampling] = []
 

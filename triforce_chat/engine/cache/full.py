@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
+from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cache.storage import (
     KVBuffer,
     KVCache,
@@ -28,8 +29,11 @@ class CacheObserver(Protocol):
     A forward calls either ``on_layer`` for each layer in order or ``on_graph_forward`` once, then ``on_forward``.
     """
 
-    def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> None:
-        """k, v [1, Hkv, n, D] were appended to one layer of the source; ``view`` ends with them."""
+    def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> ChunkMass | None:
+        """k, v [1, Hkv, n, D] were appended to one layer of the source; ``view`` ends with them.
+
+        Returns where their attention adds what it pays to each chunk, if that is wanted.
+        """
         ...
 
     def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
@@ -72,9 +76,9 @@ class FullCache(KVCache):
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
         self.queries.write(layer, self.length, q[0])
         view = self.storage.write(layer, self.length, k, v)
-        for observer in self.observers:
-            observer.on_layer(layer, k, v, view)
-        return view
+        wanted = [observer.on_layer(layer, k, v, view) for observer in self.observers]
+        masses = tuple(mass for mass in wanted if mass)
+        return view._replace(masses=masses) if masses else view
 
     def write_slot(self) -> WriteSlot | None:
         slot = self.storage.slot(self.length)

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import Policy, select
@@ -148,13 +149,14 @@ class RetrievalCache(KVCache):
     def judged(self, proposed: int, accepted: int) -> None:
         self.falling.judged(proposed, accepted)
 
-    def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> None:
+    def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> ChunkMass | None:
         if layer == 0:
             self._begin(k.shape[2])
         if self.state is State.BUILDING:
             self._build(layer, *view.whole, view.end, self.layout.total)
         if self.appends:
             self.storage.write(layer, self._slot(self.source.length), k, v)
+        return None
 
     def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
         self._begin(n, slot.shared)

@@ -43,7 +43,7 @@ class SummaryPolicy(ABC):
 
     def logits(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Estimated scaled logits: queries [Hkv, Q, D], keys [Hkv, C, chunk, D] -> [Hkv, Q, C]."""
-        return self.bound(queries * keys.shape[-1] ** -0.5, self.summarize(keys))
+        return self.bound(queries * keys.shape[-1] ** -0.5, self.summarize(keys).to(queries.dtype))
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """See ``Policy``; without queries (m = 0) a zero query stands in, so all chunks are equal."""
@@ -89,6 +89,27 @@ class MinMaxKey(SummaryPolicy):
     def bound(self, queries: Tensor, summary: Tensor) -> Tensor:
         low, high = summary.transpose(-1, -2).chunk(2, -2)
         return queries.clamp_min(0) @ high + queries.clamp_max(0) @ low
+
+
+class AttentionMass:
+    """The attention that recent queries pay to all keys of a chunk, exactly.
+
+    An ``InPlaceCache`` gets it as a by-product of every verification; other caches compute it when they are built.
+    """
+
+    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """See ``Policy``; without queries (m = 0) a zero query stands in, so all chunks are equal."""
+        heads, chunks, chunk, dim = keys.shape
+        rows = queries.unflatten(0, (heads, -1)).flatten(1, 2) * dim**-0.5  # [Hkv, G*m, D]
+        if rows.shape[1] == 0:
+            rows = queries.new_zeros(heads, 1, dim)
+        weights = torch.softmax((rows @ keys.flatten(1, 2).transpose(1, 2)).float(), -1)
+        by_chunk: Tensor = weights.sum(1).unflatten(-1, (chunks, chunk))
+        return by_chunk.sum(-1)
+
+    def layers_at_once(self, queries: Tensor, keys: Tensor) -> int:  # noqa: ARG002
+        """One: the weights of all keys take much memory."""
+        return 1
 
 
 class Recent:

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cuda_graph import Preparation
 
 PAGE = 4096  # bytes; pinned memory must not share a page with anything else
@@ -20,7 +22,10 @@ GRAIN = 64  # slots; kernels compiled for one width serve this many lengths
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dimensions of one model's keys and values, or of one rank's share of them."""
+    """The dimensions of one model's keys and values, or of one rank's share of them.
+
+    ``kv``: the dtype that they are kept in, if that is another one than the model's.
+    """
 
     layers: int
     query_heads: int
@@ -28,9 +33,16 @@ class Shape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    kv: torch.dtype | None = None
 
     @staticmethod
-    def of(config: Any, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> Shape:
+    def of(
+        config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: int = 1,
+        kv: torch.dtype | None = None,
+    ) -> Shape:
         """Read from a transformers configuration; the heads are split evenly between ``ranks``."""
         heads = config.num_attention_heads
         return Shape(
@@ -40,6 +52,7 @@ class Shape:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             dtype=dtype,
             device=device,
+            kv=kv,
         )
 
     @property
@@ -48,9 +61,14 @@ class Shape:
         return self.query_heads // self.kv_heads
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of keys and values as they are kept."""
+        return self.kv or self.dtype
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype.itemsize
 
 
 class KVView(NamedTuple):
@@ -58,9 +76,23 @@ class KVView(NamedTuple):
 
     keys: Tensor  # [1, Hkv, S, D]
     values: Tensor  # [1, Hkv, S, D]
-    length: int  # slots that hold tokens; S is the next multiple of GRAIN
+    length: int  # tokens; S is the next multiple of GRAIN, or more
     shared: SharedView | None = None  # what comes before, and where these lie among other sequences'
+    slots: Tensor | None = None  # [Hkv, length], int32: where the tokens lie; None: in the first slots
+    masses: tuple[ChunkMass, ...] = ()  # where attention adds what it pays to chunks of the tokens
     visible: Tensor | None = None  # [n, t], which of the last t each new token of a tree sees; None: causal
+
+    @property
+    def gathered(self) -> KVView:
+        """A view with the tokens in the first slots: itself, or a copy of those that lie elsewhere."""
+        if self.slots is None:
+            return self
+        places = pad(self.slots, (0, rounded_up(self.length) - self.length))
+        keys, values = (
+            torch.stack([part.index_select(0, at) for part, at in zip(each[0], places, strict=True)])[None]
+            for each in (self.keys, self.values)
+        )
+        return self._replace(keys=keys, values=values, slots=None)
 
     @property
     def end(self) -> int:
@@ -325,17 +357,17 @@ class KVCache:
 
 
 def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
-    """A zero tensor with the dtype and device of ``shape``.
+    """A zero tensor for keys or values of ``shape``.
 
     In main memory it occupies only the pages that are written: torch.zeros would fill all of it, 6 GB for 131,072
     tokens of a small model, while the system's own zero pages are allocated at their first use.
     """
     if shape.device.type != "cpu":
-        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
-    count = math.prod(size) * shape.dtype.itemsize
+        return torch.zeros(size, dtype=shape.kv_dtype, device=shape.device)
+    count = math.prod(size) * shape.kv_dtype.itemsize
     pages = np.zeros(count + 2 * PAGE, np.uint8)
     start = -pages.ctypes.data % PAGE
-    return torch.from_numpy(pages[start : start + count]).view(shape.dtype).view(size)
+    return torch.from_numpy(pages[start : start + count]).view(shape.kv_dtype).view(size)
 
 
 def rounded_up(slots: int) -> int:

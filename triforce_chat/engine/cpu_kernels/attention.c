@@ -1,8 +1,9 @@
-/* Attention of few tokens over fp32 keys and values, softmax included, and rotary position embeddings.
+/* Attention of few tokens over keys and values in fp32 or fp16, softmax included, and rotary position embeddings.
  *
  * The query heads that share a head of keys are rows of one matrix, so keys and values are read once. Keys are taken in
  * spans of a fixed length, whose results are joined in order: a row's result depends neither on the number of threads
- * nor on what is computed beside it.
+ * nor on what is computed beside it. What all rows pay to each chunk of the keys is a by-product. Keys and values in fp16
+ * become fp32 a few at a time, where they stay in the nearest cache, and everything is computed in fp32.
  */
 #ifndef PATH_NAME
 
@@ -25,18 +26,24 @@ typedef struct {
     int64_t head_stride, token_stride;  /* of queries */
     int64_t tokens, dim;
     float scale;
-    const float *keys, *values;         /* of the span's first token */
-    int64_t stride;                     /* from token to token */
+    const char *keys, *values;          /* of slot 0 */
+    int64_t size;                       /* bytes of a number of theirs: 4, or 2 in fp16 */
+    int64_t stride;                     /* from slot to slot */
+    const int32_t *slots;               /* of the span's tokens; NULL: slot 0 and those that follow */
+    int64_t first, chunk;               /* token that the span begins with, and tokens of a chunk; 0: none is weighed */
     int64_t count;                      /* tokens in the span */
     int64_t seen;                       /* of which the first of the new tokens sees, the next one more, and so on */
     const uint8_t *visible;             /* or of a tree: all see as many, and here is */
     int64_t tail;                       /* for each token which of so many further ones, one byte each */
 } Span;
 
-/* Of `lanes` rows from `row` on: the largest score, and sums of weights and of weighted values. */
+/* Of all rows: the largest score, sums of weights, of weighted values and of each chunk's weights, and what a weight here
+ * is worth among those of all spans. */
 typedef struct {
-    float *peak, *total, *mixed;
+    float *peak, *total, *mixed, *worth, *chunks; /* [rows], [rows], [rows, dim], [rows], [chunks, rows] */
 } Partial;
+
+INLINE int64_t slot_of(const Span *s, int64_t key) { return s->slots ? s->slots[key] : key; }
 
 /* Row r of a head is token r % tokens of the query head r / tokens. */
 INLINE const float *query_of(const Span *s, int64_t row) {
@@ -76,33 +83,54 @@ typedef struct {
     Span span; /* of the first head's first key */
     int path;
     int64_t heads, group, length;
-    int64_t query_stride, kv_stride; /* from head of keys to head of keys */
+    int64_t query_stride, kv_stride, slots_stride; /* from head of keys to head of keys */
     float *partial;
     float *out;
+    float *mass; /* NULL: not wanted */
+    int64_t mass_stride;
 } Attention;
 
+/* Numbers of a span's partial result: chunks may begin before it and end after it. */
+static int64_t room_of(const Span *s, int64_t rows) {
+    return rows * (s->dim + 2 + (s->chunk ? SPAN / s->chunk + 3 : 0));
+}
+
+static Partial partial_of(const Attention *a, int64_t rows, int64_t unit) {
+    float *peak = a->partial + unit * room_of(&a->span, rows), *mixed = peak + 2 * rows;
+    float *worth = mixed + rows * a->span.dim;
+    return (Partial){peak, peak + rows, mixed, worth, worth + rows};
+}
+
 static void attend_span(const Attention *a, int64_t rows, int64_t unit, int64_t spans) {
-    int64_t head = unit / spans, first = unit % spans * SPAN, room = rows * (a->span.dim + 2);
+    int64_t head = unit / spans, first = unit % spans * SPAN;
     Span s = a->span;
     s.queries += head * a->query_stride;
-    s.keys += head * a->kv_stride + first * s.stride;
-    s.values += head * a->kv_stride + first * s.stride;
+    s.keys += head * a->kv_stride * s.size;
+    s.values += head * a->kv_stride * s.size;
+    if (s.slots) s.slots += head * a->slots_stride + first;
+    else {
+        s.keys += first * s.stride * s.size;
+        s.values += first * s.stride * s.size;
+    }
+    s.first = first;
     s.count = a->length - first < SPAN ? a->length - first : SPAN;
     s.seen = (s.visible ? a->length - s.tail : a->length - s.tokens + 1) - first;
-    float *peak = a->partial + unit * room;
-    Partial out = {peak, peak + rows, peak + 2 * rows};
+    Partial out = partial_of(a, rows, unit);
 #if defined(__x86_64__)
-    /* Half of a wide vector would be empty, and the sums are the same. */
-    if (a->path == AVX512 && rows > 8) span_avx512(&s, rows, out);
-    else if (a->path != PLAIN) span_avx2(&s, rows, out);
-    else
+    if (a->path != PLAIN) {
+        /* For the last rows half of a wide vector would be empty; the sums are the same. */
+        int64_t wide = a->path == AVX512 ? (rows + 7) / 16 * 16 : 0;
+        span_avx512(&s, 0, wide < rows ? wide : rows, rows, out);
+        span_avx2(&s, wide, rows, rows, out);
+        return;
+    }
 #endif
-        span_plain(&s, rows, out);
+    span_plain(&s, 0, rows, rows, out);
 }
 
 /* A row's result from those of its spans. */
 static void join_spans(const Attention *a, int64_t rows, int64_t head, int64_t row, int64_t spans) {
-    int64_t dim = a->span.dim, tokens = a->span.tokens, room = rows * (dim + 2);
+    int64_t dim = a->span.dim, tokens = a->span.tokens, room = room_of(&a->span, rows);
     const float *peaks = a->partial + head * spans * room + row;
     float *out = a->out + (row % tokens * a->heads * a->group + head * a->group + row / tokens) * dim;
     float highest = LOWEST, total = 0;
@@ -116,6 +144,21 @@ static void join_spans(const Attention *a, int64_t rows, int64_t head, int64_t r
         for (int64_t d = 0; d < dim; d++) out[d] += weight * mixed[d];
     }
     for (int64_t d = 0; d < dim; d++) out[d] /= total;
+    for (int64_t s = 0; s < spans && a->mass; s++)
+        partial_of(a, rows, head * spans + s).worth[row] = expf(peaks[s * room] - highest) / total;
+}
+
+/* What all rows of a head pay to a chunk, by the weights of the spans that hold some of it. */
+static float mass_of(const Attention *a, int64_t rows, int64_t head, int64_t chunk, int64_t spans) {
+    int64_t first = chunk * a->span.chunk, end = first + a->span.chunk;
+    float mass = 0;
+    for (int64_t s = first / SPAN; s < spans && s * SPAN < end; s++) {
+        Partial part = partial_of(a, rows, head * spans + s);
+        /* Of 32 bits, as a division of 64 would take as long as all the rest. */
+        const float *weights = part.chunks + (chunk - (uint32_t)(s * SPAN) / (uint32_t)a->span.chunk) * rows;
+        for (int64_t row = 0; row < rows; row++) mass += part.worth[row] * weights[row];
+    }
+    return mass;
 }
 
 static void attend_share(void *data) {
@@ -126,20 +169,32 @@ static void attend_share(void *data) {
     GOMP_barrier();
     share_of(a->heads * rows, &from, &to);
     for (int64_t at = from; at < to; at++) join_spans(a, rows, at / rows, at % rows, spans);
+    if (!a->mass) return;
+    GOMP_barrier();
+    int64_t chunks = (a->length + a->span.chunk - 1) / a->span.chunk;
+    for (int64_t head = 0; head < a->heads; head++) {
+        share_of(chunks, &from, &to);
+        for (int64_t c = from; c < to; c++) a->mass[head * a->mass_stride + c] += mass_of(a, rows, head, c, spans);
+    }
 }
 
 /* Attention of the last `tokens` of `length` tokens: out [tokens, heads * group, dim].
  *
- * Causal unless `visible` [tokens, tail] says which of the last `tail` tokens each of them sees.
- * Keys and values have the same strides. `dim` is a multiple of 16, up to
- * 256. */
-void attend(int path, const float *queries, int64_t query_head, int64_t query_token, const float *keys,
-            const float *values, int64_t kv_head, int64_t kv_token, int64_t heads, int64_t group, int64_t tokens,
-            int64_t length, int64_t dim, float scale, const uint8_t *visible, int64_t tail, float *out, int threads) {
+ * Causal unless `visible` [tokens, tail] says which of the last `tail` tokens each of them sees. Keys and values have
+ * the same strides, in numbers of `size` bytes: 4 for fp32, 2 for fp16. `dim` is a multiple of 16, up to 256. The tokens
+ * lie in the slots [heads, length] or, if these are NULL, in the first ones. To mass [heads, chunks], unless it is NULL,
+ * is added what all queries pay to each `chunk` tokens. */
+void attend(int path, const float *queries, int64_t query_head, int64_t query_token, const void *keys,
+            const void *values, int64_t size, int64_t kv_head, int64_t kv_token, const int32_t *slots,
+            int64_t slots_head, int64_t heads, int64_t group, int64_t tokens, int64_t length, int64_t dim, float scale,
+            const uint8_t *visible, int64_t tail, float *out, float *mass, int64_t mass_head, int64_t chunk,
+            int threads) {
     int64_t spans = (length + SPAN - 1) / SPAN, rows = group * tokens;
-    float *partial = malloc((size_t)(heads * spans * rows * (dim + 2)) * sizeof *partial);
-    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, kv_token, 0, 0, visible, tail};
-    Attention job = {span, path, heads, group, length, group * query_head, kv_head, partial, out};
+    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, size, kv_token, slots,
+                 0, mass ? chunk : 0, 0, 0, visible, tail};
+    float *partial = malloc((size_t)(heads * spans * room_of(&span, rows)) * sizeof *partial);
+    Attention job = {span, path, heads, group, length, group * query_head, kv_head, slots_head, partial, out,
+                     mass, mass_head};
     GOMP_parallel(attend_share, &job, (unsigned)threads, 0);
     free(partial);
 }
@@ -210,13 +265,31 @@ INLINE TARGET VECTOR OF(exponential)(VECTOR x) {
     return OF(multiply)(sum, OF(low_bits_to_power)(biased));
 }
 
+/* `rows` keys or values from the span's `first` on in fp32, `*stride` numbers apart: where they lie, or copies in `room`. */
+INLINE TARGET const float *OF(widened)(const Span *s, const char *all, int64_t first, int64_t rows, float *room,
+                                       int64_t *stride) {
+    int wide = s->size == sizeof(float);
+    *stride = wide && !s->slots ? s->stride : s->dim;
+    if (wide && !s->slots) return (const float *)all + first * s->stride;
+    for (int64_t row = 0; row < rows; row++) {
+        const char *from = all + slot_of(s, first + row) * s->stride * s->size;
+        for (int64_t d = 0; d < s->dim; d += LANES)
+            OF(store)(room + row * s->dim + d, wide ? OF(load)((const float *)from + d)
+                                                    : OF(load_half)((const uint16_t *)from + d));
+    }
+    return room;
+}
+
 /* scores [count, LANES] of the queries [dim, LANES]; up to KEYS - 1 more keys than there are get scores too. */
 INLINE TARGET void OF(score)(const Span *s, const float *queries, float *scores) {
+    float room[KEYS * MOST_DIM];
     for (int64_t first = 0; first < s->count; first += KEYS) {
+        int64_t count = s->count - first < KEYS ? s->count - first : KEYS, stride;
+        const float *block = OF(widened)(s, s->keys, first, count, room, &stride);
         const float *keys[KEYS];
         VECTOR sums[KEYS];
         UNROLL for (int k = 0; k < KEYS; k++) {
-            keys[k] = s->keys + (first + k < s->count ? first + k : s->count - 1) * s->stride;
+            keys[k] = block + (k < count ? k : count - 1) * stride;
             sums[k] = OF(zero)();
         }
         for (int64_t d = 0; d < s->dim; d++) {
@@ -249,14 +322,26 @@ INLINE TARGET void OF(weigh)(const Span *s, int64_t row, float *scores, float pe
     OF(store)(total, sum);
 }
 
-/* Add weights times values to `pieces` vectors of some rows of mixed [ROWS, dim]; the weights lie LANES apart. */
-INLINE TARGET void OF(mix)(const Span *s, const float *weights, int64_t first, int64_t last, int64_t column, int pieces,
-                           float *const mixed[ROWS]) {
+/* chunks [chunks, rows] from `row` on: sums of the weights [count, LANES] of each chunk's keys. */
+INLINE TARGET void OF(sum_chunks)(const Span *s, const float *weights, int64_t lanes, int64_t rows, float *chunks) {
+    int64_t key = 0, end = s->chunk - s->first % s->chunk;
+    for (; key < s->count; chunks += rows, end += s->chunk) {
+        float sums[LANES];
+        VECTOR sum = OF(zero)();
+        for (; key < s->count && key < end; key++) sum = OF(add)(sum, OF(load)(weights + key * LANES));
+        OF(store)(sums, sum);
+        memcpy(chunks, sums, (size_t)lanes * sizeof *sums);
+    }
+}
+
+/* Add weights times `count` values to `pieces` vectors of some rows of mixed [ROWS, dim]; the weights lie LANES apart. */
+INLINE TARGET void OF(mix)(const float *values, int64_t stride, const float *weights, int64_t count, int64_t column,
+                           int pieces, float *const mixed[ROWS]) {
     VECTOR sums[ROWS][PIECES];
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int p = 0; p < pieces; p++) sums[r][p] = OF(load)(mixed[r] + column + p * LANES);
-    for (int64_t key = first; key < last; key++) {
-        const float *at = s->values + key * s->stride + column;
+    for (int64_t key = 0; key < count; key++) {
+        const float *at = values + key * stride + column;
         VECTOR value[PIECES];
         UNROLL for (int p = 0; p < pieces; p++) value[p] = OF(load)(at + p * LANES);
         UNROLL for (int r = 0; r < ROWS; r++) {
@@ -271,23 +356,25 @@ INLINE TARGET void OF(mix)(const Span *s, const float *weights, int64_t first, i
 /* mixed [rows, dim] = the transposed weights [count, LANES] times the values, some of which stay in the nearest cache
  * for all rows. */
 INLINE TARGET void OF(mix_all)(const Span *s, const float *weights, int64_t rows, float *mixed) {
-    float nobody_s[MOST_DIM];
+    float nobody_s[MOST_DIM], room[VALUES * MOST_DIM];
     memset(mixed, 0, (size_t)(rows * s->dim) * sizeof *mixed);
     memset(nobody_s, 0, sizeof nobody_s);
     for (int64_t first = 0; first < s->count; first += VALUES) {
-        int64_t last = first + VALUES < s->count ? first + VALUES : s->count, column = 0;
+        int64_t count = s->count - first < VALUES ? s->count - first : VALUES, column, stride;
+        const float *values = OF(widened)(s, s->values, first, count, room, &stride);
         for (int64_t row = 0; row < rows; row += ROWS) {
+            const float *own = weights + first * LANES + row;
             float *to[ROWS];
             for (int r = 0; r < ROWS; r++) to[r] = row + r < rows ? mixed + (row + r) * s->dim : nobody_s;
             for (column = 0; column + PIECES * LANES <= s->dim; column += PIECES * LANES)
-                OF(mix)(s, weights + row, first, last, column, PIECES, to);
-            for (; column < s->dim; column += LANES) OF(mix)(s, weights + row, first, last, column, 1, to);
+                OF(mix)(values, stride, own, count, column, PIECES, to);
+            for (; column < s->dim; column += LANES) OF(mix)(values, stride, own, count, column, 1, to);
         }
     }
 }
 
 /* LANES rows, or fewer, from `row` on. */
-INLINE TARGET void OF(some_rows)(const Span *s, int64_t row, int64_t rows, Partial out) {
+INLINE TARGET void OF(some_rows)(const Span *s, int64_t row, int64_t rows, int64_t all, Partial out) {
     float queries[MOST_DIM * LANES], scores[(SPAN + KEYS) * LANES], peak[LANES], total[LANES];
     for (int lane = 0; lane < LANES; lane++) {
         const float *query = query_of(s, row + (lane < rows ? lane : rows - 1));
@@ -296,13 +383,15 @@ INLINE TARGET void OF(some_rows)(const Span *s, int64_t row, int64_t rows, Parti
     OF(score)(s, queries, scores);
     OF(weigh)(s, row, scores, peak, total);
     OF(mix_all)(s, scores, rows, out.mixed + row * s->dim);
+    if (s->chunk) OF(sum_chunks)(s, scores, rows, all, out.chunks + row);
     memcpy(out.peak + row, peak, (size_t)rows * sizeof *peak);
     memcpy(out.total + row, total, (size_t)rows * sizeof *total);
 }
 
-static TARGET void OF(span)(const Span *s, int64_t rows, Partial out) {
-    for (int64_t row = 0; row < rows; row += LANES)
-        OF(some_rows)(s, row, rows - row < LANES ? rows - row : LANES, out);
+/* The rows from `row` to `end` of `rows` in all. */
+static TARGET void OF(span)(const Span *s, int64_t row, int64_t end, int64_t rows, Partial out) {
+    for (; row < end; row += LANES)
+        OF(some_rows)(s, row, end - row < LANES ? end - row : LANES, rows, out);
 }
 
 #undef OF

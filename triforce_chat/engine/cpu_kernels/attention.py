@@ -12,18 +12,27 @@ DIMS = range(16, 257, 16)  # of heads
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, length: int, scale: float, visible: Tensor | None = None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: int,
+    scale: float,
+    slots: Tensor | None = None,
+    visible: Tensor | None = None,
+    mass: tuple[Tensor, int] | None = None,
 ) -> Tensor:
     """Attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
 
     Causal unless ``visible`` [n, t], bool, says which of the last t tokens each of them sees.
 
-    keys and values: [1, Hkv, S, D] with the same strides. All are in fp32. A row of the result is the same bit by bit
-    whatever other queries are there.
+    keys and values: [1, Hkv, S, D] with the same strides, in fp32 or fp16; the rest is in fp32. A row of the result is
+    the same bit by bit whatever other queries are there. The tokens lie in the ``slots`` [Hkv, length] (int32), or in
+    the first ones. What all queries pay to each chunk is added to ``mass``: sums [Hkv, C], and the tokens of a chunk.
     """
     _, heads, n, dim = query.shape
     out = torch.empty(n, heads * dim)
     visible = None if visible is None else visible.contiguous()
+    sums, chunk = mass or (None, 0)
     compiled.loaded().attend(
         compiled.instructions(),
         query.data_ptr(),
@@ -31,8 +40,11 @@ def attend(
         query.stride(2),
         keys.data_ptr(),
         values.data_ptr(),
+        keys.element_size(),
         keys.stride(1),
         keys.stride(2),
+        None if slots is None else slots.data_ptr(),
+        0 if slots is None else slots.stride(0),
         keys.shape[1],
         heads // keys.shape[1],
         n,
@@ -42,6 +54,9 @@ def attend(
         None if visible is None else visible.data_ptr(),
         0 if visible is None else visible.shape[1],
         out.data_ptr(),
+        None if sums is None else sums.data_ptr(),
+        0 if sums is None else sums.stride(0),
+        chunk,
         torch.get_num_threads(),
     )
     return out

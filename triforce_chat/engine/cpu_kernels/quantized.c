@@ -318,10 +318,10 @@ INLINE TARGET5 void unpack_avx512(int kind, const uint8_t *block, int step, cons
 #define TARGET TARGET5
 #define VECTOR __m512
 #define LANES 16
-#define MOST_ROWS 4 /* twice as many would drive each other out of the nearest cache */
+#define MOST_ROWS 6 /* eight would leave registers for two outputs only, and each weight's unpacking counts twice */
 #define OUTPUTS_AT_ONCE(rows) 4
 #define UNROLL UNROLL_FULLY
-#define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(3) TILES(MOST_ROWS)
+#define EACH_COUNT UP_TO(1) UP_TO(2) UP_TO(3) UP_TO(4) TILES(MOST_ROWS)
 #include "quantized.c"
 
 #endif

@@ -74,6 +74,11 @@ INLINE PlainVector zero_plain(void) { return (PlainVector){{0}}; }
 INLINE PlainVector broadcast_plain(float x) { PlainVector v; EACH_LANE v.lane[i] = x; return v; }
 INLINE PlainVector load_plain(const float *at) { PlainVector v; memcpy(&v, at, sizeof v); return v; }
 INLINE void store_plain(float *at, PlainVector v) { memcpy(at, &v, sizeof v); }
+INLINE PlainVector load_half_plain(const uint16_t *at) {
+    PlainVector v;
+    EACH_LANE v.lane[i] = half_of(at[i]);
+    return v;
+}
 INLINE PlainVector add_plain(PlainVector a, PlainVector b) { EACH_LANE a.lane[i] += b.lane[i]; return a; }
 INLINE PlainVector multiply_plain(PlainVector a, PlainVector b) { EACH_LANE a.lane[i] *= b.lane[i]; return a; }
 INLINE PlainVector larger_plain(PlainVector a, PlainVector b) {
@@ -105,6 +110,9 @@ INLINE PlainVector low_bits_to_power_plain(PlainVector v) {
 INLINE TARGET2 __m256 zero_avx2(void) { return _mm256_setzero_ps(); }
 INLINE TARGET2 __m256 broadcast_avx2(float x) { return _mm256_set1_ps(x); }
 INLINE TARGET2 __m256 load_avx2(const float *at) { return _mm256_loadu_ps(at); }
+INLINE TARGET2 __m256 load_half_avx2(const uint16_t *at) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
+}
 INLINE TARGET2 void store_avx2(float *at, __m256 v) { _mm256_storeu_ps(at, v); }
 INLINE TARGET2 __m256 add_avx2(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
 INLINE TARGET2 __m256 multiply_avx2(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
@@ -126,6 +134,9 @@ INLINE TARGET2 __m256 low_bits_to_power_avx2(__m256 v) {
 INLINE TARGET5 __m512 zero_avx512(void) { return _mm512_setzero_ps(); }
 INLINE TARGET5 __m512 broadcast_avx512(float x) { return _mm512_set1_ps(x); }
 INLINE TARGET5 __m512 load_avx512(const float *at) { return _mm512_loadu_ps(at); }
+INLINE TARGET5 __m512 load_half_avx512(const uint16_t *at) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+}
 INLINE TARGET5 void store_avx512(float *at, __m512 v) { _mm512_storeu_ps(at, v); }
 INLINE TARGET5 __m512 add_avx512(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
 INLINE TARGET5 __m512 multiply_avx512(__m512 a, __m512 b) { return _mm512_mul_ps(a, b); }

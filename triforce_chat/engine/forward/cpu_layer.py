@@ -63,8 +63,11 @@ class CpuLayer(nn.Module):
         q, k = self.heads
         query, key, value = qkv.view(1, len(qkv), -1, self.dim).transpose(1, 2).split((q, k, k), 1)
         asked = updated(parts, self.number, query, key, value)
-        if all(view.shared is None and some.shape[2] <= FEW for some, view in asked):
-            mixed = [attend(some, *view[:3], self.scale, view.visible) for some, view in asked]
+        if all(view.shared is None and some.shape[2] <= FEW and len(view.masses) < 2 for some, view in asked):
+            mixed = [
+                attend(some, *view[:3], self.scale, view.slots, view.visible, *view.masses)
+                for some, view in asked
+            ]
             return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return read(asked, self.scale).transpose(1, 2).reshape(len(qkv), -1)
 

@@ -54,18 +54,22 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> Tensor:
-    """Softmax attention in blocks of rows whose scores fit the processor's cache.
+    """Softmax attention in blocks of rows whose scores fit the processor's cache, in the rows' dtype.
 
     rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].
     """
     keys, values, length = view[:3]
     out = torch.empty_like(rows)
     for head in range(rows.shape[1]):
+        key, value = keys[0, head].to(rows.dtype), values[0, head].to(rows.dtype)
         for first in range(0, rows.shape[2], BLOCK_ROWS):
             block = slice(first, first + BLOCK_ROWS)
-            scores = linear(rows[0, head, block] * scale, keys[0, head])  # [block, S]
+            scores = linear(rows[0, head, block] * scale, key)  # [block, S]
             scores[:, length:] = float("-inf")
             if tail is not None:
                 scores[:, length - tail.shape[1] : length] += tail[block]
-            out[0, head, block] = linear(torch.softmax(scores, -1), values[0, head].t())
+            weights = torch.softmax(scores, -1)
+            for mass in view.masses:
+                mass.add(weights[:, :length].sum(0), head)
+            out[0, head, block] = linear(weights, value.t())
     return out

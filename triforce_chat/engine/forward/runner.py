@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from triforce_chat.engine.cache.storage import KVCache, Shape
 from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, LogitsAndStates, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
-from triforce_chat.engine.forward.cpu_layer import fuse_layers
+from triforce_chat.engine.forward.cpu_layer import CpuLayer, fuse_layers
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import ROOMY, kernels_run
@@ -217,6 +217,7 @@ class Runner:
         target_ids: Tensor | None = None,
         state: TargetState | None = None,
         reader: StateReader | None = None,
+        kv: torch.dtype | None = None,
     ) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
@@ -230,7 +231,7 @@ class Runner:
         self.subset = None if target_ids is None else Subset(target_ids.to(self.device), self.vocabulary)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # for work outside of forwards on this thread
-        self.shape = Shape.of(model.config, model.dtype, model.device, group.size)
+        self.shape = Shape.of(model.config, model.dtype, model.device, group.size, kv)
         self.decoder: Decoder | None = None
         self.graphs: ForwardGraphs
         self.of_sequences: SequencesGraphs
@@ -264,6 +265,11 @@ class Runner:
 
         self.graphs = ForwardGraphs(decoder, self.device, self.reader)
         self.of_sequences = SequencesGraphs(decoder)
+
+    @property
+    def multiplies_quantized(self) -> bool:
+        """Whether it runs on a CPU and multiplies quantized weights as they are."""
+        return isinstance(self.model.base_model.layers[0], CpuLayer)
 
     @property
     def int8_numbers(self) -> int:

@@ -25,6 +25,10 @@ class Constraint(Protocol):
         """
         ...
 
+    def forced(self, most: int) -> Sequence[int]:
+        """At most so many tokens that the form prescribes next; a draft, which need not be the only way to go on."""
+        ...
+
     def advance(self, ids: Sequence[int]) -> None:
         """Append committed tokens."""
         ...

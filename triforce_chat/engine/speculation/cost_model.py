@@ -15,6 +15,8 @@ import torch
 FORGET_TIME = 0.9  # weight of the past at each new measurement: contexts grow, machines slow down
 FORGET_SHAPE = 0.99  # the cost of a row, in steps of one row, changes with the machine only
 ROW_PRIOR = 0.04  # cost of one more row, as a share of a step of one row, before anything else is known
+# The same where a CPU multiplies quantized weights: with few of them to read, computing bounds a step of several rows.
+COMPUTED_ROW_PRIOR = 0.15
 PRIOR_WEIGHT = 4.0  # in rows squared
 FIRST = (
     1e-6  # weight of the first measurement of a kind, which may include captures: it counts until the second
@@ -118,10 +120,12 @@ class FixedAverage(Average):
 class StepTimes:
     """Seconds of a forward by its number of rows: a level that moves quickly, times a shape that moves slowly.
 
-    The shape is a line, 1 at one row, fitted to step times in proportion to the level.
+    The shape is a line, 1 at one row, fitted to step times in proportion to the level; ``row`` is its slope before
+    anything else is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, row: float = ROW_PRIOR) -> None:
+        self.row = row
         self.level = Average(FORGET_TIME)  # seconds of a step of one row
         self.rows2 = self.product = 0.0  # sums over steps of (rows - 1) squared, and times the excess
         self.seen: set[int] = set()
@@ -169,7 +173,7 @@ class StepTimes:
 
     @property
     def _slope(self) -> float:
-        return max(0.0, (self.product + PRIOR_WEIGHT * ROW_PRIOR) / (self.rows2 + PRIOR_WEIGHT))
+        return max(0.0, (self.product + PRIOR_WEIGHT * self.row) / (self.rows2 + PRIOR_WEIGHT))
 
 
 class FixedStepTimes(StepTimes):

@@ -65,6 +65,7 @@ class Plan:
     threshold: int = NEVER
     parents: Parents = ()
     branch: int = 0
+    forced: Sequence[int] = ()  # the draft itself, where the form of the answer prescribes it
 
     @property
     def plain(self) -> bool:
@@ -93,8 +94,8 @@ class Planner:
 
     ``gamma`` fixes the tokens to draft in each round; None chooses up to ``most``. ``plain`` allows rounds without a
     draft; otherwise the first arm always drafts, and only the number of tokens is chosen. ``investment`` limits what
-    graphs may be captured for the sake of a plan. With ``trees`` the first arm drafts trees of at most
-    ``gamma`` tokens.
+    graphs may be captured for the sake of a plan. ``row``: see ``StepTimes``. With ``trees`` the first arm drafts trees
+    of at most ``gamma`` tokens.
 
     ``sequences`` counts those whose forwards run together, this one included. Then rates are those of all of them: a
     looked-up token costs all of them a row of the verification and gains one of them something, as the others have no
@@ -110,6 +111,7 @@ class Planner:
         plain: bool = True,
         group: RankGroup = SINGLE,
         investment: Investment | None = None,
+        row: float = ROW_PRIOR,
         trees: TreePlan | None = None,
     ) -> None:
         self.arms, self.lookup, self.gamma, self.group = list(arms), lookup, gamma, group
@@ -117,13 +119,13 @@ class Planner:
         self.investment = investment or Investment(Captures())
         self.lacking: Lacking = nothing_lacking
         self.most = (gamma or most) if arms or lookup else 0
-        self.may_be_plain = plain
+        self.may_be_plain, self.row = plain, row
         self.sequences = 1
         self.expected = Expected(0.0, 0.0)
         self._begin()
 
     def _begin(self) -> None:
-        self.times = StepTimes()  # of verifications
+        self.times = StepTimes(self.row)  # of verifications
         self.gap = Average(FORGET)  # seconds from one round to the next
         # Seconds per token decoded without drafts, with overlapping forwards.
         self.undrafted = Average(FORGET)
@@ -162,7 +164,7 @@ class Planner:
     def use_times(self, known: LevelTimes) -> None:
         """Go on from times that were measured before, and change them unless they are fixed."""
         self.times, self.gap, self.undrafted = known.steps, known.gap, known.undrafted
-        self.has_overlapped = False
+        self.times.row, self.has_overlapped = self.row, False
         for arm, cost, excess in zip(self.arms, known.costs, known.excess, strict=False):
             arm.use_costs(cost, excess, self.rounds)
 
@@ -256,7 +258,7 @@ class Planner:
         drafted = min(self.most, max(0, length - 1)) if drafts else 0
         if self.gamma is None and drafted:
             hopes = [0.0, *accumulate(self.blend.chances(drafted))]
-            first, more = self.times.line if self.times.known else (1.0, ROW_PRIOR)
+            first, more = self.times.line if self.times.known else (1.0, self.row)
             each = more + (arm.cost.mean if arm else 0.0)
             rates = {g: (1 + hopes[g]) / (first + each * g) for g in sizes(1, drafted)}
             drafted = self._best(arm, rates) or self._least_lacking(arm, rates)
@@ -364,7 +366,7 @@ class Planner:
     def _round(self) -> tuple[float, float]:
         """Seconds of a round without a draft, and of verifying each drafted token."""
         if not self.times.known:
-            return self.undrafted.mean, ROW_PRIOR * self.undrafted.mean
+            return self.undrafted.mean, self.row * self.undrafted.mean
         first, more = self.times.line
         return first + self.gap.mean, more
 
@@ -433,6 +435,8 @@ class Planner:
         if timed:
             self._surveyed(drafted)
             self.times.add(1 + drafted, verifying)
+        if plan.forced:  # says nothing about any drafter
+            return
         arm = plan.arm
         hopes = self._hopes(match, drafted) if arm is None else []
         self._remember(hopes, accepted)

@@ -39,6 +39,7 @@ from triforce_chat.engine.tree import verified
 from triforce_chat.errors import ModelError
 
 ROWS = 64  # of a verification of all sequences that run together
+MOST_FORCED = 16  # tokens in a draft of what the form of an answer prescribes
 
 
 @dataclass(slots=True)
@@ -148,6 +149,8 @@ class Speculative:
         n, vocabulary = plan.n, self.model.vocabulary
         if not n:
             return self.nothing
+        if plan.forced:
+            return Draft.one_hot(seq.ids.new_tensor([plan.forced]), vocabulary)
         if plan.arm is None:
             return self.nothing if match is None else Draft.one_hot(match.tokens[:, :n], vocabulary)
         if plan.parents and self.planner.trees is not None:
@@ -226,12 +229,24 @@ class Speculative:
         finally:
             self.constraint = None
 
+    def _forced(self, most: int) -> Plan | None:
+        """A plan to draft what the form of the answer prescribes; None if that is nothing.
+
+        Where forwards are captured, each length of a draft would need a graph of its own.
+        """
+        if self.constraint is None or self.model.captures or not self.planner.most:
+            return None
+        forced = self.constraint.forced(min(most, MOST_FORCED))
+        return Plan(len(forced), forced=forced) if forced else None
+
     def step(self, seq: TokenBuffer, sampler: Sampler, most: int) -> tuple[Round, Outcome]:
         """Run one round of at most ``most`` drafted tokens and wait for its outcome."""
         return self._waited(seq, self._plan(seq, seq.known + most + 1), sampler)
 
     def _plan(self, seq: TokenBuffer, end: int) -> Plan:
         """Plan the next round of an answer that may grow to ``end`` tokens."""
+        if (forced := self._forced(end - seq.known - 1)) is not None:
+            return forced
         return self._choose(seq, end, 0 if self._match(seq) is None or self.found is None else self.found[2])
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
@@ -391,7 +406,7 @@ class Speculative:
     def _report(self, plan: Plan, outcome: Outcome) -> None:
         planner, drafter = self.planner, ""
         if outcome.drafted:
-            drafter = plan.arm.drafter.name if plan.arm else "lookup"
+            drafter = plan.arm.drafter.name if plan.arm else "schema" if plan.forced else "lookup"
         plain_ms, measured = 1000 * planner.plain_seconds, planner.plain_is_measured
         self.emit(Verified(self.name, outcome.drafted, outcome.accepted, drafter, plain_ms, measured))
 

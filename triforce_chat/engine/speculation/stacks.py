@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.retrieval import RetrievalCache
-from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Policy, Recent
+from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
@@ -16,6 +17,7 @@ from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.arm import Arm
+from triforce_chat.engine.speculation.cost_model import COMPUTED_ROW_PRIOR, ROW_PRIOR
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
@@ -25,8 +27,7 @@ from triforce_chat.engine.speculation.stack_specs import MAX_DEPTH, MAX_GAMMA, M
 from triforce_chat.engine.speculation.tree_plan import TreeOptions, TreePlan
 from triforce_chat.errors import UsageError
 
-POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey}
-
+POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey, "attention": AttentionMass}
 
 MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
 STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values from host memory
@@ -101,6 +102,10 @@ class Builder:
             )
         if self.target.device.type == "cuda" or self.target.captures or self.group.size > 1:
             raise UsageError(f"--tree {tree.kind} runs on a CPU in one process only, so far")
+        if self.options.name == "triforce" and self.options.policy == "attention":
+            raise UsageError(
+                f"--tree {tree.kind} needs the middle level's keys and values in one place: not with --policy attention"
+            )
         if self.full.storage.slot(self.full.length) is None:
             raise UsageError(f"--tree {tree.kind} needs all keys and values in one place: not with --offload")
 
@@ -112,7 +117,9 @@ class Builder:
             "streaming": lambda: self.over(self.middle(self.streaming())),
             "naive": self.naive,
             "lookup": lambda: self.top(self.planner(lookup=NgramLookup())),
-            "autoregressive": lambda: self.top(Planner(group=self.group, investment=self.investment)),
+            "autoregressive": lambda: self.top(
+                Planner(group=self.group, investment=self.investment, row=self.row)
+            ),
         }
 
     def auto(self) -> Speculative:
@@ -121,7 +128,9 @@ class Builder:
         hierarchy = Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens)
         arms = [hierarchy, *self.drafts(self.parts)]
         lookup, most = NgramLookup(), self.most
-        return self.top(Planner(arms, lookup, most=most, group=self.group, investment=self.investment))
+        return self.top(
+            Planner(arms, lookup, most=most, group=self.group, investment=self.investment, row=self.row)
+        )
 
     def naive(self) -> Speculative:
         arms = self.drafts(self.parts)
@@ -136,7 +145,13 @@ class Builder:
         assert isinstance(drafter, DraftModel)
         trees = TreePlan(tree, drafter, self.options.repeatable)
         return Planner(
-            arms, NgramLookup(), tree.most, group=self.group, investment=self.investment, trees=trees
+            arms,
+            NgramLookup(),
+            tree.most,
+            group=self.group,
+            investment=self.investment,
+            row=self.row,
+            trees=trees,
         )
 
     @property
@@ -152,7 +167,7 @@ class Builder:
         self, arms: Sequence[Arm] = (), lookup: NgramLookup | None = None, plain: bool = True
     ) -> Planner:
         gamma = self.options.gamma
-        return Planner(arms, lookup, gamma, self.most, plain, self.group, self.investment)
+        return Planner(arms, lookup, gamma, self.most, plain, self.group, self.investment, self.row)
 
     def top(self, planner: Planner) -> Speculative:
         self.planners["target"] = planner
@@ -175,11 +190,16 @@ class Builder:
         return self.options.gamma or (STREAMED_GAMMA if self.streamed else MOST_GAMMA)
 
     @property
+    def row(self) -> float:
+        """What one more row costs the target, as a share of a step of one row, before that is measured."""
+        return COMPUTED_ROW_PRIOR if self.target.multiplies_quantized else ROW_PRIOR
+
+    @property
     def streamed(self) -> bool:
         """Whether every verification streams keys and values from host memory."""
         return self.full.storage.streams
 
-    def middle(self, cache: RetrievalCache, drafts: bool = True) -> Speculative:
+    def middle(self, cache: RetrievalCache | InPlaceCache, drafts: bool = True) -> Speculative:
         """The target over a small cache."""
         gamma = self.options.draft_gamma
         lengths = sizes(1, MOST_DRAFT_GAMMA) if gamma is None else []
@@ -187,7 +207,7 @@ class Builder:
         looks_up = drafts and (gamma is None or not arms)
         lookup = NgramLookup() if looks_up else None
         planner = self.tree_planner(arms) or Planner(
-            arms, lookup, gamma, MOST_DRAFT_GAMMA, group=self.group, investment=self.investment
+            arms, lookup, gamma, MOST_DRAFT_GAMMA, True, self.group, self.investment, self.row
         )
         self.planners["retrieval"] = planner
         self.caches.append(cache)
@@ -208,8 +228,9 @@ class Builder:
         self.options = replace(self.options, middle="int8" if int8 else "full")
         return self.target.quantized if int8 else self.target
 
-    def retrieval(self) -> RetrievalCache:
-        return self.small(POLICIES[self.options.policy]())
+    def retrieval(self) -> RetrievalCache | InPlaceCache:
+        policy = self.options.policy
+        return retrieval_cache(self.target, self.full, self.budget, policy, self.emit, self.buffer)
 
     def streaming(self) -> RetrievalCache:
         return self.small(Recent())
@@ -221,4 +242,22 @@ class Builder:
     def budget(self) -> Budget:
         own = self.options.budget
         planned = self.options.gamma is None  # otherwise nothing may depend on how much memory is free
-        return replace(own, stride=min(own.stride, STREAMED_STRIDE)) if self.streamed and planned else own
+        # What is chosen is copied while its layer is on the device for the verification: nothing more crosses the bus.
+        stride = 1 if self.options.policy == "attention" else STREAMED_STRIDE
+        return replace(own, stride=min(own.stride, stride)) if self.streamed and planned else own
+
+
+def retrieval_cache(
+    target: Runner,
+    full: FullCache,
+    budget: Budget,
+    policy: str,
+    emit: Callable[[Event], None],
+    buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
+) -> RetrievalCache | InPlaceCache:
+    """Of a policy; attention selects in place where forwards run layer by layer over keys that lie together."""
+    slot = full.storage.slot(0)
+    together = slot is not None and slot.prefix is None
+    if policy == "attention" and together and target.device.type == "cpu" and not target.captures:
+        return InPlaceCache(full, budget, emit)
+    return RetrievalCache(full, budget, POLICIES[policy](), emit, buffer)

@@ -65,9 +65,9 @@ def answers(job: Job) -> Iterator[Answer]:
 
 
 def _answer(job: Job, n: int, prompt: list[int]) -> Answer:
-    server = _server(job, len(prompt))
+    own = server(job, len(prompt))
     started = time.perf_counter()
-    found = _complete(server.listening_address, prompt, job.tokens)
+    found = _complete(own.listening_address, prompt, job.tokens)
     wall, told = time.perf_counter() - started, found["timings"]
     return Answer(
         prompt=n,
@@ -82,7 +82,7 @@ def _answer(job: Job, n: int, prompt: list[int]) -> Answer:
     )
 
 
-def _server(job: Job, context: int) -> Any:
+def server(job: Job, context: int) -> Any:
     """llama.cpp's server as it comes, for one request at a time on the CPU; its cache is in 16 bits by default."""
     import xllamacpp
 

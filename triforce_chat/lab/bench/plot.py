@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,14 @@ MARKS = "osD^vP*X"
 
 def draw(panels: Sequence[Panel], out: Path, title: str = "") -> None:
     """Write the panels side by side as SVG, PDF or PNG, whichever the name says."""
+    with figure(len(panels), out, title) as places:
+        for panel, axes in zip(panels, places, strict=True):
+            _draw(panel, axes)
+
+
+@contextmanager
+def figure(count: int, out: Path, title: str = "") -> Iterator[list[Any]]:
+    """So many panels to draw on, written to ``out`` afterwards."""
     require_extra()
     import matplotlib
 
@@ -42,19 +51,18 @@ def draw(panels: Sequence[Panel], out: Path, title: str = "") -> None:
     from matplotlib import pyplot
 
     with matplotlib.rc_context(PLAIN):
-        columns = min(len(panels), COLUMNS)
-        rows = -(-len(panels) // columns)
+        columns = min(count, COLUMNS)
+        rows = -(-count // columns)
         size = (WIDTH * columns, HEIGHT * rows)
-        figure, places = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-        for panel, axes in zip(panels, places.flat, strict=False):
-            _draw(panel, axes)
-        for axes in places.flat[len(panels) :]:
+        made, places = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        yield list(places.flat[:count])
+        for axes in places.flat[count:]:
             axes.set_axis_off()
         if title:
-            figure.suptitle(title)
+            made.suptitle(title)
         metadata = {"Date": None} if out.suffix == ".svg" else None
-        figure.savefig(out, dpi=150, metadata=metadata)
-        pyplot.close(figure)
+        made.savefig(out, dpi=150, metadata=metadata)
+        pyplot.close(made)
 
 
 def require_extra() -> None:

@@ -6,7 +6,7 @@ target writes texts, and at each of their positions the distributions of all lev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.streaming import StreamingCache
@@ -21,7 +22,7 @@ from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.lookup import ORDERS
-from triforce_chat.engine.speculation.stacks import POLICIES
+from triforce_chat.engine.speculation.stacks import retrieval_cache
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation.continuations import Asked, continuations
 from triforce_chat.lab.evaluation.forced import Lookups, drafted, forced, looked_up
@@ -52,6 +53,9 @@ class Plan:
     tokens: int
     samples: int
     seed: int
+    verify: int | None = (
+        None  # tokens between two verifications; None: a text is one, and nothing is selected in it
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,9 @@ class Scored:
 class Acceptance:
     """Measures on one engine, whose draft may be missing.
 
-    The middle level reads a text in one forward, by its own keys and values. In use those of verified tokens
-    replace them every round, so acceptance there may differ a little. Raises UsageError for a draft that reads its
-    target's states: such a text in one forward has none for it.
+    By default the middle level reads a text in one forward, by its own keys and values. In use those of verified tokens
+    replace them every round, and what it reads is selected anew: ``Plan.verify`` has it so. Raises UsageError for a
+    draft that reads its target's states: such a text in one forward has none for it.
     """
 
     def __init__(self, engine: Engine, sampling: Sampling, plan: Plan) -> None:
@@ -106,33 +110,72 @@ class Acceptance:
         for _ in self.engine.prefill(prompt.ids[:-1]):
             pass
 
-    def _middles(self, prompt: Tensor) -> dict[str, RetrievalCache]:
+    def _middles(self, prompt: Tensor) -> dict[str, RetrievalCache | InPlaceCache]:
         """Built where the prompt ends, and roomy enough to stand until the text does."""
-        budget = replace(self.plan.budget, stride=max(self.plan.budget.stride, self.plan.tokens))
+        stride = self.plan.budget.stride
+        frozen = self.plan.verify is None
+        budget = replace(self.plan.budget, stride=max(stride, self.plan.tokens) if frozen else stride)
+        target, full = self.engine.target, self.engine.full
         middles = {
-            policy: RetrievalCache(self.engine.full, budget, POLICIES[policy](), lambda _: None)
+            policy: retrieval_cache(target, full, budget, policy, lambda _: None)
             for policy in self.plan.policies
         }
-        for cache in middles.values():
-            cache.ready(0)
-        forced(self.engine.target, self.engine.full, torch.cat([prompt, prompt[-1:]]), 1)
+        self._build(middles.values(), prompt)
         return middles
 
+    def _build(self, middles: Collection[RetrievalCache | InPlaceCache], prompt: Tensor) -> None:
+        """Have every middle level select where the prompt ends, and then leave it so until somebody asks again."""
+        for cache in middles:
+            cache.restart()
+            cache.ready(0)
+        forced(self.engine.target, self.engine.full, torch.cat([prompt, prompt[-1:]]), 1)
+        for cache in middles:
+            cache.ready(0)
+            cache.requested = False
+
     def _compare(
-        self, history: Tensor, n: int, sampler: Sampler, middles: Mapping[str, RetrievalCache]
+        self,
+        history: Tensor,
+        n: int,
+        sampler: Sampler,
+        middles: Mapping[str, RetrievalCache | InPlaceCache],
     ) -> Iterator[tuple[str, dict[str, Sum]]]:
         """The last n tokens of a history under every policy."""
-        target, draft = self.engine.target, self.engine.draft
+        draft = self.engine.draft
 
         def law(logits: Tensor) -> Tensor:
             return sampler.probs(logits, history[:-1])  # [n, V]
 
-        p = law(forced(target, self.engine.full, history, n))
+        full, middle = self._logits(history, n, middles)
+        p = law(full)
         d = law(drafted(draft, StreamingCache(draft.shape), history, n)) if draft else None
         told = looked_up(history, n)
-        for policy, cache in middles.items():
-            cache.truncate(len(history) - n - 1)  # it followed the target through these tokens
-            yield policy, scores(p, law(forced(target, cache, history, n)), d, told)
+        for policy, logits in middle.items():
+            yield policy, scores(p, law(logits), d, told)
+
+    def _logits(
+        self, history: Tensor, n: int, middles: Mapping[str, RetrievalCache | InPlaceCache]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits [n, V] of the last n tokens, by the target and by every middle level.
+
+        They are read piece by piece: first by the middle levels, then by the target, which verifies the piece.
+        """
+        target, full, before = self.engine.target, self.engine.full, len(history) - n
+        step = self.plan.verify or n
+        if self.plan.verify:
+            self._build(middles.values(), history[:before])
+        whole, found = [], {policy: list[Tensor]() for policy in middles}
+        for at in range(before, len(history), step):
+            piece = history[: at + step]
+            rows = len(piece) - at
+            for policy, cache in middles.items():
+                cache.truncate(at - 1)
+                if self.plan.verify and not cache.ready(rows):
+                    raise ValueError(f"no room for {rows} tokens in the retrieval cache")
+                found[policy].append(forced(target, cache, piece, rows))
+            whole.append(target(full.pending(piece[:-1])[None], full, rows)[0].clone())
+        full.truncate(before - 1)
+        return torch.cat(whole), {policy: torch.cat(parts) for policy, parts in found.items()}
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.long, device=self.engine.target.device)

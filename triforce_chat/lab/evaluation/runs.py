@@ -19,14 +19,20 @@ from triforce_chat.lab.evaluation import comprehension as reading
 from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Acceptance, Plan, matches, rows
 from triforce_chat.lab.evaluation.answers import Found, Replied, facts, replies, scores
 from triforce_chat.lab.evaluation.corpus import joined
+from triforce_chat.lab.evaluation.logits import difference
 from triforce_chat.lab.evaluation.perplexity import NEAR, bands, losses, windows
 from triforce_chat.lab.evaluation.places import prompts
 from triforce_chat.lab.evaluation.questions import QUESTIONS
+from triforce_chat.lab.evaluation.sparsity import ORACLES, decay_rows, layer_rows, measure, pieces
+from triforce_chat.lab.evaluation.sparsity import Plan as SparsityPlan
 from triforce_chat.lab.evaluation.tables import (
     acceptance_table,
     band_table,
     comprehension_table,
+    decay_tables,
+    difference_table,
     fact_tables,
+    layer_tables,
     reply_table,
     window_table,
 )
@@ -64,7 +70,7 @@ def perplexity(
     ids = joined(ChatFormat(other.tokenizer), texts, min(most, NEAR)).ids if other else []
     if other and ids != corpus.ids[:NEAR]:
         raise UsageError(f"{other.name} splits text into other tokens; perplexities cannot be compared")
-    runner = Runner(loaded.model)
+    runner = Runner(loaded.model, kv=loaded.kv)
     nats = losses(runner, corpus.ids, FullCache(runner.shape, len(corpus.ids)))
     short = list(windows(runner, corpus.ids, nats, strides))
     near = nats[:0]
@@ -83,6 +89,25 @@ def perplexity(
     if short:
         shown += ["The farthest positions again, with little context:", window_table(short)]
     return Findings(record, shown)
+
+
+def logits(
+    loaded: LoadedModel, exact: LoadedModel, texts: Sequence[Document], tokens: int, rows: int
+) -> Findings:
+    """Logits of a model as it is used beside those of its expanded weights, over the first tokens of the texts."""
+    corpus = joined(ChatFormat(loaded.tokenizer), texts, tokens)
+    if not corpus.ids:
+        raise DoesNotFit("the documents have no tokens; there is nothing to compare")
+    found = difference(Runner(loaded.model, kv=loaded.kv), Runner(exact.model), corpus.ids, rows)
+    record = {
+        "weights": loaded.format,
+        "kv": loaded.kv_format or loaded.format_of_rest,
+        "rows": rows,
+        "documents": [asdict(part) for part in corpus.parts],
+        **found.record(),
+    }
+    title = f"{loaded.name}: {loaded.format}, keys and values in {record['kv']}, beside expanded fp32 weights"
+    return Findings(record, [title, difference_table(found)])
 
 
 def acceptance(
@@ -121,6 +146,32 @@ def acceptance(
     meanings = [f"{name.replace('_', ' ')}: {meaning}" for name, meaning in MEASURES.items()]
     tables = [acceptance_table(each) for each in (every, *by.values())]
     return Findings(record, [*tables, "\n".join([*meanings, *notes])])
+
+
+def sparsity(
+    loaded: LoadedModel,
+    texts: Sequence[Document],
+    contexts: Sequence[int],
+    places: int,
+    plan: SparsityPlan,
+    watch: Watch,
+) -> Findings:
+    """How much of the attention small selections hold, at several places of the documents."""
+    corpus = joined(ChatFormat(loaded.tokenizer), texts, sys.maxsize)
+    asked = list(pieces(corpus.ids, contexts, places, plan.after))
+    runner = Runner(loaded.model)
+    found = [measure(runner, ids, context, place, plan) for context, place, ids in watch(asked, "places")]
+    layers, decay = layer_rows(found, plan), decay_rows(found, plan)
+    record = {
+        "plan": asdict(plan),
+        "places": places,
+        "documents": [asdict(part) for part in corpus.parts],
+        "policies": {name: ORACLES.get(name, "") for name in plan.names},
+        "layers": layers,
+        "decay": decay,
+    }
+    shown = [*layer_tables(layers), *decay_tables(decay)]
+    return Findings(record, [*shown, "\n".join(f"{name}: {meaning}" for name, meaning in ORACLES.items())])
 
 
 def remark(context: int, budget: int) -> str | None:

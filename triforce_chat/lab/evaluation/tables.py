@@ -10,7 +10,9 @@ from rich.table import Table
 
 from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Row
 from triforce_chat.lab.evaluation.answers import Found, Replied, scores
+from triforce_chat.lab.evaluation.logits import Difference
 from triforce_chat.lab.evaluation.perplexity import Band, Window
+from triforce_chat.lab.evaluation.sparsity import summary
 
 
 def table(columns: Iterable[str], lines: Iterable[Iterable[str]]) -> Table:
@@ -51,6 +53,19 @@ def window_table(windows: Sequence[Window]) -> Table:
     return table(("context", "tokens", "perplexity", "full / short"), lines)
 
 
+def difference_table(found: Difference) -> Table:
+    header = ("positions", "largest", "median of the largest", "largest logit", "same best", "KL, nats")
+    line = (
+        f"{found.positions:,}",
+        f"{found.largest:.2g}",
+        f"{found.median:.2g}",
+        f"{found.scale:.1f}",
+        f"{100 * found.same_best:.2f} %",
+        f"{found.divergence:.2g}",
+    )
+    return table(header, [line])
+
+
 def acceptance_table(rows: Sequence[Row]) -> Table:
     """One line per group; a measure without a value (no draft, nothing proposed) stays empty."""
     keys = [name for name in DIMENSIONS if name in rows[0].group]
@@ -61,6 +76,42 @@ def acceptance_table(rows: Sequence[Row]) -> Table:
         group = (shown(row.group[key]) for key in keys)
         lines.append((*group, *(str(each) if each else "" for each in means), f"{positions:,}"))
     return table((*keys, *(name.replace("_", " ") for name in MEASURES), "positions"), lines)
+
+
+def layer_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """The attention recovered in each layer, one table for each context and way to select, a column per budget."""
+    every = [*rows, *({**row, "layer": "mean", "recovered": row["mean"]} for row in summary(rows))]
+    return [
+        share_table(f"{context:,} tokens, {policy}: layer", "layer", "budget", group)
+        for (context, policy), group in grouped(every, "context", "policy")
+    ]
+
+
+def decay_tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """The attention recovered some tokens after a selection, one table for each context and budget."""
+    return [
+        share_table(f"{context:,} tokens, budget {budget:,}: tokens later", "after", "policy", group)
+        for (context, budget), group in grouped(rows, "context", "budget")
+    ]
+
+
+def share_table(title: str, down: str, across: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Shares by two dimensions of the rows."""
+    columns = list(dict.fromkeys(row[across] for row in rows))
+    lines = [
+        (shown(key), *(f"{row['recovered']:.1%}" for row in line)) for (key,), line in grouped(rows, down)
+    ]
+    return table((title, *map(shown, columns)), lines)
+
+
+def grouped(
+    rows: Sequence[Mapping[str, Any]], *names: str
+) -> Iterable[tuple[tuple[Any, ...], list[Mapping[str, Any]]]]:
+    """The rows that agree in these dimensions, in the order of their first ones."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups.items()
 
 
 def fact_tables(found: Sequence[Found]) -> list[Table]:

@@ -7,9 +7,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ class KVDiskCache:
     """Implements ``engine.prefix_store.PrefixStore``.
 
     ``model`` is the model's fingerprint and ``name`` its displayed name; ``clock`` returns nanoseconds. ``notify``
-    receives a line if the program must wait at its exit until everything is written.
+    receives a line if the program must wait at its exit until everything is written, and if something is read again
+    that is stored under one of ``others``: fingerprints of the same model by the dtype of its keys and values.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class KVDiskCache:
         name: str = "",
         clock: Callable[[], int] = time.time_ns,
         notify: Callable[[str], None] | None = None,
+        others: Mapping[torch.dtype, bytes] = MappingProxyType({}),
     ) -> None:
         self.directory, self.model, self.name, self.clock = directory, model, name, clock
+        self.notify, self.others = notify, others
         self.writer = Writer(directory)
         self.prompt_ns = clock()  # when the present prompt began
         weakref.finalize(self, self.writer.finish, PATIENCE, notify)
@@ -56,8 +60,10 @@ class KVDiskCache:
         loaded: LoadedModel, limit: float | None = None, notify: Callable[[str], None] | None = None
     ) -> KVDiskCache:
         """The user's cache for a model that was just loaded; ``limit`` is in bytes."""
-        model = fingerprint(loaded.model, loaded.tokenizer)
-        return KVDiskCache(CacheDirectory(kv_folder(), limit), model, loaded.name, notify=notify)
+        model, usual = fingerprint(loaded.model, loaded.tokenizer), loaded.model.dtype
+        prints = {kv: of_format(model, kv, usual) for kv in DTYPES}
+        own = prints.pop(loaded.kv or usual)
+        return KVDiskCache(CacheDirectory(kv_folder(), limit), own, loaded.name, notify=notify, others=prints)
 
     def known(self, plan: Sequence[Chunk]) -> int:
         keys = [self._key(chunk.prefix_hash) for chunk in plan]
@@ -66,7 +72,18 @@ class KVDiskCache:
         self.prompt_ns, self.writer.protected = self.clock(), frozenset(keys)
         for key, chunk in zip(keys[:count], plan, strict=False):
             self.directory.touch(key, self._used_ns(chunk.start))
+        if count < len(plan):
+            self._tell_of_others(plan[count].prefix_hash)
         return count
+
+    def _tell_of_others(self, prefix_hash: bytes) -> None:
+        """If a missing chunk is stored in another format, say once why it is computed again."""
+        for kv, model in self.others.items():
+            if self.notify and self.directory.path(key_of(model, prefix_hash)).is_file():
+                format = str(kv).removeprefix("torch.")
+                self.notify(f"read again, because the stored keys and values are in {format}, other than now")
+                self.others = {}
+                return
 
     def recall(self, chunk: Chunk, cache: FullCache) -> bool:
         header = self._header(chunk, cache.shape)
@@ -90,7 +107,7 @@ class KVDiskCache:
         return self.prompt_ns - 1000 * start
 
     def _key(self, prefix_hash: bytes) -> str:
-        return "" if prefix_hash == ROOT else hashlib.sha256(self.model + prefix_hash).hexdigest()
+        return key_of(self.model, prefix_hash)
 
     def _header(self, chunk: Chunk, shape: Shape) -> EntryHeader:
         size = (shape.layers, shape.kv_heads, len(chunk.ids), shape.head_dim)
@@ -101,10 +118,20 @@ class KVDiskCache:
             title=chunk.title,
             start=chunk.start,
             end=chunk.end,
-            dtype=DTYPES[shape.dtype],
+            dtype=DTYPES[shape.kv_dtype],
             shape=size,
-            part_bytes=shape.kv_heads * len(chunk.ids) * shape.head_dim * shape.dtype.itemsize,
+            part_bytes=shape.kv_heads * len(chunk.ids) * shape.head_dim * shape.kv_dtype.itemsize,
         )
+
+
+def of_format(model: bytes, kv: torch.dtype, usual: torch.dtype) -> bytes:
+    """A model's fingerprint with the dtype of its keys and values, where that is not the usual one."""
+    return model if kv == usual else hashlib.sha256(model + str(kv).encode()).digest()
+
+
+def key_of(model: bytes, prefix_hash: bytes) -> str:
+    """The key of the entry that ends a prefix; empty for the empty prefix."""
+    return "" if prefix_hash == ROOT else hashlib.sha256(model + prefix_hash).hexdigest()
 
 
 @dataclass(slots=True)

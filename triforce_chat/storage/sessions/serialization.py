@@ -105,6 +105,8 @@ def _load_tally(loaded: dict[str, Any], ids: Sequence[int], text: str) -> Tally:
         rebuilt_in=[_checked(number, int) for number in loaded.get("rebuilt_in", ())],
         token_ids=list(ids),
         text=text,
+        thought=_checked(loaded.get("thought", ""), str),
+        thought_tokens=_checked(loaded.get("thought_tokens", 0), int),
     )
 
 

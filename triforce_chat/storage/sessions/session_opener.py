@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from triforce_chat.documents import Document
     from triforce_chat.settings.options import Options
 
-SAVED_SETTINGS = (*CHANGEABLE, "context", "dtype")  # another dtype would read the documents again
+SAVED_SETTINGS = (
+    *CHANGEABLE,
+    "context",
+    "dtype",
+    "kv",
+)  # with other dtypes the documents would be read again
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,109 @@
+"""Thoughts on the screen: folded away, dimmed while they are made, and whole when asked for."""
+
+from __future__ import annotations
+
+import io
+from typing import NoReturn
+
+import pytest
+from rich.console import Console
+from support.consoles import written
+from support.fakes import ScriptedConversation, answer_events, tally_of
+
+from triforce_chat.chat.conversation import Turn
+from triforce_chat.chat.events import ChatEvent
+from triforce_chat.engine.events import Text
+from triforce_chat.errors import UsageError
+from triforce_chat.ui.answer import show_answer
+from triforce_chat.ui.command_table import Surroundings
+from triforce_chat.ui.commands import Commands
+from triforce_chat.ui.panel import EnginePanel
+from triforce_chat.ui.terminal import Detail, Screen
+from triforce_chat.ui.thoughts import FoldedThought
+
+LINES = [f"Thought {number}." for number in range(1, 7)]
+
+
+def screen(detail: Detail) -> Screen:
+    live = detail == "live"
+    out = Console(
+        file=io.StringIO(),
+        width=60,
+        height=24,
+        force_terminal=live,
+        color_system="standard" if live else None,
+    )
+    return Screen(out, Console(file=io.StringIO(), width=60), detail)
+
+
+def no_document(_path: str, _pages: str | None) -> NoReturn:
+    pytest.fail("reads a document")
+
+
+def thinking_events() -> list[ChatEvent]:
+    """The events of an answer, with a thought in front of its first text."""
+    events = answer_events("The harbour.")
+    at = next(n for n, event in enumerate(events) if isinstance(event, Text))
+    thought = [Text((9, 9), "", f"{line}\n", 2) for line in LINES]
+    return [*events[:at], *thought, *events[at:]]
+
+
+def test_only_the_answer_is_bare() -> None:
+    bare = screen("bare")
+    show_answer(iter(thinking_events()), bare)
+    assert written(bare.out) == "The harbour.\n"
+    assert written(bare.err) == ""
+
+
+def test_plain_says_that_the_model_thinks_and_for_how_long() -> None:
+    plain = screen("plain")
+    show_answer(iter(thinking_events()), plain)
+    assert written(plain.out) == "The harbour.\n"
+    lines = written(plain.err).splitlines()
+    at = lines.index("thinking")
+    assert lines[at + 1].startswith("thought for 12 tokens, 0.")
+    assert not any(line in written(plain.err) for line in LINES)
+
+
+def test_a_line_replaces_the_thought_on_the_live_screen() -> None:
+    live = screen("live")
+    show_answer(iter(thinking_events()), live)
+    shown = written(live.out)
+    assert "\x1b[2mthought for 12 tokens, 0." in shown
+    assert shown.index("thought for 12 tokens") < shown.rindex("The harbour.")
+
+
+def test_the_last_lines_of_a_thought_are_dimmed_above_the_panel() -> None:
+    panel, console = EnginePanel("", 0), Console(width=60, color_system="standard", force_terminal=True)
+    folded = FoldedThought(panel.tally, "the panel")
+    for event in thinking_events():
+        panel.add(event)
+        folded.add(event)
+        if len(panel.tally.token_ids) == 2 * len(LINES):
+            break
+    lines = console.render_lines(folded, pad=False)
+    texts = ["".join(part.text for part in line).strip() for line in lines]
+    assert [text for text in texts if text] == [*LINES[-2:], "the panel"]
+    assert all(part.style and part.style.dim for line in lines[:2] for part in line if part.text.strip())
+    for event in thinking_events()[-2:]:
+        panel.add(event)
+        folded.add(event)
+    assert "Thought" not in "".join(part.text for line in console.render_lines(folded) for part in line)
+
+
+def test_a_thought_that_was_cut_is_folded_too() -> None:
+    plain = screen("plain")
+    events = [event for event in thinking_events() if not (isinstance(event, Text) and event.text)]
+    show_answer(iter(events), plain)
+    assert "thought for 12 tokens" in written(plain.err)
+
+
+def test_the_last_thought_can_be_read() -> None:
+    notes, conversation = screen("plain"), ScriptedConversation()
+    commands = Commands(conversation, no_document, notes, lambda *_: None, Surroundings())
+    with pytest.raises(UsageError, match="no thought"):
+        commands.run("/thought")
+    tally = tally_of(thinking_events())
+    conversation._turns.append(Turn("Where?", tally.text, tally))
+    commands.run("/thought")
+    assert all(line in written(notes.out) for line in LINES)

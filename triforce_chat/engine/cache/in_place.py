@@ -1,0 +1,153 @@
+"""A retrieval cache without copies: lists of the full cache's slots, chosen anew after every verification.
+
+While the target verifies, its attention also adds up what the queries of each KV head pay to every chunk. The chunks
+with the most are listed, and the middle level's attention reads them where they lie. Its own new tokens go behind the
+full cache's tokens, where the next verification overwrites them. Selecting by a verification's attention is Vegas'
+(arXiv 2602.07223) and SparseSpec's (arXiv 2512.01278).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from triforce_chat.engine.cache.chunk_mass import ChunkMass, chunk_mass
+from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.selection import best
+from triforce_chat.engine.cache.storage import KVCache, KVView, WriteSlot
+from triforce_chat.engine.cuda_graph import Preparation
+from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
+
+MOST_ROWS = 64  # tokens of a verification; more are a prefill, whose attention nobody selects by
+HALF_LIFE = 16  # verified tokens after which a query's attention counts half
+
+
+class InPlaceCache(KVCache):
+    """What the middle level reads of ``source``: sinks, the chunks that its verifications attend to, and the tail.
+
+    A forward of few tokens through the source is weighed if somebody asked ``ready`` since the last one. What it found
+    waits until ``ready`` is asked again, when the history holds what was committed of it. So the selection depends
+    on tokens and choices of the past alone, and an answer may break off before it.
+    """
+
+    def __init__(self, source: FullCache, budget: Budget, emit: Callable[[Event], None]) -> None:
+        self.source, self.budget, self.emit = source, budget, emit
+        shape, chunks = source.shape, -(-source.storage.capacity // budget.chunk)
+        heads = (shape.layers, shape.kv_heads)
+        self.mass = torch.zeros(*heads, chunks, device=shape.device)
+        self.slots = torch.zeros(*heads, budget.capacity, dtype=torch.int32, device=shape.device)
+        self.restart()
+        source.observers.add(self)
+
+    def restart(self) -> None:
+        """Become as it was when it was new: nothing is selected, and nobody has asked for it."""
+        self.length = 0
+        self.layout = Layout.of(0, self.budget)  # of the latest selection
+        self.selected = False  # the slots are what ``layout`` says
+        self.known: int | None = None  # tokens before the latest weighed forward; None: the mass says nothing
+        self.unselected = False  # the slots do not say yet what that forward found
+        self.requested = False  # somebody wants to draw proposals from it
+        self.weighed: int | None = None  # tokens before the present forward, if it is weighed
+        self.seconds = 0.0  # that the selection takes, without what is a by-product
+
+    def ready(self, more: int) -> bool:
+        """See ``KVCache``; if it is not, the next forward of few tokens through the source makes it so."""
+        self.requested = True
+        here = self.source.length
+        self.length = max(self.length, here)  # the source holds them all, however they came there
+        if self.unselected:
+            self._select(Layout.of(here, self.budget))
+        fits = here + more <= self.source.storage.capacity
+        return self.selected and fits and self._read(here) + more <= self.budget.capacity
+
+    def _read(self, position: int) -> int:
+        """How many of the first ``position`` tokens are read."""
+        return self.layout.filled + position - self.layout.total
+
+    def _select(self, layout: Layout) -> None:
+        """List the chunks with the most attention."""
+        started = time.perf_counter()
+        reason: RebuildReason | None = None if self.selected else "rewind" if self.layout.total else "first"
+        # An interrupt may come at any line, and must not leave slots that are not of the layout.
+        self.selected = False
+        self._fill(layout)
+        self.layout = layout
+        self.selected, self.unselected = True, False
+        self.seconds += time.perf_counter() - started
+        if reason:
+            self.emit(Rebuilt(layout.total, reason, self.seconds))
+
+    def _fill(self, layout: Layout) -> None:
+        chunk, kept, device = layout.chunk, layout.sinks + layout.kept, self.slots.device
+        self.slots[..., : layout.sinks] = torch.arange(layout.sinks, device=device)
+        if layout.chunks:
+            first, last = layout.sinks // chunk, layout.tail // chunk
+            chosen = first + best(self.mass[..., first:last], layout.chunks)
+            places = chosen[..., None] * chunk + torch.arange(chunk, device=device)
+            self.slots[..., layout.sinks : kept] = places.flatten(-2)
+        end = layout.tail + self.budget.capacity - kept
+        self.slots[..., kept:] = torch.arange(layout.tail, end, device=device)
+
+    def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
+        if self.length < self.source.length:
+            raise ValueError(f"slot {self.length} of {self.source.length} that were verified")
+        view = self.source.storage.write(layer, self.length, k, v)
+        read = self._read(view.length)
+        return view._replace(length=read, slots=self.slots[layer, :, :read])
+
+    def vacant(self) -> None:
+        """No captured forward writes to it."""
+
+    def truncate(self, length: int) -> None:
+        super().truncate(length)
+        self.selected = self.selected and length >= self.layout.total
+        if self.known is not None and length < self.known:
+            self.unselected, self.known = False, None
+
+    def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> ChunkMass | None:  # noqa: ARG002
+        n = k.shape[2]
+        if layer == 0:
+            self._begin(n)
+        if self.weighed is None:
+            return None
+        mass = ChunkMass(self.mass[layer], self.budget.chunk)
+        if self.known is None:
+            self._begin_anew(layer, mass, view.keys[0], n)
+        else:
+            mass.total.mul_(0.5 ** (n / HALF_LIFE))
+        return mass
+
+    def _begin(self, n: int) -> None:
+        """A forward of n tokens enters the source: decide whether it is weighed."""
+        if self.weighed is not None:  # the last one broke off within some layer
+            self.unselected, self.known = False, None
+        self.weighed = None
+        if self.requested and n <= MOST_ROWS:
+            self.weighed, self.unselected, self.seconds = self.source.length, False, 0.0
+
+    def _begin_anew(self, layer: int, mass: ChunkMass, keys: Tensor, n: int) -> None:
+        """Begin with the attention of the latest queries before the present forward's n."""
+        started, before = time.perf_counter(), self.source.length
+        mass.total.zero_()
+        queries = self.source.queries.latest(layer, before + n, self.budget.queries + n)[:, n:].flip(1)
+        if queries.shape[1]:
+            mass.total[:, : -(-before // mass.chunk)] = chunk_mass(queries, keys[:, :before], mass.chunk).sum(
+                (1, 2)
+            )
+        self.seconds += time.perf_counter() - started
+
+    def on_graph_forward(self, slot: WriteSlot, n: int) -> None:  # noqa: ARG002
+        raise TypeError("the attention of captured forwards is not weighed")
+
+    def on_forward(self) -> None:
+        self.length = self.source.length
+        if self.weighed is not None:
+            self.known, self.unselected = self.weighed, True
+            self.weighed, self.requested = None, False
+
+    def preparations(self) -> list[Preparation]:
+        return []

@@ -1,0 +1,57 @@
+"""A model's thought: its last lines while it is made, one line afterwards, and all of it when asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from triforce_chat.chat.events import ChatEvent, Tally
+from triforce_chat.engine.events import Finished
+from triforce_chat.engine.events import Text as TextEvent
+from triforce_chat.ui import formatting
+from triforce_chat.ui.clean import clean
+
+SHOWN_LINES = 3  # of a thought that is being made
+SHOWN_CHARACTERS = 2000  # of its end, more than those lines take on any terminal
+STYLE = "dim"
+
+
+class FoldedThought:
+    """Folds a thought away; Rich draws the end of one that is being made, above ``below``."""
+
+    def __init__(
+        self, tally: Tally, below: RenderableType = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``tally``: of the answer; it must have folded an event before ``add`` gets it."""
+        self._tally, self._below, self._clock = tally, below, clock
+        self._began: float | None = None
+        self._folded = False
+
+    @property
+    def is_open(self) -> bool:
+        """True while the model thinks."""
+        return self._began is not None and not self._folded
+
+    def add(self, event: ChatEvent) -> str:
+        """Note an event; returns the line that a thought leaves behind when it is over, once, or nothing."""
+        if isinstance(event, TextEvent) and event.thought_tokens and self._began is None:
+            self._began = self._clock()
+        over = isinstance(event, Finished) or (isinstance(event, TextEvent) and event.text)
+        if not over or not self.is_open or self._began is None:
+            return ""
+        self._folded = True
+        return folded_line(self._tally, self._clock() - self._began)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.is_open:
+            text = Text(clean(self._tally.thought[-SHOWN_CHARACTERS:]) or "thinking", STYLE)
+            yield from (line for line in text.wrap(console, options.max_width)[-SHOWN_LINES:])
+        yield self._below
+
+
+def folded_line(tally: Tally, seconds: float) -> str:
+    """What stands in place of a thought."""
+    return f"thought for {formatting.count(tally.thought_tokens, 'token')}, {formatting.duration(seconds)}"
