@@ -591,6 +591,7 @@ TABLES = {
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
     "cpu-together": partial(together, "cpu-together"),
+    "h200-together": partial(together, "h200-together-8-stacks", "h200-together-8", "h200-together-32"),
     "cpu-stock": cpu_stock,
     "cpu-peer-medium": partial(peer, "cpu-peer-0.5b-512"),
     "cpu-logits": partial(logits, "cpu-logits-0.5b-kv16", "cpu-logits-0.5b-kv32"),

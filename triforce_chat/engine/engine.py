@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -151,7 +152,8 @@ class Engine:
         sizes = shape, sequences, capacity
         if found is None or (found.shape, found.keys.shape[1], found.capacity) != sizes:
             self.pools.pop(role, None)
-            found = None  # its memory must be free before the new one's is taken
+            found = None
+            gc.collect()  # forked engines are cycles: their memory must be free before the new one's is taken
             found = self.pools[role] = KVPool(shape, sequences, capacity)
         return found
 
