@@ -64,6 +64,7 @@ def answers(engine: EngineProtocol, requests: list[Request], width: int) -> list
     made: list[list[int]] = [[] for _ in requests]
     finished, ended = [], []
     for number, event in answer_together(engine, requests, answered, width):
+        assert not torch.is_inference_mode_enabled(), "a sequence switched within it"
         if isinstance(event, Text):
             assert number is not None
             made[number] += event.token_ids

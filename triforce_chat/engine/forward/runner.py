@@ -452,14 +452,14 @@ class Runner:
             return self.subset.widened(logits)
         return logits if self.known == self.vocabulary else fitted(logits, self.vocabulary)
 
-    @torch.inference_mode()
     def prefill(self, ids: Tensor, cache: KVCache) -> None:
         """Feed ids [n] for their keys and values; what logits come of it is not used."""
         slot = cache.write_slot() if self.gathering is not None and self.decoder else None
         if slot is not None and slot.prefix is not None and len(ids) <= SHORT:
-            feed(self, cache, ids)  # in pieces that read the prefix together with other sequences
+            # In pieces that read the prefix together with other sequences, to which it switches: in no mode of torch's.
+            feed(self, cache, ids)
             return
-        with self.on_device():
+        with torch.inference_mode(), self.on_device():
             self._hidden([(self.embedded(ids), cache, None)])
         cache.advance(len(ids))
 
