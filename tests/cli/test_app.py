@@ -415,7 +415,7 @@ def test_a_command_line_that_cannot_be_read(arguments: list[str]) -> None:
     [
         (["missing.pdf"], "missing.pdf: no such file"),
         (["a.txt", "missing.pdf"], "missing.pdf: no such file"),
-        (["empty"], "empty: a folder"),
+        (["empty"], "empty is a folder without documents; give a file"),
         (["nothing.txt"], "nothing.txt: empty"),
         (["binary.txt"], "binary.txt: binary data"),
         (["-"], "standard input: empty"),

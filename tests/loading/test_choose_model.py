@@ -107,7 +107,7 @@ def test_what_a_better_model_would_cost() -> None:
 
 def test_the_context_that_is_wanted_counts() -> None:
     assert choose(Settings(context=4096), cpu(1 * GB)).model == MIDDLE
-    assert choose(Settings(context=131_072), cpu(4 * GB)).model == SMALL
+    assert choose(Settings(context=131_072), cpu(2 * GB)).model == SMALL
     told = choose(Settings(context=1_000_000), cpu())
     assert told.model == SMALL
     assert "made for 131,072 tokens at most" in (told.advice or "")

@@ -214,9 +214,9 @@ def test_every_stack_has_the_caches_that_are_planned(
     made: list[type] = []
 
     def counted(kind: type) -> Callable[..., Any]:
-        def build(*arguments: Any) -> Any:
+        def build(*arguments: Any, **more: Any) -> Any:
             made.append(kind)
-            return kind(*arguments)
+            return kind(*arguments, **more)
 
         return build
 

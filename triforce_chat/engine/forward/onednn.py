@@ -72,4 +72,5 @@ def attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> 
             for mass in view.masses:
                 mass.add(weights[:, :length].sum(0), head)
             out[0, head, block] = linear(weights, value.t())
+            del weights  # not beside the next block's scores
     return out
