@@ -241,5 +241,6 @@ def test_kinds_without_a_layout_are_expanded(tmp_path: Path, monkeypatch: pytest
     assert load(file, monkeypatch, note=notes.append).stored is None
     assert notes == [
         "m.gguf is expanded, which takes more memory and time: "
-        "weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel"
+        "weights in Q2_K (blk.0.attn_q.weight and 1 more) have no kernel; "
+        "those in Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0 have"
     ]
