@@ -93,7 +93,7 @@ def test_completion(tmp_path: Path) -> None:
         found = complete(Line(typed), CompleteEvent(completion_requested=True))
         return [(typed[: len(typed) + one.start_position] + one.text, one.display_meta_text) for one in found]
 
-    assert ("/doc", "Add a document to this chat.") in offered("/")
+    assert ("/doc", "Add a document to this chat, or those of a folder or pattern.") in offered("/")
     assert [text for text, _ in offered("/sy")] == ["/system"]
     assert offered("/set temp") == [("/set temperature", "now 0.6")]
     assert [text for text, _ in offered(f"/doc {tmp_path}/a")] == [f"/doc {tmp_path}/a book.pdf"]
