@@ -394,15 +394,8 @@ def show_shared(
         )
         for each in every:
             found.append(each)
-            if screen.detail != "bare":
-                line = f"{each.context:,} tokens, {each.contender}: {each.times_one:.2f} times one answer"
-                screen.err.print(line, markup=False, style="dim", highlight=False)
-    if options.json:
-        shared = [dataclasses.asdict(each) for each in found]
-        print_record({**record, "rows": [], "profiles": [], "shared": shared})
-    else:
-        screen.out.width = max(screen.out.width, TABLE_WIDTH)
-        screen.out.print(together_table(found))
+            tell(screen, f"{each.context:,} tokens, {each.contender}: {each.times_one:.2f} times one answer")
+    show_found({"shared": found}, together_table(found), record, options, screen)
 
 
 def show_batches(
@@ -425,12 +418,24 @@ def show_batches(
         )
         for each in every:
             found.append(each)
-            if screen.detail != "bare":
-                line = f"{each.sequences} x {each.context:,} tokens, {each.contender}: {each.ms_per_token:.1f} ms/token"
-                screen.err.print(line, markup=False, style="dim", highlight=False)
+            size = f"{each.sequences} x {each.context:,} tokens"
+            tell(screen, f"{size}, {each.contender}: {each.ms_per_token:.1f} ms/token")
+    show_found({"batches": found}, batch_table(found), record, options, screen)
+
+
+def tell(screen: Screen, line: str) -> None:
+    """Say on the terminal what was just measured."""
+    if screen.detail != "bare":
+        screen.err.print(line, markup=False, style="dim", highlight=False)
+
+
+def show_found(
+    found: dict[str, Any], table: Any, record: dict[str, Any], options: Options, screen: Screen
+) -> None:
+    """Print the figures of sequences that ran together, by their name in the record, as JSON or as a table."""
     if options.json:
-        batches = [dataclasses.asdict(each) for each in found]
-        print_record({**record, "rows": [], "profiles": [], "batches": batches})
+        plain = {name: [dataclasses.asdict(each) for each in rows] for name, rows in found.items()}
+        print_record({**record, "rows": [], "profiles": [], **plain})
     else:
         screen.out.width = max(screen.out.width, TABLE_WIDTH)
-        screen.out.print(batch_table(found))
+        screen.out.print(table)
