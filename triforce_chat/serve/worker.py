@@ -148,12 +148,12 @@ class Worker:
         self._end(number, api_error.shutting_down() if unfinished else None)
 
     def _end(self, number: int, error: Exception | None) -> None:
-        job = self.running[number]
-        if error:
-            job.post(to_api_error(error))
-        del self.running[number]
+        """Take a job off the books, then tell its client, who may look at them or ask again at once."""
+        job = self.running.pop(number)
         self.last_s = time.perf_counter() - job.started
         self.metrics.ended(job)
         with suppress(OSError, ValueError):  # the log's terminal or file is gone
             self.log(job)
+        if error:
+            job.post(to_api_error(error))
         job.post(None)
