@@ -62,7 +62,7 @@ def test_long_answers_are_clipped_while_live_and_complete_at_the_end() -> None:
     assert len(live.splitlines()) < 14
     assert "line 39" in live
     assert "line 3 " not in live
-    columns.complete = True
+    columns.end()
     console.print(columns)
     assert "line 3 " in written(console)
 

@@ -47,7 +47,7 @@ def comparison() -> Columns:
     columns = Columns(LIMIT)
     for event in answer_events(EVERYTHING):
         columns.add("speculative", event)
-    columns.complete = True
+    columns.end()
     return columns
 
 

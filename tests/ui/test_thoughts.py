@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import NoReturn
 
 import pytest
@@ -15,8 +16,10 @@ from triforce_chat.chat.events import ChatEvent
 from triforce_chat.engine.events import Text
 from triforce_chat.errors import UsageError
 from triforce_chat.ui.answer import show_answer
+from triforce_chat.ui.answers import Answers, Item, show_answers
 from triforce_chat.ui.command_table import Surroundings
 from triforce_chat.ui.commands import Commands
+from triforce_chat.ui.compare import Columns, show_comparison
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.terminal import Detail, Screen
 from triforce_chat.ui.thoughts import FoldedThought
@@ -96,6 +99,73 @@ def test_a_thought_that_was_cut_is_folded_too() -> None:
     events = [event for event in thinking_events() if not (isinstance(event, Text) and event.text)]
     show_answer(iter(events), plain)
     assert "thought for 12 tokens" in written(plain.err)
+
+
+def test_an_answer_that_is_stopped_while_it_thinks_leaves_the_line() -> None:
+    cut = next(n for n, event in enumerate(thinking_events()) if isinstance(event, Text)) + 3
+    places: tuple[tuple[Detail, str], ...] = (("live", "out"), ("plain", "err"))
+    for detail, where in places:
+        shown = screen(detail)
+        show_answer(iter(thinking_events()[:cut]), shown)
+        assert written(getattr(shown, where)).count("thought for 6 tokens") == 1
+
+
+def columns_at(count: int) -> Columns:
+    """A comparison after ``count`` events of one of its sides."""
+    columns = Columns(0)
+    for event in thinking_events()[:count]:
+        columns.add("speculative", event)
+    return columns
+
+
+def test_a_comparison_folds_its_thoughts() -> None:
+    console = Console(width=100, height=30, color_system="standard", force_terminal=True)
+    begun = next(n for n, event in enumerate(thinking_events()) if isinstance(event, Text))
+    thinking = console.render_lines(columns_at(begun + len(LINES)), pad=False)
+    texts = [part.text.strip() for line in thinking for part in line if part.style and part.style.dim]
+    assert [text for text in texts if text.startswith("Thought")] == LINES[-2:]
+    columns = columns_at(len(thinking_events()))
+    lines = ["".join(part.text for part in line) for line in console.render_lines(columns, pad=False)]
+    at = next(n for n, line in enumerate(lines) if "thought for 12 tokens, " in line)
+    assert "The harbour." in lines[at + 1]
+    assert "Thought 6." not in "".join(lines)
+
+
+def test_a_stopped_comparison_folds_the_thought_that_it_stopped() -> None:
+    live = screen("live")
+    cut = next(n for n, event in enumerate(thinking_events()) if isinstance(event, Text)) + 3
+    show_comparison((("speculative", event) for event in thinking_events()[:cut]), live)
+    last = written(live.out)[written(live.out).rindex("with speculation") :]
+    assert "thought for 6 tokens" in last
+    assert "Thought" not in last
+
+
+def several(events: Sequence[ChatEvent]) -> list[Item]:
+    return [*((0, event) for event in events), (0, None)]
+
+
+def test_each_of_several_answers_stands_below_its_folded_thought() -> None:
+    details: tuple[Detail, ...] = ("live", "plain")
+    for detail in details:
+        shown = screen(detail)
+        show_answers(iter(several(thinking_events())), ["Where?"], shown)
+        said = written(shown.out)
+        assert said.index("1. Where?") < said.rindex("thought for 12 tokens, ") < said.rindex("The harbour.")
+        assert LINES[-1] not in said
+    bare = screen("bare")
+    show_answers(iter(several(thinking_events())), ["Where?"], bare)
+    assert written(bare.out) == "The harbour.\n"
+
+
+def test_the_row_of_an_answer_says_that_it_thinks() -> None:
+    answers, console = Answers(["Where?"], lambda *_: None), Console(file=io.StringIO(), width=80)
+    begun = next(n for n, event in enumerate(thinking_events()) if isinstance(event, Text))
+    for event in thinking_events()[: begun + 1]:
+        answers.add((0, event))
+    console.print(answers)
+    assert "thinking · 2 tokens" in written(console)
+    answers.interrupted()
+    assert answers.folded[0].startswith("thought for 2 tokens, ")
 
 
 def test_the_last_thought_can_be_read() -> None:

@@ -48,11 +48,7 @@ def turn_object(tally: Tally) -> dict[str, Any]:
     """An answer with its measurements, but without the model that made it."""
     done = tally.finished
     return {
-        "text": tally.text,
-        **(
-            {"thought": tally.thought, "thought_tokens": tally.thought_tokens} if tally.thought_tokens else {}
-        ),
-        "token_ids": tally.token_ids,
+        **said_object(tally),
         "finish_reason": done.reason if done else "interrupted",
         "usage": {
             "prompt_tokens": done.prompt_tokens if done else 0,
@@ -63,6 +59,12 @@ def turn_object(tally: Tally) -> dict[str, Any]:
         "speculation": speculation_object(tally),
         **(sources_object(tally.sourced) if tally.sourced else {}),
     }
+
+
+def said_object(tally: Tally) -> dict[str, Any]:
+    """The text of an answer, with its thought if there is one, and its tokens."""
+    thought = {"thought": tally.thought, "thought_tokens": tally.thought_tokens}
+    return {"text": tally.text, **(thought if tally.thought_tokens else {}), "token_ids": tally.token_ids}
 
 
 def sources_object(found: Sourced) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def comparison_object(result: Comparison, run_info: RunInfo) -> dict[str, Any]:
     plain = result.autoregressive
     return {
         **answer_object(result.speculative, run_info),
-        "autoregressive": {"timing": timing_object(plain), "text": plain.text, "token_ids": plain.token_ids},
+        "autoregressive": {"timing": timing_object(plain), **said_object(plain)},
         "decode_speedup": result.decode_speedup,
         "end_to_end_speedup": result.end_to_end_speedup,
         "identical": result.identical,

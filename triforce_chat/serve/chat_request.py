@@ -37,7 +37,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
-    "reasoning_effort": ("none",),
+    "reasoning_effort": ("none",),  # of a model that thinks it switches thoughts off
     "verbosity": ("medium",),
     # What SGLang's router adds to every request.
     "no_stop_trim": (False,),
@@ -114,7 +114,7 @@ def parse_fields(body: object, names: Sequence[str]) -> ChatCompletionRequest:
         sources=typed(fields, "sources", bool) is not False,
         speculation=_speculation(typed(fields, "speculation", str)),
         schema=_schema(typed(fields, "response_format", dict)),
-        think=_think(typed(fields, "chat_template_kwargs", dict) or {}),
+        think=_think(typed(fields, "chat_template_kwargs", dict) or {}, "reasoning_effort" in fields),
     )
 
 
@@ -229,12 +229,15 @@ def _schema(given: Mapping[str, Any] | None) -> str | None:
     return json.dumps(schema)
 
 
-def _think(given: Mapping[str, Any]) -> str | None:
-    """Whether a request switches thoughts on or off, by the variable of chat templates that does."""
+def _think(given: Mapping[str, Any], without: bool) -> str | None:
+    """Whether a request switches thoughts on or off, by the variable of chat templates that does.
+
+    ``without``: it also asks for no effort, the only one that ``NEUTRAL`` admits.
+    """
     for name in given:
         if name not in SWITCHES:
             raise invalid_field(f"chat_template_kwargs.{name[:80]}", "unknown field", "unknown_parameter")
-    wanted = {typed(given, name, bool) for name in given} - {None}
+    wanted = {typed(given, name, bool) for name in given} - {None} | ({False} if without else set())
     if len(wanted) > 1:
         raise invalid_field("chat_template_kwargs", "switches thoughts on and off at once")
     return ("on" if wanted.pop() else "off") if wanted else None

@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.serve.api_error import invalid_field
-from triforce_chat.serve.chat_request import ChatCompletionRequest, fields_without, parse_fields
+from triforce_chat.serve.chat_request import (
+    ChatCompletionRequest,
+    fields_without,
+    given_fields,
+    parse_fields,
+)
 from triforce_chat.serve.completion import Answering, CompletionEncoder, json_bytes, sources_of
 
+Kind = Literal["reasoning", "message"]
 PARTS = ("input_text", "output_text", "text")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # not supported, with the values that change nothing
     "truncation": ("disabled",),
@@ -32,6 +39,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # not supported, with the values tha
 def parse_responses(body: object, names: Sequence[str]) -> ChatCompletionRequest:
     """A request to /v1/responses. Raises ApiError."""
     fields = fields_without(body, NEUTRAL)
+    if given_fields(body).get("reasoning"):
+        fields["reasoning_effort"] = "none"
     if "max_output_tokens" in fields:
         fields["max_tokens"] = fields.pop("max_output_tokens")
     if (form := _format(fields.pop("text", None))) is not None:
@@ -57,7 +66,12 @@ def _messages(given: Any) -> list[dict[str, Any]]:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise invalid_field("input", "must be a string or a list of messages")
-    return [_message(n, item) for n, item in enumerate(given)]
+    return [_message(n, item) for n, item in enumerate(given) if not _is_thought(item)]
+
+
+def _is_thought(item: Any) -> bool:
+    """Whether an item is a thought that a client sends back with its answer; see ``chat_request.THOUGHTS``."""
+    return isinstance(item, dict) and item.get("type") == "reasoning"
 
 
 def _message(number: int, item: Any) -> dict[str, Any]:
@@ -74,22 +88,44 @@ def _message(number: int, item: Any) -> dict[str, Any]:
     return {"role": item.get("role"), "content": content}
 
 
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A part of the output: the thought, or the message that follows it."""
+
+    id: str
+    index: int  # in the output
+    kind: Kind
+
+    @property
+    def text_kind(self) -> str:
+        return "reasoning_text" if self.kind == "reasoning" else "output_text"
+
+    def part(self, text: str) -> dict[str, Any]:
+        """Its only part."""
+        more: dict[str, Any] = {} if self.kind == "reasoning" else {"annotations": []}
+        return {"type": self.text_kind, "text": text, **more}
+
+    def record(self, status: str, *parts: dict[str, Any]) -> dict[str, Any]:
+        more: dict[str, Any] = {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
+        return {"id": self.id, "type": self.kind, "status": status, **more, "content": [*parts]}
+
+
 class ResponsesEncoder(CompletionEncoder):
     """Encodes one answer as a response, or as the events of its making."""
 
     def __init__(self, job: Answering, model: str) -> None:
         super().__init__(job, model)
-        self.id, self.item_id = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
-        self.created, self.number = int(time.time()), 0
-        self.at = {"item_id": self.item_id, "output_index": 0, "content_index": 0}
+        self.id, self.created, self.number = f"resp_{uuid.uuid4().hex}", int(time.time()), 0
+        self.items: list[Item] = []  # that have begun
 
     def completion(self) -> dict[str, Any]:
+        self._begin_all()
         cut = self._finish_reason == "length"
-        values = dict(self.job.request.settings)
+        status, values = "incomplete" if cut else "completed", dict(self.job.request.settings)
         return {
-            **self._head("incomplete" if cut else "completed"),
+            **self._head(status),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [self._item("completed", [self._part()])],
+            "output": [self._whole(item, status) for item in self.items],
             "temperature": values.get("temperature"),
             "top_p": values.get("top_p"),
             "usage": self._responses_usage(),
@@ -98,33 +134,77 @@ class ResponsesEncoder(CompletionEncoder):
 
     def first_chunk(self) -> bytes:
         begun = {**self._head("in_progress"), "output": [], "usage": None}
-        part = {"type": "output_text", "text": "", "annotations": []}
-        return b"".join(
-            (
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
-                self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
-                self._event("response.content_part.added", **self.at, part=part),
-            )
+        return self._event("response.created", response=begun) + self._event(
+            "response.in_progress", response=begun
         )
 
     def chunk(self, event: ChatEvent) -> bytes:
         if isinstance(event, Prefilled):
             return super().chunk(event)
-        if not isinstance(event, Text) or not event.text:
+        if not isinstance(event, Text):
             return b""
-        return self._event("response.output_text.delta", **self.at, delta=event.text, logprobs=[])
+        texts: dict[Kind, str] = {"reasoning": event.thought, "message": event.text}
+        return b"".join(self._delta(kind, text) for kind, text in texts.items() if text)
 
     def last_chunks(self) -> bytes:
-        whole, text = self.completion(), self.job.tally.text
+        open_before = len(self.items)
+        whole = self.completion()
+        begun = b"".join(map(self._begun, self.items[open_before:]))
+        ended = self._ended(self.items[-1], whole["status"])
+        return begun + ended + self._event(f"response.{whole['status']}", response=whole)
+
+    def _begin_all(self) -> None:
+        """Begin what a stream has not begun: all items of a whole answer, the message of an empty one."""
+        if self.job.tally.thought:
+            self._item("reasoning")
+        if self.job.tally.text or not self.items:
+            self._item("message")
+
+    def _item(self, kind: Kind) -> tuple[Item, bool]:
+        """The item of a kind, and whether it is new."""
+        known = next((item for item in self.items if item.kind == kind), None)
+        if known:
+            return known, False
+        prefix = "rs" if kind == "reasoning" else "msg"
+        self.items.append(Item(f"{prefix}_{uuid.uuid4().hex}", len(self.items), kind))
+        return self.items[-1], True
+
+    def _delta(self, kind: Kind, text: str) -> bytes:
+        item, new = self._item(kind)
+        before = self._ended(self.items[-2], "completed") if new and item.index else b""
+        begun = self._begun(item) if new else b""
+        return before + begun + self._text_event(item, "delta", delta=text)
+
+    def _begun(self, item: Item) -> bytes:
+        added = self._event(
+            "response.output_item.added", output_index=item.index, item=item.record("in_progress")
+        )
+        return added + self._event("response.content_part.added", **self._at(item), part=item.part(""))
+
+    def _ended(self, item: Item, status: str) -> bytes:
+        whole, text = self._whole(item, status), self._text(item)
         return b"".join(
             (
-                self._event("response.output_text.done", **self.at, text=text, logprobs=[]),
-                self._event("response.content_part.done", **self.at, part=self._part()),
-                self._event("response.output_item.done", output_index=0, item=whole["output"][0]),
-                self._event(f"response.{whole['status']}", response=whole),
+                self._text_event(item, "done", text=text),
+                self._event("response.content_part.done", **self._at(item), part=item.part(text)),
+                self._event("response.output_item.done", output_index=item.index, item=whole),
             )
         )
+
+    def _text_event(self, item: Item, stage: str, **values: Any) -> bytes:
+        more: dict[str, Any] = {} if item.kind == "reasoning" else {"logprobs": []}
+        return self._event(f"response.{item.text_kind}.{stage}", **self._at(item), **values, **more)
+
+    def _text(self, item: Item) -> str:
+        return self.job.tally.thought if item.kind == "reasoning" else self.job.tally.text
+
+    def _whole(self, item: Item, status: str) -> dict[str, Any]:
+        """An item with its text; only the last one may be incomplete."""
+        return item.record(status if item is self.items[-1] else "completed", item.part(self._text(item)))
+
+    @staticmethod
+    def _at(item: Item) -> dict[str, Any]:
+        return {"item_id": item.id, "output_index": item.index, "content_index": 0}
 
     def _head(self, status: str) -> dict[str, Any]:
         return {
@@ -142,18 +222,6 @@ class ResponsesEncoder(CompletionEncoder):
             "tools": [],
             "text": {"format": {"type": "text"}},
         }
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def _part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.job.tally.text, "annotations": []}
 
     def _responses_usage(self) -> dict[str, Any]:
         usage = self.usage()

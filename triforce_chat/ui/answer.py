@@ -85,6 +85,7 @@ class PlainView(BareView):
         self._thought = FoldedThought(panel.tally)
 
     def __exit__(self, *error: object) -> None:
+        self._remark(self._thought.fold())
         self._write(self._cleaner.rest())
         super()._write(self._held)
         self._held = ""
@@ -135,6 +136,7 @@ class LiveView:
 
     def __exit__(self, *error: object) -> None:
         try:
+            self._remark(self._thought.fold())
             self._tail.write(self._cleaner.rest())
         finally:
             self._tail.__exit__(*error)
@@ -150,10 +152,13 @@ class LiveView:
 
     def add(self, event: ChatEvent) -> None:
         self.panel.add(event)
-        if folded := self._thought.add(event):
-            self._tail.remark(Text(folded, THOUGHT))
+        self._remark(self._thought.add(event))
         if isinstance(event, TextEvent):
             self._tail.write(self._cleaner.feed(event.text))
+
+    def _remark(self, line: str) -> None:
+        if line:
+            self._tail.remark(Text(line, THOUGHT))
 
 
 VIEWS: Mapping[Detail, Callable[[Screen, EnginePanel], View]] = {

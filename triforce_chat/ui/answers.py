@@ -22,6 +22,8 @@ from triforce_chat.ui.keyboard import keys_hidden
 from triforce_chat.ui.markdown import RenderedMarkdown
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.terminal import Screen, print_line
+from triforce_chat.ui.thoughts import STYLE as THOUGHT
+from triforce_chat.ui.thoughts import FoldedThought
 
 REDRAWS = 4  # per second
 MOST_ROWS = 12  # questions that are shown at once
@@ -50,6 +52,8 @@ class Answers:
 
     def __init__(self, questions: Sequence[str], whole: Each) -> None:
         self.questions, self.panels = questions, [EnginePanel("", 0) for _ in questions]
+        self.thoughts = [FoldedThought(panel.tally) for panel in self.panels]
+        self.folded = ["" for _ in questions]  # the lines that thoughts left behind
         self.reading: Prefilled | None = None  # of the documents
         self.errors: dict[int, TriforceError] = {}
         self._whole, self._ended, self._passed = whole, [False] * len(questions), 0
@@ -66,11 +70,13 @@ class Answers:
             self.errors[number] = event
         else:
             self.panels[number].add(event)
+            self.folded[number] = self.thoughts[number].add(event) or self.folded[number]
 
     def interrupted(self) -> None:
         """Pass on what there is of every answer that has begun."""
         for number, panel in enumerate(self.panels):
             panel.interrupted()
+            self.folded[number] = self.thoughts[number].fold() or self.folded[number]
             self._ended[number] = self._ended[number] or bool(panel.tally.token_ids)
         for number in range(self._passed, len(self.panels)):
             if self._ended[number]:
@@ -109,7 +115,9 @@ class Answers:
                 for _, level in formatting.levels_from_top(tally)[:1]
                 if level.tested
             ]
-            return formatting.SEPARATOR.join([formatting.count(len(tally.token_ids), "token"), *accepted])
+            thinking = ["thinking"] if self.thoughts[number].is_open else []
+            made = formatting.count(len(tally.token_ids), "token")
+            return formatting.SEPARATOR.join([*thinking, made, *accepted])
         return "reading" if tally.prefill else "waiting"
 
     def _totals(self) -> list[str]:
@@ -137,7 +145,7 @@ def show_answers(
             print_line(screen.err, Text(f"{number + 1}. {one_line(f'{questions[number]}: {error}')}"))
             return
         above(number)
-        _show(tally, screen)
+        _show(tally, answers.folded[number], screen)
 
     above = heading or partial(_question_above, questions, screen)
     answers = Answers(questions, show)
@@ -171,13 +179,18 @@ def _question_above(questions: Sequence[str], screen: Screen, number: int) -> No
         screen.out.file.write("\n")
 
 
-def _show(tally: Tally, screen: Screen) -> None:
-    """Print one answer, with its figures and sources unless only answers are wanted."""
+def _show(tally: Tally, thought: str, screen: Screen) -> None:
+    """Print one answer below the line that its thought left, with its figures and sources.
+
+    Nothing but the answer is printed where only answers are wanted.
+    """
     out, text = screen.out, clean(tally.text).strip()
     if screen.detail == "bare":
         out.file.write(text + "\n")
         out.file.flush()
         return
+    if thought:
+        out.print(Text(thought, THOUGHT), soft_wrap=True)
     out.print(RenderedMarkdown(text) if screen.detail == "live" else Text(text))
     for line, style in [
         ("; ".join(formatting.summary(tally)), "dim"),

@@ -21,8 +21,11 @@ from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.stream import Frame, Region
 from triforce_chat.ui.terminal import Interrupt, Screen
 from triforce_chat.ui.theme import BORDER
+from triforce_chat.ui.thoughts import STYLE as THOUGHT
+from triforce_chat.ui.thoughts import FoldedThought
 
 HEADINGS: Mapping[Side, str] = {"speculative": "with speculation", "autoregressive": "without"}
+WAITING = Text("waiting: the two run one after the other", "dim")
 EDGES = 6  # rows that the borders, the headings and the cursor need
 Items = Iterator[tuple[Side, ChatEvent] | Comparison]
 
@@ -56,7 +59,7 @@ def _show_live(items: Items, screen: Screen, limit: int) -> Comparison | None:
         with Region(screen.out, Frame(columns)):
             result = _fill(items, columns)
     finally:
-        columns.complete = True
+        columns.end()
         screen.out.print(columns)
     if result is not None:
         screen.out.print(summary(result))
@@ -75,34 +78,57 @@ class Columns:
     """Two growing answers in columns, each with its speed and its last lines."""
 
     def __init__(self, limit: int) -> None:
-        self.complete = False  # show all lines, however many
-        self._sides: dict[Side, EnginePanel] = {}
+        self._complete = False  # show all lines, however many
+        self._sides: dict[Side, Column] = {}
         self._limit = limit
 
     def add(self, side: Side, event: ChatEvent) -> None:
-        self._sides.setdefault(side, EnginePanel("", self._limit)).add(event)
+        self._sides.setdefault(side, Column(self._limit)).add(event)
+
+    def end(self) -> None:
+        """From now on show all lines, and no thought."""
+        self._complete = True
+        for column in self._sides.values():
+            column.fold()
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=box.ROUNDED, expand=True, border_style=BORDER)
         for side in HEADINGS:
             table.add_column(self._heading(side), ratio=1)
-        rows = None if self.complete else options.size.height - EDGES
-        table.add_row(*(LastLines(self._body(side), rows) for side in HEADINGS))
+        rows = None if self._complete else options.size.height - EDGES
+        table.add_row(*(LastLines(self._sides.get(side, WAITING), rows) for side in HEADINGS))
         yield table
 
     def _heading(self, side: Side) -> Text:
         heading = Text(HEADINGS[side], "bold", no_wrap=True, overflow="ellipsis")
-        speed = self._sides[side].speed if side in self._sides else []
+        speed = self._sides[side].panel.speed if side in self._sides else []
         return heading.append(f"  {speed[0]}" if speed else "", "none")
 
-    def _body(self, side: Side) -> RenderableType:
-        panel = self._sides.get(side)
-        if panel is None:
-            return Text("waiting: the two run one after the other", "dim")
-        read = panel.tally.prefill
-        if panel.reading and read:
-            return Text(f"reading {read.done:,} / {read.total:,} tokens", "dim")
-        return RenderedMarkdown(clean(panel.tally.text))
+
+class Column:
+    """One growing answer, below its thought."""
+
+    def __init__(self, limit: int) -> None:
+        self.panel = EnginePanel("", limit)
+        self._thought, self._folded = FoldedThought(self.panel.tally), ""
+
+    def add(self, event: ChatEvent) -> None:
+        self.panel.add(event)
+        self._folded = self._thought.add(event) or self._folded
+
+    def fold(self) -> None:
+        """Fold the thought of an answer that was stopped."""
+        self._folded = self._thought.fold() or self._folded
+
+    def __rich_console__(self, _console: Console, _options: ConsoleOptions) -> RenderResult:
+        read = self.panel.tally.prefill
+        if self.panel.reading and read:
+            yield Text(f"reading {read.done:,} / {read.total:,} tokens", "dim")
+            return
+        yield self._thought
+        if self._folded:
+            yield Text(self._folded, THOUGHT)
+        yield RenderedMarkdown(clean(self.panel.tally.text))
 
 
 class LastLines:

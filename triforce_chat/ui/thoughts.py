@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from triforce_chat.chat.events import ChatEvent, Tally
@@ -17,13 +17,14 @@ from triforce_chat.ui.clean import clean
 SHOWN_LINES = 3  # of a thought that is being made
 SHOWN_CHARACTERS = 2000  # of its end, more than those lines take on any terminal
 STYLE = "dim"
+NOTHING = Group()
 
 
 class FoldedThought:
     """Folds a thought away; Rich draws the end of one that is being made, above ``below``."""
 
     def __init__(
-        self, tally: Tally, below: RenderableType = "", clock: Callable[[], float] = time.monotonic
+        self, tally: Tally, below: RenderableType = NOTHING, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``tally``: of the answer; it must have folded an event before ``add`` gets it."""
         self._tally, self._below, self._clock = tally, below, clock
@@ -36,11 +37,15 @@ class FoldedThought:
         return self._began is not None and not self._folded
 
     def add(self, event: ChatEvent) -> str:
-        """Note an event; returns the line that a thought leaves behind when it is over, once, or nothing."""
+        """Note an event; returns what ``fold`` does when it ends the thought."""
         if isinstance(event, TextEvent) and event.thought_tokens and self._began is None:
             self._began = self._clock()
         over = isinstance(event, Finished) or (isinstance(event, TextEvent) and event.text)
-        if not over or not self.is_open or self._began is None:
+        return self.fold() if over else ""
+
+    def fold(self) -> str:
+        """End an open thought; returns the line that it leaves behind, or nothing if none is open."""
+        if self._began is None or self._folded:
             return ""
         self._folded = True
         return folded_line(self._tally, self._clock() - self._began)
