@@ -26,7 +26,7 @@ from triforce_chat.errors import UsageError
 from triforce_chat.settings.settings import Settings
 from triforce_chat.ui.batch_progress import BatchView
 
-ray = pytest.importorskip("ray", reason="NOT RUN: Ray is not installed (pip install 'triforce-chat[ray]')")
+ray = pytest.importorskip("ray", reason="NOT RUN: Ray is not installed (pip install ray)")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 WORKERS = 2

@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import triforce_chat
 from triforce_chat.cli import doctor
 from triforce_chat.cli.app import app
 from triforce_chat.doctor import folders, hardware, run_checks, software, stores
@@ -32,7 +33,6 @@ from triforce_chat.models.fetch import identity
 from triforce_chat.models.gguf_cache import origin_of
 from triforce_chat.models.model_cache import seal
 from triforce_chat.models.packed import SMOLLM2_135M
-from triforce_chat.serve import listen_address
 from triforce_chat.settings.paths import sessions_file
 from triforce_chat.storage.sessions.store import SessionStore
 from triforce_chat.ui.terminal import Screen
@@ -352,7 +352,8 @@ def test_folders_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_advice_names_only_what_can_be_installed() -> None:
     assert "pip install" not in software.INSTALL  # the program is on no package index
-    assert "triforce-chat[" not in Path(listen_address.__file__).read_text()
+    package = Path(triforce_chat.__file__).parent
+    assert [path for path in package.rglob("*.py") if "triforce-chat[" in path.read_text()] == []
 
 
 @pytest.mark.parametrize(

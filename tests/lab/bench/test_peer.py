@@ -36,7 +36,7 @@ from triforce_chat.lab.bench.row import Measured, Run
 from triforce_chat.settings.settings import Settings
 
 installed = pytest.mark.skipif(
-    not find_spec("xllamacpp"), reason="xllamacpp is not installed (pip install 'triforce-chat[peer]')"
+    not find_spec("xllamacpp"), reason="xllamacpp is not installed (pip install xllamacpp)"
 )
 PROMPTS = [[5 + n % 90 for n in range(60)], [7] * 30]
 ANSWER = Answer(
@@ -178,7 +178,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for flags in (["--profile"], ["--inflate", "llama-2-7b"]):
         run(*command, *flags).is_refusal(2, "leave out --inflate and --profile")
     monkeypatch.setattr(module, "find_spec", lambda _: None)
-    run(*command, "--model", "small").is_refusal(2, "pip install 'triforce-chat[peer]'")
+    run(*command, "--model", "small").is_refusal(2, "pip install xllamacpp")
 
 
 @installed

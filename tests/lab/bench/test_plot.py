@@ -118,7 +118,7 @@ def test_without_the_library(
     assert main([str(file), "--out", str(tmp_path / "a.svg")]) == 2
     assert (
         capsys.readouterr().err
-        == "error: plots need matplotlib; install it: pip install 'triforce-chat[plot]'\n"
+        == "error: plots need matplotlib; install it: pip install matplotlib\n"
     )
 
 

@@ -111,7 +111,7 @@ def find_peer(name: str, settings: Settings) -> Peer:
     if name != PEER:
         raise UsageError(f"no peer '{name}'; there is {PEER}")
     if not find_spec(PACKAGE):
-        raise UsageError(f"--peer needs {PACKAGE}; install it: pip install 'triforce-chat[peer]'")
+        raise UsageError(f"--peer needs {PACKAGE}; install it: pip install {PACKAGE}")
     if settings.repetition_penalty not in (None, 1):
         raise UsageError(f"--peer: {PEER} penalizes other tokens than we do; leave out the penalty")
     model = gguf_file(settings.model)

@@ -68,7 +68,7 @@ def figure(count: int, out: Path, title: str = "") -> Iterator[list[Any]]:
 def require_extra() -> None:
     """Raise UsageError where the library is not installed."""
     if not find_spec("matplotlib"):
-        raise UsageError("plots need matplotlib; install it: pip install 'triforce-chat[plot]'")
+        raise UsageError("plots need matplotlib; install it: pip install matplotlib")
 
 
 def _draw(panel: Panel, axes: Any) -> None:
