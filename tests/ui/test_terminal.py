@@ -53,7 +53,8 @@ def chat(shelf: Path, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
 
 def test_a_person_at_a_terminal(chat: Callable[..., Terminal], shelf: Path) -> None:
-    person = chat("--max-tokens", 20_000, "--stack", "triforce", EDITOR=str(shelf / "edit"))
+    flags = ("--max-tokens", 20_000, "--stack", "triforce", "--loop-guard", 0)  # only Ctrl-C is to stop it
+    person = chat(*flags, EDITOR=str(shelf / "edit"))
     person.until("Ctrl-D leaves")
     person.until(">")
     completes_by_tab_and_stops_a_prefill(person)
