@@ -165,7 +165,7 @@ def test_the_row_of_an_answer_says_that_it_thinks() -> None:
     console.print(answers)
     assert "thinking · 2 tokens" in written(console)
     answers.interrupted()
-    assert answers.folded[0].startswith("thought for 2 tokens, ")
+    assert answers.thoughts[0].line.startswith("thought for 2 tokens, ")
 
 
 def test_the_last_thought_can_be_read() -> None:

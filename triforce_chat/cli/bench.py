@@ -330,12 +330,9 @@ def show_run(
                 "tokens_per_round": run.tally.tokens_per_round,
             }
         )
-    elif screen.detail != "bare":
-        line = (
-            f"{context:,} tokens, prompt {n + 1}: {case.name} T={temperature:g}: "
-            f"{run.ms_per_token:.1f} ms/token"
-        )
-        screen.err.print(line, markup=False, style="dim", highlight=False)
+    else:
+        place = f"{context:,} tokens, prompt {n + 1}"
+        tell(screen, f"{place}: {case.name} T={temperature:g}: {run.ms_per_token:.1f} ms/token")
 
 
 def show_rows(rows: Sequence[Row], record: dict[str, Any], options: Options, screen: Screen) -> None:

@@ -148,7 +148,7 @@ class Worker:
         self._end(number, api_error.shutting_down() if unfinished else None)
 
     def _end(self, number: int, error: Exception | None) -> None:
-        """Take a job off the books, then tell its client, who may look at them or ask again at once."""
+        """Forget a job, then tell its client, who may read the metrics or send the next request at once."""
         job = self.running.pop(number)
         self.last_s = time.perf_counter() - job.started
         self.metrics.ended(job)

@@ -53,7 +53,6 @@ class Answers:
     def __init__(self, questions: Sequence[str], whole: Each) -> None:
         self.questions, self.panels = questions, [EnginePanel("", 0) for _ in questions]
         self.thoughts = [FoldedThought(panel.tally) for panel in self.panels]
-        self.folded = ["" for _ in questions]  # the lines that thoughts left behind
         self.reading: Prefilled | None = None  # of the documents
         self.errors: dict[int, TriforceError] = {}
         self._whole, self._ended, self._passed = whole, [False] * len(questions), 0
@@ -70,13 +69,13 @@ class Answers:
             self.errors[number] = event
         else:
             self.panels[number].add(event)
-            self.folded[number] = self.thoughts[number].add(event) or self.folded[number]
+            self.thoughts[number].add(event)
 
     def interrupted(self) -> None:
         """Pass on what there is of every answer that has begun."""
         for number, panel in enumerate(self.panels):
             panel.interrupted()
-            self.folded[number] = self.thoughts[number].fold() or self.folded[number]
+            self.thoughts[number].fold()
             self._ended[number] = self._ended[number] or bool(panel.tally.token_ids)
         for number in range(self._passed, len(self.panels)):
             if self._ended[number]:
@@ -145,7 +144,7 @@ def show_answers(
             print_line(screen.err, Text(f"{number + 1}. {one_line(f'{questions[number]}: {error}')}"))
             return
         above(number)
-        _show(tally, answers.folded[number], screen)
+        _show(tally, answers.thoughts[number].line, screen)
 
     above = heading or partial(_question_above, questions, screen)
     answers = Answers(questions, show)

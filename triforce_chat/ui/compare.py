@@ -89,7 +89,7 @@ class Columns:
         """From now on show all lines, and no thought."""
         self._complete = True
         for column in self._sides.values():
-            column.fold()
+            column.thought.fold()
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=box.ROUNDED, expand=True, border_style=BORDER)
@@ -110,24 +110,20 @@ class Column:
 
     def __init__(self, limit: int) -> None:
         self.panel = EnginePanel("", limit)
-        self._thought, self._folded = FoldedThought(self.panel.tally), ""
+        self.thought = FoldedThought(self.panel.tally)
 
     def add(self, event: ChatEvent) -> None:
         self.panel.add(event)
-        self._folded = self._thought.add(event) or self._folded
-
-    def fold(self) -> None:
-        """Fold the thought of an answer that was stopped."""
-        self._folded = self._thought.fold() or self._folded
+        self.thought.add(event)
 
     def __rich_console__(self, _console: Console, _options: ConsoleOptions) -> RenderResult:
         read = self.panel.tally.prefill
         if self.panel.reading and read:
             yield Text(f"reading {read.done:,} / {read.total:,} tokens", "dim")
             return
-        yield self._thought
-        if self._folded:
-            yield Text(self._folded, THOUGHT)
+        yield self.thought
+        if self.thought.line:
+            yield Text(self.thought.line, THOUGHT)
         yield RenderedMarkdown(clean(self.panel.tally.text))
 
 

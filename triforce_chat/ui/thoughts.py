@@ -29,12 +29,12 @@ class FoldedThought:
         """``tally``: of the answer; it must have folded an event before ``add`` gets it."""
         self._tally, self._below, self._clock = tally, below, clock
         self._began: float | None = None
-        self._folded = False
+        self.line = ""  # that the thought left behind, once it is over
 
     @property
     def is_open(self) -> bool:
         """True while the model thinks."""
-        return self._began is not None and not self._folded
+        return self._began is not None and not self.line
 
     def add(self, event: ChatEvent) -> str:
         """Note an event; returns what ``fold`` does when it ends the thought."""
@@ -45,10 +45,10 @@ class FoldedThought:
 
     def fold(self) -> str:
         """End an open thought; returns the line that it leaves behind, or nothing if none is open."""
-        if self._began is None or self._folded:
+        if self._began is None or self.line:
             return ""
-        self._folded = True
-        return folded_line(self._tally, self._clock() - self._began)
+        self.line = folded_line(self._tally, self._clock() - self._began)
+        return self.line
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.is_open:

@@ -116,10 +116,7 @@ def test_without_the_library(
     monkeypatch.setattr(plot, "find_spec", lambda _name: None)
     file = record(tmp_path / "a.json", row("auto", 2.0), row("auto", 3.0, 2000))
     assert main([str(file), "--out", str(tmp_path / "a.svg")]) == 2
-    assert (
-        capsys.readouterr().err
-        == "error: plots need matplotlib; install it: pip install matplotlib\n"
-    )
+    assert capsys.readouterr().err == "error: plots need matplotlib; install it: pip install matplotlib\n"
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
