@@ -170,5 +170,5 @@ def test_shares() -> None:
 
 def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_actors, "find_spec", lambda name: None)  # noqa: ARG005
-    with pytest.raises(UsageError, match=r"pip install 'triforce-chat\[ray\]'"):
+    with pytest.raises(UsageError, match=r"extra 'ray'; install it: pip install ray$"):
         ray_actors.require_extra()

@@ -115,7 +115,7 @@ class RayActors(Replaceable):
 def require_extra() -> None:
     """Raises UsageError if Ray is not installed."""
     if find_spec("ray") is None:
-        raise UsageError("--ray needs Ray; install it: pip install ray")
+        raise UsageError("--ray needs Ray, this program's extra 'ray'; install it: pip install ray")
 
 
 def connected(address: str) -> Any:
