@@ -212,6 +212,21 @@ def test_bad_books_are_lines_and_the_others_are_answered(batch: Batch) -> None:
     assert all("\n" not in found[file]["error"]["message"] for file in bad)
 
 
+def test_what_is_no_file_is_not_opened(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opened the pipe would wait for ever, and all other lines with him."""
+    os.mkfifo("pipe.txt")
+    opened: list[str] = []
+    monkeypatch.setattr(module, "read_one", lambda path, *_, **__: opened.append(path))
+    given = ("pipe.txt", "/dev/zero", "https://nowhere/book.txt")
+    assert batch(*given, "--question", "Who?", "--out", "out.jsonl").code == 9
+    assert (codes(rows()), opened) == (["unreadable_document"] * 3, [])
+    Path("in.jsonl").write_text(request("a", documents=["pipe.txt"]))
+    asked = ("--requests", "in.jsonl", "--out", "answers.jsonl")
+    assert batch(*asked).code == 9
+    assert (codes(rows("answers.jsonl")), opened) == (["unreadable_document"], [])
+    batch("pipe.txt", *asked).is_refusal(3, "pipe.txt: a pipe or a device; a batch reads files")
+
+
 def test_a_question_that_does_not_fit_harms_no_other(batch: Batch) -> None:
     asked = ("--question", "x" * 4000, "--question", "Who?")
     assert batch("books/0.txt", *asked, "--out", "out.jsonl").code == 9
@@ -528,7 +543,7 @@ def wait_for(size: int, process: subprocess.Popen[str]) -> None:
 
 def test_killed_at_any_moment_it_goes_on(shelf: Path, flags: tuple[str, ...]) -> None:
     assert shelf.is_dir()
-    long = ("--max-tokens", "200")
+    long = ("--max-tokens", "100")
     assert run("batch", *BOOK[:-2], "--out", "long.jsonl", *flags, *long).code == 0
     chance, seen = random.Random(4), set()
     size = Path("long.jsonl").stat().st_size

@@ -11,8 +11,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 from support.commands import run
+from support.places import SUPPORT
 from support.serving import save_chat_model
 
+# By BatchJobManager of openbatch and by BatchRequestBuilder of batch-openai, two packages that prepare batches.
+WRITTEN = sorted((SUPPORT / "batch_files").glob("*.jsonl"))
 URL = "/v1/chat/completions"
 
 
@@ -36,7 +39,18 @@ def body(**wanted: Any) -> Any:
     return bodies[0]
 
 
-def test_requests_of_the_package_are_answered_in_its_types(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    model = save_chat_model(tmp_path_factory.mktemp("model"))
+    return ("--model", model, "--device", "cpu", "--draft", "none", "--no-cache", "--stack", "lookup")
+
+
+def records(path: Path) -> dict[str, dict[str, Any]]:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return {record["custom_id"]: record for record in found}
+
+
+def test_requests_of_the_package_are_answered_in_its_types(tmp_path: Path, flags: tuple[Any, ...]) -> None:
     talk: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Who?"}]},
@@ -61,13 +75,8 @@ def test_requests_of_the_package_are_answered_in_its_types(tmp_path: Path) -> No
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     files = ("--requests", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl")
-    model = save_chat_model(tmp_path / "model")
-    flags = ("--model", model, "--device", "cpu", "--draft", "none", "--no-cache", "--stack", "lookup")
     assert run("batch", *files, *flags).code == 9
-    found = {}
-    for line in (tmp_path / "out.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        found[record["custom_id"]] = record
+    found = records(tmp_path / "out.jsonl")
     for name, tokens in (("plain", 5), ("talk", 4)):
         answer = ChatCompletion.model_validate(found[name]["response"]["body"], strict=True)
         assert answer.choices[0].message.content
@@ -78,3 +87,20 @@ def test_requests_of_the_package_are_answered_in_its_types(tmp_path: Path) -> No
     refused = found["refused"]["response"]
     assert refused["status_code"] == 400
     assert refused["body"]["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("written", WRITTEN, ids=lambda path: path.stem)
+def test_files_that_other_software_wrote(written: Path, tmp_path: Path, flags: tuple[Any, ...]) -> None:
+    out = tmp_path / "out.jsonl"
+    assert run("batch", "--requests", written, "--out", out, *flags).code == 0
+    asked = [json.loads(line) for line in written.read_text().splitlines()]
+    found = records(out)
+    assert list(found) == [line["custom_id"] for line in asked]
+    for line in asked:
+        record = found[line["custom_id"]]
+        assert (record["error"], record["response"]["status_code"]) == (None, 200)
+        answer = ChatCompletion.model_validate(record["response"]["body"], strict=True)
+        assert answer.choices[0].message.content
+        wanted = line["body"].get("max_tokens") or line["body"]["max_completion_tokens"]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == wanted

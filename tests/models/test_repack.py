@@ -58,6 +58,13 @@ KINDS = sorted(BLOCKS, key=lambda kind: kind.name)
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole models; the tests of the kernels have the tiles of a GPU."""
+    if DEVICE.type == "cpu":
+        triton_interpreter.take_tall_tiles(monkeypatch)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("rows", [1, 16, 40])
 def test_blocks_keep_their_numbers(kind: Kind, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +144,7 @@ class Truth:
         return self.error(found, rows) < tolerance + NOISE * self.noise
 
 
+@pytest.mark.usefixtures("few_programs")
 @pytest.mark.parametrize(
     ("architecture", "tied", "kinds", "tolerance"),
     [
@@ -174,6 +182,7 @@ def test_the_model_is_the_expanded_one(
     assert truth.is_told_by(logits(kept), tolerance)  # its own modules see views of the merged weights
 
 
+@pytest.mark.usefixtures("few_programs")
 def test_formats_that_differ_remain_layers_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

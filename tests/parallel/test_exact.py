@@ -94,7 +94,7 @@ def test_greedy_tokens_are_those_of_one_process(found: dict[str, Any]) -> None:
     assert found["shared"]["plain"] == plain
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_every_stack_generates_the_tokens_of_one_process(family: str, two: Found) -> None:
     found = two.models[family]
     assert found["stacks"] == dict.fromkeys(STACKS, found["alone"]["plain"])
@@ -143,7 +143,7 @@ def test_every_rank_holds_the_planned_number_of_parameters(two: Found, three: Fo
         assert held == planned, name
 
 
-@pytest.mark.parametrize(("ranks", "calls"), [("two", 7 * 6 + 4 * 2 * 7 + 3 * 4 + 4), ("three", 6)])
+@pytest.mark.parametrize(("ranks", "calls"), [("two", 7 * 6 + 2 * 2 * 7 + 3 * 4 + 4), ("three", 6)])
 def test_all_ranks_hold_the_same_after_every_call(
     ranks: str, calls: int, request: pytest.FixtureRequest
 ) -> None:

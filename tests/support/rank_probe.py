@@ -23,7 +23,8 @@ DEVICE, OFFLOAD = "PROBE_DEVICE", "PROBE_OFFLOAD"  # environment variables; by d
 OTHER_CACHE = "PROBE_OTHER_CACHE"  # environment variable: the cache folder of all ranks but the first
 FUSED = "PROBE_FUSED"  # environment variable: with fused blocks and captured forwards, as on a GPU
 BIG = ".big"
-BRIEF = (BIG, "adapter", ".gguf", "nine")  # models for which not every stack is tried
+# Models for which every stack is tried: others differ in what a forward does, which all stacks share.
+STACKED = ("llama", "qwen3", "biased", "target")
 ROOM, TOKENS, PROMPT = 400, 8, 110
 INTERRUPTS = (("triforce", 9), ("auto", 4), ("naive", 5))  # a stack, and the event at which it is closed
 
@@ -277,7 +278,7 @@ def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         together, _ = launcher.load(spec_of(model, size))
         shared = Trial(together, partial(note, 0, together.engine))
         found["shared"] = shared.basics()
-        if not model.endswith(BRIEF):
+        if Path(model).name in STACKED:
             found["stacks"] = shared.stacks(STACKS)
         if Path(model).name == "llama":
             found["interrupts"] = [alone.interrupts(), shared.interrupts()]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triforce_chat.batch import heap
 from triforce_chat.batch.fingerprint import Fingerprint, Maker
 from triforce_chat.batch.lines import Answered, Answering, Line, error_object
 from triforce_chat.chat.events import Tally
@@ -155,6 +156,7 @@ class BookAnswerer:
 
     def _open(self, file: str) -> None:
         self._file, self._error, self._opened = file, None, self._begin()
+        heap.trim()
         try:
             self._opened.add(self._read(file))
             self._fingerprint = self._maker.fingerprint([file])

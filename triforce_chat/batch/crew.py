@@ -17,6 +17,8 @@ from triforce_chat.batch.lines import Answered, Answerer, Answering, Line, withi
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.errors import TriforceError
 
+TICK = 1.0  # seconds until the driver looks at the clock again
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:

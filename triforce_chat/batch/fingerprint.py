@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from triforce_chat.batch.lines import Line
+from triforce_chat.documents.addresses import is_url
+from triforce_chat.errors import DocumentError
 from triforce_chat.models.presets import find_preset
 from triforce_chat.settings.options import OPTIONS, Options
 from triforce_chat.settings.specification import SettingSpec
+from triforce_chat.ui.clean import one_line
 
 # What changes an answer besides the model. A stack does not: its output is distributed as the target's own.
 ALSO = frozenset({"max_tokens", "passages", "dtype", "system", "pages", "ocr"})
@@ -87,6 +90,15 @@ def _parts(path: Path) -> Iterator[bytes]:
         for start in range(0, size, max(SAMPLE, size // SAMPLES)):
             file.seek(start)
             yield file.read(SAMPLE)
+
+
+def require_file(path: str) -> None:
+    """Raises DocumentError for what is there but is no file: it could block a reader for ever, or change unnoticed."""
+    named = os.path.expanduser(path)
+    if is_url(path):
+        raise DocumentError(f"{one_line(path)}: an address; a batch reads files, whose changes it notices")
+    if os.path.exists(named) and not (os.path.isfile(named) or os.path.isdir(named)):
+        raise DocumentError(f"{one_line(path)}: a pipe or a device; a batch reads files")
 
 
 def stamp(path: str) -> dict[str, Any]:

@@ -13,12 +13,11 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from triforce_chat.batch.crew import Lost, Replaceable, Report
+from triforce_chat.batch.crew import TICK, Lost, Replaceable, Report
 from triforce_chat.batch.lines import Line
 from triforce_chat.batch.worker import Job, Load
 from triforce_chat.parallel.commands import Shutdown
 
-TICK = 1.0  # seconds until the driver looks at the clock again
 FAREWELL = 5.0  # seconds for a worker to end by itself
 _PROGRAM = (
     "import sys; sys.path = sys.argv[2:]; from triforce_chat.batch.worker import main; main(int(sys.argv[1]))"

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from triforce_chat.batch.crew import Done, Lost, Replaceable, Report, Unusable
+from triforce_chat.batch.crew import TICK, Done, Lost, Replaceable, Report, Unusable
 from triforce_chat.batch.driver import NoWorkerLeft
 from triforce_chat.batch.lines import Answerer, Line
 from triforce_chat.batch.worker import Job, Load, answer, loaded
 from triforce_chat.errors import TriforceError, UsageError
 from triforce_chat.settings.settings import Settings
 
-TICK = 1.0  # seconds until the driver looks at the clock again
 CONNECT = 10.0  # seconds for a cluster to answer
 PATIENCE = 600.0  # seconds for a cluster that has lost its machines to get others
 OBJECT_STORE = 100 << 20  # bytes of a cluster on this machine; it carries paths and answers only

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triforce_chat.batch import heap
 from triforce_chat.batch.fingerprint import DIGITS, Fingerprint, Maker
 from triforce_chat.batch.lines import Answered, Answering, Line, error_object
 from triforce_chat.chat.events import ChatEvent, Tally
@@ -193,6 +194,7 @@ class RequestAnswerer:
         """For requests about these documents. Raises DocumentError, DoesNotFit and OSError."""
         if self._opened is None or self._opened[0] != documents:
             self._opened = None  # documents that cannot be read leave none open
+            heap.trim()
             adapter = self._begin(documents)
             self._opened = documents, adapter, self._maker.fingerprint(documents)
         return self._opened[1:]

@@ -77,6 +77,9 @@ class BatchJob:
         return ChatSession(session.engine, session.loaded, self.options.settings, self.options.system_text)
 
     def _read(self, screen: Screen, path: str) -> Document:
+        from triforce_chat.batch.fingerprint import require_file
+
+        require_file(path)
         document = read_one(path, self.options, self.options.pages, several=True)
         if document.warning:
             show_warning(self.options, screen, f"{document.title}: {document.warning}")

@@ -100,6 +100,10 @@ class RequestPlan:
 
     def documents(self, options: Options, screen: Screen) -> list[Document]:
         """Those that the command line names, as for ``serve``."""
+        from triforce_chat.batch.fingerprint import require_file
+
+        for path in self._named:
+            require_file(path)
         return read_all(self._named, options, screen)
 
 
