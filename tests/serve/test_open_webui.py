@@ -73,6 +73,12 @@ def model_of(server: Running) -> str:
     return str(model["id"])
 
 
+def test_a_model_is_looked_up_by_its_name(server: Running) -> None:
+    assert server.http.get("models/tiny").json()["id"] == "tiny"
+    missing = server.http.get("models/none")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
 def task(server: Running, prompt: str, **more: Any) -> Any:
     """One of the small answers that it asks for beside the chat, without a stream."""
     body = {"model": model_of(server), "messages": [{"role": "user", "content": prompt}], "stream": False}
