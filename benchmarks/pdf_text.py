@@ -1,14 +1,17 @@
-"""Compares the text that this program reads from PDF files with that of Poppler's pdftotext.
+"""Compares the text that this program reads from PDF files with that of Poppler's pdftotext, as a record in JSON.
 
-    python benchmarks/pdf_text.py FOLDER...
+    python benchmarks/pdf_text.py FOLDER... > benchmarks/pdf-text.json
 
 For each file: the words that both have (twice their number by the number of all), and of the words that stand once in
-either text the share that is in the same order. Ligatures and hyphens at line ends do not count as differences. Files
-that one of the two cannot read, or in whose text pdftotext has characters without a meaning, are named and left out.
+either text the share that is in the same order. Ligatures and hyphens at line ends do not count as differences. Where
+the file's true text stands beside it (FILE.txt, as ``make_pdfs.py`` leaves it), both readers are compared with that,
+too. Files that one of the two cannot read, or in whose text pdftotext has characters without a meaning, are named and
+left out.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import subprocess
@@ -16,7 +19,9 @@ import sys
 import unicodedata
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from triforce_chat.documents import read
 from triforce_chat.documents.readable import doubt
@@ -25,6 +30,7 @@ from triforce_chat.errors import DocumentError
 LIGATURES = re.compile("[\ufb00-\ufb06]")
 LINE_HYPHEN = re.compile(r"(?<=[^\W\d_])[-‐\u00ad]\s*\n\s*(?=[^\W\d_])")
 DOUBTED = 0.01  # of the characters
+MEASURES = ("words", "order", "true_words", "true_order", "poppler_true_words", "poppler_true_order")
 
 
 def words(text: str) -> list[str]:
@@ -49,40 +55,71 @@ def order(ours: list[str], theirs: list[str]) -> float:
     return len(ends) / len(shared) if shared else 1.0
 
 
-def compared(path: Path) -> tuple[float, float] | str:
-    """(overlap, order), or why the file is left out."""
+def by_poppler(path: Path) -> str:
     done = subprocess.run(["pdftotext", "-enc", "UTF-8", str(path), "-"], capture_output=True, check=False)
-    theirs = done.stdout.decode("utf-8", "replace")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def compared(path: Path) -> dict[str, Any]:
+    """A row of the record, which says why if the file is left out."""
+    row: dict[str, Any] = {"file": path.name, "program": program(path)}
+    theirs = by_poppler(path)
     try:
         document = read(str(path))
     except DocumentError as error:
-        return str(error).partition(": ")[2]
-    assert not LIGATURES.search(document.text), path
+        return {**row, "left_out": str(error).partition(": ")[2]}
+    row |= {"warning": document.warning, "ligatures": len(LIGATURES.findall(document.text))}
+    expected, found = words(theirs), words(document.text)
     if doubt(theirs.replace("\f", "")) > DOUBTED:
-        return f"pdftotext cannot decode it; {document.warning}"
-    expected = words(theirs)
+        return {**row, "left_out": f"pdftotext cannot decode it; {document.warning}"}
     if not expected:
-        return "pdftotext finds no word"
-    found = words(document.text)
-    return overlap(found, expected), order(found, expected)
+        return {**row, "left_out": "pdftotext finds no word"}
+    row |= {"words": overlap(found, expected), "order": order(found, expected)}
+    beside = path.with_suffix(".txt")
+    return {**row, **(against(words(beside.read_text("utf-8")), found, expected) if beside.exists() else {})}
+
+
+def against(true: list[str], ours: list[str], poppler: list[str]) -> dict[str, float]:
+    """Both readers beside the true text."""
+    return {
+        "true_words": overlap(ours, true),
+        "true_order": order(ours, true),
+        "poppler_true_words": overlap(poppler, true),
+        "poppler_true_order": order(poppler, true),
+    }
+
+
+def program(path: Path) -> str:
+    """The program that made the file, as the file says."""
+    from pypdf import PdfReader
+
+    try:
+        said = PdfReader(path).metadata or {}
+        return str(said.get("/Producer") or said.get("/Creator") or "unknown")
+    except Exception:  # damaged files and locked ones say nothing
+        return "unknown"
+
+
+def quantiles(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    values = sorted(row[name] for row in rows if name in row)
+    return {"files": len(values), "median": statistics.median(values), "tenth": values[len(values) // 10]}
 
 
 def main(folders: list[str]) -> None:
+    from triforce_chat.lab.machine import machine
+
     paths = [path for folder in folders for path in sorted(Path(folder).rglob("*.pdf"))]
-    figures = []
-    for path in paths:
-        result = compared(path)
-        if isinstance(result, str):
-            print(f"  left out           {path.name}: {result}")
-        else:
-            figures.append(result)
-            print(f"  {result[0]:.3f} words  {result[1]:.3f} order  {path.name}")
-    for at, name in enumerate(("words", "order")):
-        values = sorted(each[at] for each in figures)
-        tenth = values[len(values) // 10]
-        print(
-            f"{name}: median {statistics.median(values):.3f}, 10 % quantile {tenth:.3f}, of {len(values)} files"
-        )
+    rows = [compared(path) for path in paths]
+    said = subprocess.run(["pdftotext", "-v"], capture_output=True, text=True, check=False).stderr
+    record = {
+        "schema": 1,
+        "machine": {**machine(), "poppler": said.split()[2]},
+        "command": f"python benchmarks/pdf_text.py {' '.join(Path(folder).name for folder in folders)}",
+        "ligatures": sum(row.get("ligatures", 0) for row in rows),
+        "summary": {name: quantiles(rows, name) for name in MEASURES if any(name in row for row in rows)},
+        "rows": rows,
+    }
+    print(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

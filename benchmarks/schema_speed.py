@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from triforce_chat.chat.events import Tally
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import read
+from triforce_chat.lab.machine import machine
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.settings.settings import Settings
@@ -51,7 +53,15 @@ def main() -> None:
     asked.add_argument("--runs", type=int, default=5, help="comparisons of speed")
     given = asked.parse_args()
     session = opened(given.model, given.stack)
-    print(json.dumps({"model": given.model, "stack": given.stack, **speed(session, given.runs)}))
+    record = {
+        "schema": 1,
+        "machine": machine(),
+        "command": f"python benchmarks/schema_speed.py {' '.join(sys.argv[1:])}".strip(),
+        "model": given.model,
+        "stack": given.stack,
+        **speed(session, given.runs),
+    }
+    print(json.dumps(record))
 
 
 def opened(model: str, stack: str) -> ChatSession:

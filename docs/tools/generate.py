@@ -15,9 +15,10 @@ import profiles
 import quality
 import reference
 import speed
+import texts
 from records import ROOT
 
-TABLES = {**speed.TABLES, **quality.TABLES, **profiles.TABLES, **archive.TABLES}
+TABLES = {**speed.TABLES, **quality.TABLES, **profiles.TABLES, **archive.TABLES, **texts.TABLES}
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCS = ROOT / "docs"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.chat_sessions import ScriptedDecoder, TinySession, book
 
@@ -9,7 +11,9 @@ from triforce_chat.chat.citations import check_quotes
 from triforce_chat.chat.denial import is_denial, standing
 from triforce_chat.chat.events import Sourced, Tally
 from triforce_chat.chat.repetition import SPAN, goes_in_circles
+from triforce_chat.documents.sentences import spans
 from triforce_chat.engine.engine import Engine
+from triforce_chat.lab.tasks.text_data import read_lines
 from triforce_chat.models.load import LoadedModel
 
 Made = tuple[Engine, LoadedModel]
@@ -67,6 +71,22 @@ def test_the_guard_can_be_turned_off(loaded: Made) -> None:
         ("It is never explicitly stated in the book. The captain keeps silent.", True),
         ("There is no mention of a dog in this passage.", True),
         ("We aren't told which perfume it was.", True),
+        ("The answer is not in the document.", True),
+        ("The answer isn't in the book.", True),
+        ("That is not in the text that you gave me.", True),
+        ("This information could not be found anywhere in the provided passages.", True),
+        ("I cannot answer that from the document.", True),
+        ("That is not mentioned.", True),
+        ("The text leaves that open.", True),
+        ("The text gives no name for her.", True),
+        ("The book, as far as it is shown here, doesn't mention it.", True),
+        ("The key is not in the book but under the clock.", False),
+        ("Her signature is not in the document case.", False),
+        ("I cannot find words to express my displeasure.", False),
+        ("She could not find it in the book; she had to look for it herself.", False),
+        ("The text gives a name for her: Anna.", False),
+        ("Nothing in the book pleased him.", False),
+        ("The lamp was sold, but its price is not given.", False),
         ("He does not say a word.", False),
         ("The book is on the table.", False),
         ("Anna paid. She sold the boat. The text does not say for how much.", False),
@@ -75,6 +95,16 @@ def test_the_guard_can_be_turned_off(loaded: Made) -> None:
 )
 def test_denials(answer: str, denies: bool) -> None:
     assert is_denial(answer) is denies
+
+
+@pytest.mark.parametrize("answer", read_lines("reading/denials"))
+def test_what_the_models_are_trained_to_say_of_absent_answers_is_a_denial(answer: str) -> None:
+    assert is_denial(answer)
+
+
+def test_no_sentence_of_a_story_is_a_denial() -> None:
+    story = (Path(__file__).parents[2] / "examples" / "the-lighthouse-at-varra.md").read_text("utf-8")
+    assert [story[start:end] for start, end in spans(story) if is_denial(story[start:end])] == []
 
 
 def test_words_of_the_question_that_stand_in_the_document() -> None:

@@ -15,6 +15,7 @@ from support.fakes import tally_of
 from support.schema_answers import SCHEMAS
 from support.serving import save_chat_model
 
+from triforce_chat.chat.json_schema import Grammars
 from triforce_chat.chat.session import ChatSession, grammars
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.load_engine import load_engine
@@ -80,6 +81,22 @@ def test_masks_along_a_draft(session: ChatSession) -> None:
     constraint.advance(session.encode('b"'))
     (end,) = constraint.allowed([], session.loaded.vocab_size)
     assert {*end.nonzero()[:, 0].tolist()} <= session.loaded.eos_ids
+
+
+def test_what_the_schema_prescribes_next_is_known(session: ChatSession) -> None:
+    constraint = grammars(session.loaded).of_schema(SCHEMAS["an object"])
+    start = session.encode('{"name": "')
+    assert [constraint.forced(most) for most in (0, 4, 99)] == [[], start[:4], start]
+    constraint.advance([*start, *session.encode("Anna")])
+    assert constraint.forced(4) == []  # the name may go on, or end
+    constraint.advance(session.encode('", "age": 9'))
+    constraint.advance([*session.encode("}"), min(session.loaded.eos_ids)])
+    assert constraint.forced(4) == []  # the answer has ended
+
+
+def test_a_model_whose_answers_never_end(session: ChatSession) -> None:
+    with pytest.raises(UsageError, match="no token that ends an answer"):
+        Grammars(session.loaded.tokenizer, session.loaded.vocab_size, [-1])
 
 
 @pytest.mark.parametrize(

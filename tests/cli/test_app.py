@@ -438,7 +438,7 @@ def test_a_document_is_looked_at_before_a_model(ask: Ask) -> None:
     ("arguments", "told"),
     [
         (["long.txt"], "tokens do not fit"),
-        (["a.txt", "--context", "300"], "the document's first page alone does not fit"),
+        (["a.txt", "--context", "300"], "its first section alone does not fit, only about"),
         (["a.txt", "--context", str(CONTEXT + 1)], "was made for 65,536 tokens; --context 65,537 is more"),
         (["a.txt", "--max-tokens", str(CONTEXT)], "do not fit"),
     ],

@@ -30,6 +30,12 @@ def messages_of(*roles: str) -> list[dict[str, str]]:
     return [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(roles)]
 
 
+def test_questions_in_a_row_are_one() -> None:
+    got = parsed(messages=messages_of("system", "user", "user", "assistant", "user", "user", "user"))
+    assert got.turns == (("user 1\n\nuser 2", "assistant 3"),)
+    assert got.question == "user 4\n\nuser 5\n\nuser 6"
+
+
 def test_the_smallest_request() -> None:
     assert parsed() == ChatCompletionRequest(turns=(), question="Why?")
 
@@ -156,7 +162,7 @@ def test_an_unknown_model() -> None:
         ([{**USER, "tool_calls": [{}]}], "messages[0].tool_calls"),
         (messages_of("system"), "messages"),
         (messages_of("assistant", "user"), "messages[0].role"),
-        (messages_of("user", "user"), "messages[1].role"),
+        (messages_of("user", "assistant", "assistant", "user"), "messages[2].role"),
         (messages_of("user", "assistant"), "messages"),
         (messages_of("system", "user", "system", "user"), "messages[2].role"),
         (messages_of("system", "system", "user"), "messages[1].role"),

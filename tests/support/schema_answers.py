@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,46 @@ def main() -> None:
     asked.add_argument("--count", type=int, default=1000, help="answers")
     count = asked.parse_args().count
     with tempfile.TemporaryDirectory() as folder:
-        session = session_on(save_chat_model(Path(folder), 8192))
-        valid = Counter(is_valid(session, number) for number in range(count))
-    print(f"{count:,} answers over {len(SCHEMAS)} schemas at temperatures 0 and 1: {valid[True]:,} valid")
-    sys.exit(valid[True] != count)
+        record = counted(session_on(save_chat_model(Path(folder), 8192)), count)
+    print(json.dumps(record))
+    sys.exit(record["valid"] != count)
+
+
+def counted(session: ChatSession, count: int) -> dict[str, Any]:
+    """How many of so many answers are valid, in all and by schema, temperature and stack: a record."""
+    from triforce_chat.lab.machine import machine
+
+    cases: Counter[tuple[str, int, str]] = Counter()
+    valid: Counter[tuple[str, int, str]] = Counter()
+    started = time.monotonic()
+    for number in range(count):
+        case = case_of(number)
+        cases[case] += 1
+        valid[case] += is_valid(session, number)
+    return {
+        "schema": 1,
+        "machine": machine(),
+        "command": f"PYTHONPATH=tests python -m support.schema_answers --count {count}",
+        "answers": count,
+        "valid": valid.total(),
+        "seconds": round(time.monotonic() - started, 1),
+        "rows": [
+            {
+                "schema": case[0],
+                "temperature": case[1],
+                "stack": case[2],
+                "answers": cases[case],
+                "valid": valid[case],
+            }
+            for case in sorted(cases)
+        ],
+    }
+
+
+def case_of(number: int) -> tuple[str, int, str]:
+    """The schema, temperature and stack of an answer: they take turns as ``number`` grows."""
+    turn = number // len(SCHEMAS)
+    return [*SCHEMAS][number % len(SCHEMAS)], turn % 2, STACKS[turn // 2 % len(STACKS)]
 
 
 def session_on(folder: Path) -> ChatSession:
@@ -77,14 +114,9 @@ def session_on(folder: Path) -> ChatSession:
 
 
 def is_valid(session: ChatSession, number: int) -> bool:
-    """Whether an answer is valid; schemas, temperatures and stacks take turns as ``number`` grows."""
-    name = [*SCHEMAS][number % len(SCHEMAS)]
-    turn = number // len(SCHEMAS)
-    for option, value in (
-        ("temperature", turn % 2),
-        ("stack", STACKS[turn // 2 % len(STACKS)]),
-        ("seed", number),
-    ):
+    """Whether the answer of this number is valid."""
+    name, temperature, stack = case_of(number)
+    for option, value in (("temperature", temperature), ("stack", stack), ("seed", number)):
         session.set_option(option, str(value))
     session.clear()
     session.schema = SCHEMAS[name]

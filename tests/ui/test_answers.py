@@ -54,7 +54,7 @@ def test_a_row_for_each_running_answer_and_totals() -> None:
         answers.add(item)
     assert rows_of(answers) == [
         *("2 Why, with a line end? reading", "3 Where? 5 tokens · 67 % accepted"),
-        "1 of 3 questions answered · 9 tokens · 4.5 tokens/round",
+        "1 of 3 questions answered · 9 tokens · 4.5 tokens per round",
     ]
 
 

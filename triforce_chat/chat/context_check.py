@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from triforce_chat.chat.transcript import TokenizedDocument
 from triforce_chat.documents import Document, runs
@@ -44,20 +45,19 @@ def check_before_weights(
     reserve, used = QUESTION_ROOM + max_tokens, 0
     for document in documents:
         room = max(0, limit - reserve - used)
-        pages: list[list[int]] = []
-        texts = [
-            page.text[: LONGEST_TOKENS * limit] for page in document.pages
-        ]  # one page may be a whole book
-        for at, text in enumerate(texts, 1):
-            pages.append(encode(text))
-            used += len(pages[-1])
+        tokens: list[list[int]] = []
+        # One page may be a whole book.
+        pages = tuple(replace(page, text=page.text[: LONGEST_TOKENS * limit]) for page in document.pages)
+        for at, page in enumerate(pages, 1):
+            tokens.append(encode(page.text))
+            used += len(tokens[-1])
             if used > limit - reserve:
-                tokens, read = sum(map(len, pages)), sum(map(len, texts[:at]))
-                total = tokens * len(document.text) // read
+                counted, read = sum(map(len, tokens)), sum(len(page.text) for page in pages[:at])
+                total = counted * len(document.text) // read
+                begun = TokenizedDocument(replace(document, pages=pages), [], tokens, [])
                 raise DoesNotFit(
                     f"{document.title}: about {total:,} tokens do not fit: of the context's {limit:,}, {room:,} "
-                    f"are free for it ({reserve:,} are kept for a question and its answer); "
-                    f"{_advice(TokenizedDocument(document, [], pages, []), room)}"
+                    f"are free for it ({reserve:,} are kept for a question and its answer); {_advice(begun, room)}"
                 )
 
 
@@ -76,7 +76,7 @@ def check_question(prompt_tokens: int, max_tokens: int, limit: int) -> None:
 
 
 def _advice(added: TokenizedDocument, room: int) -> str:
-    """The pages that would fit into ``room`` tokens, as an option to type."""
+    """The pages that would fit into ``room`` tokens, as an option to type; if not even one, how much of the first."""
     used, fitting = len(added.heading) + len(added.ending), 0
     for page in added.pages:
         used += len(page)
@@ -84,6 +84,10 @@ def _advice(added: TokenizedDocument, room: int) -> str:
             break
         fitting += 1
     if not fitting:
-        return "the document's first page alone does not fit: choose a model with a longer context"
+        unit, first = added.document.unit, len(added.document.pages[0].text)
+        share = f", only about {first * room // len(added.pages[0]):,} characters of it do" if room else ""
+        return (
+            f"its first {unit} alone does not fit{share}: shorten it, or choose a model with a longer context"
+        )
     numbers = runs(page.number for page in added.document.pages[:fitting])
     return f"--pages {numbers} would fit, or choose a model with a longer context"

@@ -11,20 +11,41 @@ from triforce_chat.documents import Document
 from triforce_chat.documents.search import find, pattern
 from triforce_chat.documents.sentences import spans
 
-_TEXT = r"(?:document|documents|text|texts|book|novel|story|passage|passages|excerpt|author|narrator|chapter|context)"
+# What surely is the user's own document, and what may also be a thing in a story ("it was not in the book").
+_SURE = r"(?:documents?|texts?|passages?|excerpts?|context)"
+_TEXT = rf"(?:{_SURE}|book|novel|story|author|narrator|chapter)"
+_THE = r"(?:the|this|these|your)\s+(?:\w+\s+)?"
+_SHOWN = r"(?:\s+(?:itself|here|provided|given|in\s+front\s+of\s+me)|,[^,.;]{1,50},)?"
 _NOT = r"(?:does not|doesn['’]t|do not|don['’]t|did not|didn['’]t|never|nowhere)"
+_IS_NOT = r"(?:(?:is|are|was|were)\s+(?:not|never)|(?:is|are|was|were)n['’]t)"
+_CANNOT = r"(?:cannot|can\s+not|can['’]t|could\s+not|couldn['’]t)"
+_HOW = r"(?:(?:explicitly|directly|actually|even)\s+)?"
 _TELLS = (
     r"(?:say|says|tell|tells|mention|mentions|state|states|specify|specifies|contain|contains|provide|provides|give|gives|"
     r"reveal|reveals|identify|identifies|name|names|explain|explains|describe|describes|include|includes|hold|answer)"
 )
-_DENIAL = re.compile(
-    rf"\b{_TEXT}\s+(?:itself\s+)?{_NOT}\s+(?:explicitly\s+|directly\s+|actually\s+)?{_TELLS}\b"
-    rf"|\b(?:not|never)\s+(?:\w+\s+)?(?:said|told|mentioned|stated|specified|given|provided|named|described|revealed)\s+"
-    rf"(?:anywhere\s+)?(?:in|by)\s+the\s+{_TEXT}\b"
-    rf"|\bno\s+(?:information|mention)\b.{{0,60}}\b{_TEXT}\b"
-    rf"|\b(?:we|readers)\s+(?:are not|aren['’]t|are never)\s+told\b",
-    re.IGNORECASE | re.DOTALL,
+_TOLD = r"(?:said|told|mentioned|stated|specified|given|provided|named|described|revealed|answered|disclosed|discussed)"
+_KNOWLEDGE = (
+    r"(?:answer|information|mention|indication|details?|name|title|surname|figure|number|date|age|reason)"
 )
+_ENDS = r"(?=\s*(?:[.,;:!?)]|$|(?:that\s+)?(?:I|you|we)\b|provided|given|itself))"
+_DENIALS = (
+    rf"\b{_TEXT}{_SHOWN}\s+{_NOT}\s+{_HOW}{_TELLS}\b",
+    rf"\b{_TEXT}{_SHOWN}\s+(?:gives?|provides?|contains?|offers?|has|have|holds?|makes?)\s+(?:us\s+)?no\s+{_KNOWLEDGE}\b",
+    rf"\b{_TEXT}{_SHOWN}\s+leaves?\s+(?:that|this|it)\s+(?:open|unsaid|unanswered)\b",
+    rf"(?:\b(?:not|never)|n['’]t)\s+(?:\w+\s+)?{_TOLD}\s+(?:anywhere\s+)?(?:in|by)\s+{_THE}{_TEXT}\b",
+    rf"{_IS_NOT}\s+(?:to\s+be\s+)?(?:(?:found|present|contained|included|available)\s+)?(?:anywhere\s+)?"
+    rf"(?:in|within|from)\s+{_THE}{_SURE}{_ENDS}",
+    rf"^(?:the|that|this)?\s*(?:answer|information)\s+{_IS_NOT}\s+(?:\w+\s+)?(?:in|within|from)\s+{_THE}{_TEXT}\b",
+    rf"{_CANNOT}\s+(?:be\s+(?:told|answered|found|determined|known|inferred)|(?:find|answer|tell|determine)\b.{{0,60}}?)"
+    rf"\s+(?:anywhere\s+)?(?:in|from|by|with)\s+{_THE}{_SURE}\b",
+    rf"\bno\s+(?:information|mention)\b.{{0,60}}\b{_TEXT}\b",
+    rf"^(?:there\s+is\s+)?(?:no\s+answer|nothing)\b.{{0,30}}\bin\s+{_THE}{_SURE}\b",
+    rf"^no\s+(?:passage|part|chapter)\s+(?:in|of)\s+{_THE}{_TEXT}\s+{_TELLS}\b",
+    rf"^(?:the\s+answer|that|this|it)\s+{_IS_NOT}\s+{_HOW}{_TOLD}\W*$",
+    r"\b(?:we|readers)\s+(?:are not|aren['’]t|are never)\s+told\b",
+)
+_DENIAL = re.compile("|".join(_DENIALS), re.IGNORECASE | re.DOTALL)
 LONGEST = 2  # sentences: a longer answer tells something, too
 _COMMON_WORDS = """
     about after again also because been before being between both could does doing down during each
@@ -47,7 +68,7 @@ def is_denial(answer: str) -> bool:
     if not sentences or len(sentences) > LONGEST:
         return False
     start, end = sentences[0]
-    return bool(_DENIAL.search(answer[start:end]))
+    return bool(_DENIAL.search(answer[start:end].strip()))
 
 
 def standing(question: str, documents: Sequence[Document]) -> tuple[LookedUp, ...]:

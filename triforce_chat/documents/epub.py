@@ -17,6 +17,7 @@ from triforce_chat.documents.encoding import decode
 from triforce_chat.documents.epub_contents import Entry, entries, placed
 from triforce_chat.documents.html import parse_html
 from triforce_chat.documents.model import Heading, Parsed, check_length
+from triforce_chat.documents.soup import soup
 from triforce_chat.errors import DocumentError
 
 CONTAINER = "META-INF/container.xml"
@@ -74,8 +75,7 @@ def _headings(chapters: Mapping[str, Parsed], sections: Mapping[str, Sequence[in
 
 
 def _xml(archive: Archive, name: str) -> BeautifulSoup:
-    # The HTML parser knows no custom entities: nothing in the file can make it expand one.
-    return BeautifulSoup(decode(archive.read(name)).text, "html.parser")
+    return soup(decode(archive.read(name)).text)
 
 
 def _package_name(archive: Archive) -> str:

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from bs4 import BeautifulSoup
 from bs4.dammit import EncodingDetector
 from bs4.element import (
     Comment,
@@ -21,6 +20,7 @@ from bs4.element import (
 from triforce_chat.documents.encoding import Decoded, decode
 from triforce_chat.documents.headings import placed_at, text_headings
 from triforce_chat.documents.model import Heading, Parsed, check_length
+from triforce_chat.documents.soup import soup
 from triforce_chat.documents.text import under
 
 UNSEEN = frozenset({"script", "style", "noscript", "template", "title"})
@@ -105,10 +105,9 @@ def parse_html(data: bytes) -> Parsed:
     """Text of a page; scripts and styles are no text, h1 to h3 start sections."""
     decoded = decode_html(data)
     check_length(len(decoded.text))
-    soup = BeautifulSoup(decoded.text, "html.parser")
-    flow = Flow()
-    _lay_out(soup, flow)
-    title = soup.title.get_text() if soup.title else ""
+    page, flow = soup(decoded.text), Flow()
+    _lay_out(page, flow)
+    title = page.title.get_text() if page.title else ""
     texts, headings = flow.sections()
     return Parsed(texts, title, notices=decoded.notices, headings=tuple(headings))
 

@@ -34,6 +34,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # unsupported fields, and the values
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
+    "params": ({},),  # of Open WebUI, which unpacks them
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -52,6 +53,9 @@ IGNORED = frozenset(  # addressed to the provider, without effect on the answer
     {
         *("metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention"),
         *("safety_identifier", "service_tier", "store"),
+        # Open WebUI's own: it looks for files, calls tools and asks for titles itself, and sends what it knows along.
+        *("chat_id", "session_id", "id", "parent_id", "parent_message", "model_item", "background_tasks"),
+        *("features", "files", "filter_ids", "tool_ids", "tool_servers", "variables"),
     }
 )
 SUPPORTED = frozenset(  # besides the numbers in ``NUMBERS``
@@ -277,22 +281,26 @@ def parse_messages(given: Any) -> tuple[str | None, tuple[tuple[str, str], ...],
     """Split a list of messages into (system text, answered turns, question).
 
     The messages are an optional system or developer message, then user and assistant in turn, ending with the user.
+    Several of the user in a row are one question.
     Raises ApiError for any other order.
     """
     if not isinstance(given, list) or not given:
         raise invalid_field("messages", "must be a list of messages")
     messages = [_message(index, message) for index, message in enumerate(given)]
     system = messages.pop(0)[1] if messages[0][0] in SYSTEM_ROLES else None
-    first = len(given) - len(messages)
-    for index, (role, text) in enumerate(messages, first):
-        expected = "assistant" if (index - first) % 2 else "user"
-        if role != expected:
-            raise invalid_field(f"messages[{index}].role", f"must be '{expected}', not '{role}'")
+    texts: list[str] = []  # questions and answers in turn
+    for index, (role, text) in enumerate(messages, len(given) - len(messages)):
         if role == "user" and not text.strip():
             raise invalid_field(f"messages[{index}].content", "is empty")
-    if len(messages) % 2 == 0:
+        expected = "assistant" if len(texts) % 2 else "user"
+        if role == "user" != expected:  # clients leave out answers that failed or were empty
+            texts[-1] += f"\n\n{text}"
+        elif role == expected:
+            texts.append(text)
+        else:
+            raise invalid_field(f"messages[{index}].role", f"must be '{expected}', not '{role}'")
+    if len(texts) % 2 == 0:
         raise invalid_field("messages", "the last one must be the user's")
-    texts = [text for _, text in messages]
     return system, tuple(zip(texts[0:-1:2], texts[1::2], strict=True)), texts[-1]
 
 

@@ -126,7 +126,7 @@ class Answers:
             return [answered, f"reading: {formatting.percent(read.done / read.total)}"]
         tallies = [panel.tally for panel in self.panels]
         tokens, rounds = sum(len(each.token_ids) for each in tallies), sum(each.rounds for each in tallies)
-        per_round = [f"{tokens / rounds:.1f} tokens/round"] if rounds else []
+        per_round = [f"{tokens / rounds:.1f} tokens per round"] if rounds else []
         return [answered, formatting.count(tokens, "token"), *per_round]
 
 

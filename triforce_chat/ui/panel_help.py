@@ -20,12 +20,12 @@ EXPLAINED = (
     ("ms/token", "The same as milliseconds per token."),
     (
         "x plain decoding",
-        "How many times faster than one token per step of the target. Measured: such steps were "
-        "timed here. Expected: their time follows from the steps that check drafts.",
+        "How many times faster than one token per forward of the target. Measured: such forwards were "
+        "timed here. Expected: their time follows from the forwards that verify drafts.",
     ),
     (
         "tokens per round",
-        "Tokens of the answer for each step of the target over the full cache: the accepted ones and "
+        "Tokens of the answer for each verification by the target, over the full cache: the accepted ones and "
         "one more.",
     ),
     (CACHE, "How often the part of the document that drafts read was chosen, how many tokens ago, and why."),

@@ -1,0 +1,94 @@
+"""Tables of what is read from files and written in a prescribed form: PDF text, and answers of JSON Schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from records import Json, number, record, rows, source, table
+
+PDF = "pdf-text"
+PROGRAMS = {"LibreOffice": "LibreOffice", "pdfTeX": "TeX", "Skia": "Chromium", "ReportLab": "ReportLab"}
+
+
+def pdf_text() -> str:
+    """Our text beside pdftotext's, and both beside the true one, by the program that made the files."""
+    header = (
+        *("files made by", "files", "words: median", "10 %", "order: median", "10 %"),
+        *("true order, ours: median", "10 %", "pdftotext's: median", "10 %"),
+    )
+    compared = [row for row in rows(PDF) if "words" in row]
+    groups = {"all": compared} | {
+        name: [row for row in compared if _program(row) == name]
+        for name in (*PROGRAMS.values(), "other programs")
+    }
+    lines = [(name, str(len(group)), *_figures(group)) for name, group in groups.items()]
+    return "\n".join((table(header, lines), _left_out(), source(PDF)))
+
+
+def _program(row: Mapping[str, Any]) -> str:
+    made = "true_order" in row  # by make_pdfs.py
+    found = (name for mark, name in PROGRAMS.items() if made and mark in row["program"])
+    return next(found, "other programs")
+
+
+def _figures(group: Sequence[Json]) -> list[str]:
+    names = ("words", "order", "true_order", "poppler_true_order")
+    found = [sorted(row[name] for row in group if name in row) for name in names]
+    return [
+        number(figure, 3) if values else ""
+        for values in found
+        for figure in (_tenths(values) if values else (None, None))
+    ]
+
+
+def _tenths(values: Sequence[float]) -> tuple[float, float]:
+    return median(values), values[len(values) // 10]
+
+
+def _left_out() -> str:
+    left = [f"`{row['file']}` ({row['left_out']})" for row in rows(PDF) if "left_out" in row]
+    ligatures = record(PDF)["ligatures"]
+    return f"Ligatures left: {ligatures}. Left out: {'; '.join(left)}.\n"
+
+
+def schema_answers() -> str:
+    """Valid answers by temperature and stack."""
+    name = "cpu-schema-answers"
+    stacks = dict.fromkeys(row["stack"] for row in rows(name))
+    lines = [
+        (f"`{stack}`", *(_valid(rows(name, stack=stack, temperature=heat)) for heat in (0, 1)))
+        for stack in stacks
+    ]
+    schemas = len({row["schema"] for row in rows(name)})
+    header = (f"{schemas} schemas, valid answers", "T=0", "T=1")
+    return f"{table(header, lines)}\n{source(name)}"
+
+
+def _valid(found: Sequence[Json]) -> str:
+    return f"{sum(row['valid'] for row in found):,} of {sum(row['answers'] for row in found):,}"
+
+
+def schema_speed() -> str:
+    """Tokens per second with a schema and without one."""
+    header = ("model", "stack", "tokens/s without a schema", "with one", "ratio")
+    names = ("cpu-schema-speed", "cpu-schema-speed-plain")
+    lines = [
+        (
+            f"`{read['model']}`",
+            f"`{read['stack']}`",
+            number(read["tokens_per_s"], 1),
+            number(read["with_schema"], 1),
+            number(read["ratio"]),
+        )
+        for read in map(record, names)
+    ]
+    return f"{table(header, lines)}\n{source(*names)}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "pdf-text": pdf_text,
+    "schema-answers": schema_answers,
+    "schema-speed": schema_speed,
+}
