@@ -468,6 +468,31 @@ def together(*names: str) -> str:
     return table(header, lines) + "\n" + source(*names)
 
 
+def workers(name: str) -> str:
+    """Batches by one worker and by several, and by one that reads a book again for every question."""
+    read = record(name)
+    of = {each["name"]: each for each in read["rows"]}
+    cases = (
+        ("every question reads its book", of["unshared"], None),
+        ("a book is read once", of["one"], read["shared_over_unshared"]),
+        ("a book is read once", of["several"], read["several_over_one"]),
+    )
+    header = ("", "workers", "answers", "prompt tokens", "answer tokens", "answers/s", "over the line above")
+    lines = [
+        (
+            words,
+            str(each["workers"]),
+            str(each["counted"]),
+            number(each["prompt_tokens"], 0),
+            number(each["completion_tokens"], 1),
+            number(each["answers_per_s"]),
+            factor(gain),
+        )
+        for words, each, gain in cases
+    ]
+    return table(header, lines) + "\n" + source(name)
+
+
 def start_up() -> str:
     """Loading and the longest warm-up of each record."""
     names = (
@@ -592,6 +617,7 @@ TABLES = {
     "cpu-prefill": cpu_prefill,
     "cpu-together": partial(together, "cpu-together"),
     "h200-together": partial(together, "h200-together-8-stacks", "h200-together-8", "h200-together-32"),
+    "workers": partial(workers, "h100-batch"),
     "cpu-stock": cpu_stock,
     "cpu-peer-medium": partial(peer, "cpu-peer-0.5b-512"),
     "cpu-logits": partial(logits, "cpu-logits-0.5b-kv16", "cpu-logits-0.5b-kv32"),
