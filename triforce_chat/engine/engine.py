@@ -26,9 +26,11 @@ from triforce_chat.engine.events import (
     Retraced,
     Text,
 )
-from triforce_chat.engine.forward.runner import Gathering, Runner
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.gathered import Gathering
 from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
+from triforce_chat.engine.sampling.batched import BatchedExecutor
 from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
@@ -173,7 +175,7 @@ class Engine:
             storage=place.storage,
             calibrations=ReadOnlyCalibrations(self.calibrations),
             buffer=place.buffer,
-            executor=self.executor,
+            executor=BatchedExecutor(self.executor, gathering),
         )
         made.prefix.adopt(self.prefix, shared)
         return made

@@ -18,6 +18,7 @@ from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, LogitsAndState
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.forward.cpu_layer import CpuLayer, fuse_layers
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
+from triforce_chat.engine.gathered import Gathering, Task
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import ROOMY, kernels_run
 from triforce_chat.engine.tree import Branches
@@ -41,23 +42,6 @@ class Feed(NamedTuple):
     rows: int
     offset: Tensor | None = None
     tree: Branches | None = None
-
-
-class Gathering(Protocol):
-    """Gathers the forwards of several sequences, to run those of one model together."""
-
-    @property
-    def sequences(self) -> int:
-        """How many are running."""
-        ...
-
-    def computed(self, runner: Runner, feed: Feed) -> LogitsAndStates:
-        """The result of ``Runner.compute`` for the feed of the sequence that calls this."""
-        ...
-
-    def pause(self) -> None:
-        """Return when every other sequence has launched what it can."""
-        ...
 
 
 class Forward(Protocol):
@@ -351,10 +335,20 @@ class Runner:
         if self.gathering is None:
             ((logits, states),) = self.compute([feed])
         else:
-            logits, states = self.gathering.computed(self, feed)
+            logits, states = self.gathering.done(self._task(feed))
         if self.state is not None:
             self.last_states = states
         return logits
+
+    def _task(self, feed: Feed) -> Task:
+        """A forward as a task: alike are those of one model over caches of one kind.
+
+        CUDA graphs take sequences whose keys and values lie in one pool, after one prefix.
+        """
+        slot = feed.cache.write_slot() if self.decoder else None
+        pool = (id(slot.storage.pool), id(slot.prefix)) if slot else (0, 0)
+        size = self.shape.layers * self.shape.query_heads * self.shape.head_dim
+        return Task((feed.cache.verifies, size, self.weights), pool, self.compute, feed)
 
     @torch.inference_mode()
     def compute(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:

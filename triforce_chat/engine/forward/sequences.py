@@ -109,7 +109,7 @@ class SequencesGraph:
         positions = [each.position + step for each, step in rows] + unused * [0]
         slots = [each.slot.start + step for each, step in rows] + unused * [NOWHERE]
         row_places = [each.slot.storage.place for each, _ in rows] + unused * [0]
-        owners = [i for i, each in enumerate(fed) for _ in each.ids] + unused * [0]
+        owners = [i for i, each in enumerate(fed) for _ in range(len(each.ids))] + unused * [0]
         starts = [0, *(last for _, last in self._ranges(fed))] + empty * [len(rows)]
         at = [each.slot.start for each in fed] + empty * [0]
         places = [each.slot.storage.place for each in fed] + empty * [0]

@@ -182,8 +182,6 @@ class Speculative:
         """Commit what passes and start copying the outcome to the host."""
         n = len(made.draft)
         probs, packed, rows = sampler.verify(made.draft, made.logits, seq, self.constraint)
-        if self.model.sequences > 1:  # the others' verifications come before this one's outcome is used
-            probs, packed = probs.clone(), packed.clone()
         packed = self.group.broadcast(packed)
         last = packed[:, 0]  # row of the logits, counted from 1, that gave the last token
         if rows is not None:
