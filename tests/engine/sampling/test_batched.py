@@ -42,7 +42,7 @@ def inputs_of(seed: int, n: int, op: Verification, device: str, counted: bool = 
     penalty = None
     if op.sampling.repetition_penalty != 1:
         answer = torch.randint(WIDTH, (1, 7 + 5 * seed), generator=generator).to(device)
-        penalty = PenaltyContext(answer, torch.tensor([6 + seed], device=device))
+        penalty = PenaltyContext(answer, torch.tensor([6 + 4 * seed], device=device))
     forced = torch.randint(-1, WIDTH, (1, n + 1), generator=generator).to(device) if op.forced else None
     return SamplerInputs(logits, Draft(tokens, probs, count), penalty, forced)
 
