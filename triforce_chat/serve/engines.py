@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
 from triforce_chat.engine.engine import SLACK, Engine, gathered_options
 from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_cache import piece_of
@@ -63,10 +63,12 @@ class OwnRoom:
     """Keys and values of an engine that shares nothing with others."""
 
     def storage(self, shape: Shape, capacity: int) -> KVStorage:
-        return KVBuffer(shape, capacity)
+        return self.buffer(shape, capacity)
 
     def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
-        return KVBuffer(shape, capacity)
+        return KVBuffer(
+            shape, capacity, KVPool(shape, 1, capacity)
+        )  # CUDA graphs of sequences are those of a pool
 
     def begin(self, stack: str) -> None:
         """Nothing to do: every stack makes its own buffers."""

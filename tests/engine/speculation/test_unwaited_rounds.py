@@ -221,9 +221,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     made: list[tuple[int, int]] = []
     begin = DraftGraph.__init__
 
-    def noted(self: DraftGraph, drafter: Any, n: int, op: Any, room: int) -> None:
+    def noted(self: DraftGraph, forward: Any, nothing: Any, n: int, op: Any, room: int, pool: Any) -> None:
         made.append((n, room))
-        begin(self, drafter, n, op, room)
+        begin(self, forward, nothing, n, op, room, pool)
 
     monkeypatch.setattr(DraftGraph, "__init__", noted)
     return made

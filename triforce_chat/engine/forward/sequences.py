@@ -159,6 +159,34 @@ class SequencesGraphs:
             )
         return of_pool[key](fed)
 
+    def loop(self, pool: KVPool) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """A forward of the same number of tokens of each of a pool's sequences, for a caller that captures it.
+
+        It takes ids [B * n], the slots, positions and places [B] of the first tokens, and the number [1] of sequences
+        that there are; those after them are computed and not stored. Returns the logits [B, V] of the last tokens.
+        """
+        # Holds the tensors, not the pool: see ``SequencesGraph``.
+        keys, values, count = pool.keys, pool.values, pool.keys.shape[1]
+        scale, most = pool.shape.head_dim**-0.5, pool.capacity
+
+        def forward(ids: Tensor, at: Tensor, positions: Tensor, places: Tensor, used: Tensor) -> Tensor:
+            n = len(ids) // count
+            steps, numbers = (torch.arange(each, device=ids.device) for each in (n, count + 1))
+            there = (numbers[:-1] < used)[:, None]
+            slots = torch.where(there, at[:, None] + steps, NOWHERE).flatten()
+            sequences = kernels.Sequences(n * torch.minimum(numbers, used), at, places, n)
+            of_rows = places[:, None].expand(count, n).flatten()
+
+            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
+                turn = rotary.positions, rotary.frequencies, rotary.factor
+                kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], slots, of_rows)
+                return kernels.attend_together(q, keys[layer], values[layer], sequences, scale, most)
+
+            states = self.decoder(ids, (positions[:, None] + steps).flatten(), attend)
+            return self.decoder.logits(states.view(count, n, -1)[:, -1])
+
+        return forward
+
     def memory(self) -> Any:
         """The memory pool of the next graph."""
         return pool_of(each.graph for of_pool in self.made.values() for each in of_pool.values())
