@@ -77,6 +77,11 @@ class Request:
 class Room(Protocol):
     """Where an engine keeps keys and values."""
 
+    @property
+    def count(self) -> int:
+        """How many engines keep theirs side by side."""
+        ...
+
     def storage(self, shape: Shape, capacity: int) -> KVStorage:
         """Of the full cache, in tokens."""
         ...
@@ -175,7 +180,7 @@ class Engine:
             storage=place.storage,
             calibrations=ReadOnlyCalibrations(self.calibrations),
             buffer=place.buffer,
-            executor=BatchedExecutor(self.executor, gathering),
+            executor=BatchedExecutor(self.executor, gathering, place.count if self.target.captures else 1),
         )
         made.prefix.adopt(self.prefix, shared)
         return made

@@ -62,6 +62,8 @@ class SingleEngine:
 class OwnRoom:
     """Keys and values of an engine that shares nothing with others."""
 
+    count = 1
+
     def storage(self, shape: Shape, capacity: int) -> KVStorage:
         return self.buffer(shape, capacity)
 

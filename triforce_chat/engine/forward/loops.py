@@ -27,6 +27,10 @@ class LoopForward(Protocol):
         """Begin ``offset`` [b] slots after the ends of b caches, which may be fewer than B (negative: before it)."""
         ...
 
+    def aim_at_nothing(self, cache: KVCache) -> None:
+        """Begin where a capture overwrites nothing that is kept; ``cache`` is that of one sequence."""
+        ...
+
     def __call__(self, ids: Tensor, step: int) -> Tensor:
         """Logits [B, 1, V] after ids [B, n]; each first id goes ``step`` slots after its sequence's first slot.
 
@@ -58,6 +62,9 @@ class FusedLoop:
         self.at += offset
         if self.runner.reader is not None:
             torch.add(offset, cache.length, out=self.index)
+
+    def aim_at_nothing(self, cache: KVCache) -> None:
+        self.aim([cache], torch.zeros_like(self.index))
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, step: int) -> Tensor:
@@ -103,6 +110,9 @@ class SequencesLoop:
         self.numbers.copy_(numbers, non_blocking=True)
         self.at[: len(caches)] += offset
         self.positions[: len(caches)] += offset
+
+    def aim_at_nothing(self, cache: KVCache) -> None:  # noqa: ARG002
+        self.numbers.zero_()  # no sequence is there
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, step: int) -> Tensor:

@@ -262,10 +262,17 @@ class Runner:
         return self.shape.dtype
 
     def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
-        slot, size = cache.vacant() if self.captures else None, fitting(rows)
-        if slot is None or size is None or not self.graphs.lacks(slot.storage, size):
+        slot, size = cache.vacant() if self.decoder else None, fitting(rows)
+        if slot is None or size is None:
             return []
-        return [partial(self._capture, cache, size)]
+        lacks = (
+            self.graphs.lacks(slot.storage, size) if self.captures else self.of_sequences.lacks(slot, size)
+        )
+        return (
+            [partial(self._capture if self.captures else self._capture_together, cache, size)]
+            if lacks
+            else []
+        )
 
     @torch.inference_mode()
     def _capture(self, cache: KVCache, size: int) -> None:
@@ -275,6 +282,13 @@ class Runner:
             with self.on_device():
                 self.graphs.capture(slot, size)
             cache.overwrote(size)
+
+    @torch.inference_mode()
+    def _capture_together(self, cache: KVCache, size: int) -> None:
+        slot = cache.vacant()
+        if slot and self.of_sequences.lacks(slot, size):
+            with self.on_device():
+                self.of_sequences.capture(slot, size)
 
     @property
     def sequences(self) -> int:

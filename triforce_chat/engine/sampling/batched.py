@@ -29,15 +29,16 @@ class BatchedExecutor:
     """An ``Executor`` for one of several sequences, whose verifications by ``executor`` run together.
 
     Drafts of different lengths are padded, and every sequence has random numbers of its own generator, so each gets the
-    tokens that it would get alone. Trees are verified one after the other.
+    tokens that it would get alone. Trees are verified one after the other. Batches have at least ``rows`` rows, so that
+    one CUDA graph serves whoever is there; what nobody uses costs its arithmetic only.
     """
 
-    def __init__(self, executor: Executor, gathering: Gathering) -> None:
-        self.executor, self.gathering = executor, gathering
+    def __init__(self, executor: Executor, gathering: Gathering, rows: int = 1) -> None:
+        self.executor, self.gathering, self.rows = executor, gathering, rows
 
     def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
         draft = inputs.draft
-        if self.gathering.sequences == 1 or draft.parents is not None:
+        if draft.parents is not None:
             return self.executor.run(op, inputs, fill)
         like = inputs.logits.shape[-1], inputs.logits.dtype, inputs.forced is None, inputs.allowed is None
         alike = op, bool(len(draft)), *like
@@ -47,7 +48,10 @@ class BatchedExecutor:
         return made
 
     def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
-        return self.executor.unprepared(op, like, answer, rows)
+        logits, draft, *_ = like
+        nothing = Draft(draft.tokens.expand(self.rows, -1), draft.probs.expand(self.rows, -1, -1))
+        several = like._replace(logits=logits.expand(self.rows, -1, -1), draft=nothing)
+        return self.executor.unprepared(op, several, answer, rows)
 
     def _together(self, op: Verification, given: Sequence[Given]) -> list[SamplerOutput]:
         def fill(uniforms: Uniforms) -> None:
@@ -55,9 +59,11 @@ class BatchedExecutor:
                 tests = uniforms.tests[place : place + 1, : len(each.inputs.draft)]
                 each.fill(Uniforms(tests, uniforms.last[place : place + 1]))
 
-        probs, packed, _ = self.executor.run(op, stacked([each.inputs for each in given]), fill)
+        unused = (self.rows - len(given)) * [given[0].inputs]
+        inputs = stacked([*(each.inputs for each in given), *unused])
+        probs, packed, _ = self.executor.run(op, inputs, fill)
         mine = zip(probs.clone().split(1), packed.clone().split(1), strict=True)
-        return [SamplerOutput(*each) for each in mine]
+        return [SamplerOutput(*each) for each in mine][: len(given)]
 
 
 def stacked(inputs: Sequence[SamplerInputs]) -> SamplerInputs:

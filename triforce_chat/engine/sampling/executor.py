@@ -150,10 +150,7 @@ class EagerExecutor:
 
 
 class GraphExecutor:
-    """Replays one CUDA graph per verification and size; the least recently used graphs are dropped.
-
-    A graph has room for a power of two of sequences; unused rows cost their arithmetic.
-    """
+    """Replays one CUDA graph per verification and size; the least recently used graphs are dropped."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
@@ -162,10 +159,9 @@ class GraphExecutor:
     def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
         static = self._static(op, inputs)
         static.copy_in(inputs)
-        batch, n = inputs.draft.tokens.shape
-        fill(Uniforms(static.uniforms.tests[:batch, :n], static.uniforms.last[:batch]))
-        probs, packed, _ = static()
-        return SamplerOutput(probs[:batch], packed[:batch])
+        n = len(inputs.draft)
+        fill(Uniforms(static.uniforms.tests[:, :n], static.uniforms.last))
+        return static()
 
     def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
         room, rows = rounded_up(answer) if answer else 0, fitting(rows) or rows
@@ -206,15 +202,7 @@ def key_of(op: Verification, like: SamplerInputs, room: int) -> Hashable:
     """What the graphs of all sizes have in common."""
     logits = like.logits
     constrained = like.allowed is not None
-    return (
-        op,
-        power_of_two(len(logits)),
-        logits.shape[-1],
-        logits.dtype,
-        like.draft.probs.dtype,
-        room,
-        constrained,
-    )
+    return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room, constrained
 
 
 class StaticVerification:
@@ -224,7 +212,7 @@ class StaticVerification:
         self, op: Verification, rows: int, like: SamplerInputs, room: int, pool: Callable[[], Any]
     ) -> None:
         logits, draft = like.logits, like.draft
-        device, vocabulary, batch = logits.device, logits.shape[-1], power_of_two(len(logits))
+        device, (batch, _, vocabulary) = logits.device, logits.shape
         with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
             # Number of drafted tokens, and of the answer's tokens, in each row.
             self.counts = torch.zeros(2, batch, dtype=torch.long, device=device)
@@ -251,26 +239,26 @@ class StaticVerification:
 
     def copy_in(self, inputs: SamplerInputs) -> None:
         logits, draft, penalty, forced, allowed = inputs
-        batch, n = draft.tokens.shape
+        n = len(draft)
         static = self.inputs
-        static.logits[:batch, : n + 1] = logits
+        static.logits[:, : n + 1] = logits
         if n + 1 < static.logits.shape[1]:
             # So that unused rows need no more candidates than the others.
-            static.logits[:batch, n + 1 :] = logits[:, -1:]
+            static.logits[:, n + 1 :] = logits[:, -1:]
         if n:
-            static.draft.tokens[:batch, :n] = draft.tokens
-            static.draft.probs[:batch, :n] = draft.probs
+            static.draft.tokens[:, :n] = draft.tokens
+            static.draft.probs[:, :n] = draft.probs
         if draft.count is not None:
-            self.counts[0, :batch], self.filled = draft.count, None
+            self.counts[0], self.filled = draft.count, None
         elif self.filled != n:
             self.counts[0], self.filled = n, n
         if static.penalty is not None and penalty is not None:
-            static.penalty.tokens[:batch, : penalty.tokens.shape[1]] = penalty.tokens
-            self.counts[1, :batch] = penalty.length
+            static.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
+            self.counts[1] = penalty.length
         if static.forced is not None and forced is not None:
-            static.forced[:batch, : n + 1] = forced
+            static.forced[:, : n + 1] = forced
         if static.allowed is not None and allowed is not None:
-            static.allowed[:batch, : n + 1] = allowed
+            static.allowed[:, : n + 1] = allowed
 
     def __call__(self) -> SamplerOutput:
         return self.graph(self._work)
@@ -288,8 +276,3 @@ class StaticVerification:
 def rounded_up(tokens: int) -> int:
     """Capacity for an answer of that many tokens: a power of two."""
     return max(LEAST_ROOM, 1 << tokens.bit_length())
-
-
-def power_of_two(least: int) -> int:
-    """The smallest one that is not below ``least``."""
-    return 1 << (least - 1).bit_length()

@@ -125,12 +125,12 @@ class DraftModel:
         return n
 
     def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
-        if not self.model.captures or n < 1:
+        if not self.device_side or n < 1:
             return []
         # The graphs of the draft, then the forwards that feed what its last verdict and a restart committed.
         answer = sampler.penalized_tokens(length + n)
         room = rounded_up(answer) if answer else 0
-        made = self.own.made.get((sampler.op, room), {})
+        made = self.graphs.made.get((sampler.op, room), {})
         parts = sorted({*self._parts(n)} - made.keys(), reverse=True)
         drafts = [partial(self._prepare, sampler.op, room, part) for part in parts]
         sizes = sorted({fitting(rows) or rows for rows in range(1, n + 2)})
@@ -148,7 +148,7 @@ class DraftModel:
 
     def _prepare(self, op: Verification, room: int, n: int) -> None:
         slot = self.cache.vacant()
-        if slot and slot.start + 2 * n <= slot.storage.capacity:
+        if slot and (not self.model.captures or slot.start + 2 * n <= slot.storage.capacity):
             self._graph(op, room, n).capture(self.cache)
 
     def rollback(self, length: int) -> None:
@@ -213,8 +213,8 @@ class DraftGraph:
         self.graph: Graph[tuple[Tensor, Tensor]] = Graph(device, pool)
 
     def capture(self, cache: StreamingCache) -> None:
-        """Capture ahead of the first use, for a single sequence; overwrites 2n slots after what its cache holds."""
-        self.forward.aim([cache], torch.zeros_like(self.ids[:, 0]))
+        """Capture ahead of the first use; a single sequence's overwrites 2n slots after what its cache holds."""
+        self.forward.aim_at_nothing(cache)
         self.graph.prepare(self._work)
 
     def __call__(self, given: Sequence[Given]) -> tuple[Tensor, Tensor]:

@@ -418,7 +418,7 @@ class Speculative:
         return self._lacked(length, plan.arm, plan.n, sampler) if n else []
 
     def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
-        if not self.model.captures:
+        if not self.model.places_on_device:
             return
         yield from self.cache.preparations()
         if self.planner.lookup is not None:  # the first call of a kernel loads it
@@ -433,7 +433,7 @@ class Speculative:
 
     def _watch(self, seq: TokenBuffer, sampler: Sampler) -> None:
         """Tell the planner what its rounds at the end of ``seq`` lack."""
-        if self.model.captures:
+        if self.model.places_on_device:
             # A cycle would keep a replaced stack, with its caches and graphs, until garbage is collected.
             level = proxy(self)
             self.planner.lacking = lambda arm, n: len(level._lacked(seq.known, arm, n, sampler))

@@ -95,6 +95,7 @@ def _measured(
         room.begin("")  # in place of the last stack's caches
         engine.restack(stack)
     asked = [replace(request, sampling=sampling) for request in requests]
+    engines[0].prepare(asked[0])
     if warmup:
         _timed(gathered, engines, [replace(each, max_tokens=warmup) for each in asked])
     wanted = [replace(each, max_tokens=case.settings.max_tokens) for each in asked]
