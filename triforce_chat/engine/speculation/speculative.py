@@ -38,7 +38,10 @@ from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.tree import verified
 from triforce_chat.errors import ModelError
 
-ROWS = 64  # of a verification of all sequences that run together
+ROWS = 64  # of a verification of all sequences that run together after a common prefix, or on a CPU
+ROWS_APART = (
+    192  # where a GPU reads each one's own keys once, and weights for as many rows in hardly more time
+)
 MOST_FORCED = 16  # tokens in a draft of what the form of an answer prescribes
 
 
@@ -249,9 +252,14 @@ class Speculative:
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
-        # More rows of all sequences would take the attention over their common tokens another pass.
-        together = max(1, ROWS // self.model.sequences - 1)
+        together = max(1, self._rows // self.model.sequences - 1)
         return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1, together), match)
+
+    @property
+    def _rows(self) -> int:
+        """Most rows of a verification; more would take the attention over common tokens another pass."""
+        slot = self.cache.write_slot() if self.model.places_on_device else None
+        return ROWS_APART if slot and slot.prefix is None else ROWS
 
     def _match(self, seq: TokenBuffer) -> Match | None:
         """The match that lookup finds after the known tokens."""
