@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
-from triforce_chat.engine.engine import SLACK, Engine, gathered_options
+from triforce_chat.engine.engine import SLACK, Engine
 from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_cache import piece_of
 from triforce_chat.engine.protocol import EngineProtocol
@@ -110,7 +110,7 @@ class ForkedEngines:
         seat = self._seat(history, most)
         seat.busy, seat.lent = True, next(self._loans)
         try:
-            wanted = gathered_options(stack)
+            wanted = self.origin.gathered_options(stack)
             if wanted != seat.engine.options:
                 seat.room.begin(wanted.name)
                 seat.engine.restack(wanted)
