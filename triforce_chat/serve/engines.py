@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
 from triforce_chat.engine.engine import SLACK, Engine
 from triforce_chat.engine.gathered import Gathered
-from triforce_chat.engine.prefix_cache import piece_of
+from triforce_chat.engine.prefix_cache import common, piece_of
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.together import Place
@@ -21,7 +21,6 @@ from triforce_chat.models.memory import free_bytes
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.settings.sizes import readable
 
-BLOCK = 512  # tokens that are compared at once
 LEAST_ROOM = 256  # tokens after the documents, for a question and a short answer
 SHARE = 0.5  # of a GPU's free memory for what follows the documents; the rest is for small caches and graphs
 
@@ -181,11 +180,3 @@ def room_for(origin: Engine, shared: int, width: int) -> int:
             f"there is room for {max(0, room - SLACK):,}; choose a smaller --parallel or --context"
         )
     return room
-
-
-def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    shorter, at = min(len(first), len(second)), 0
-    while at + BLOCK <= shorter and first[at : at + BLOCK] == second[at : at + BLOCK]:
-        at += BLOCK
-    return next((i for i in range(at, shorter) if first[i] != second[i]), shorter)
