@@ -16,6 +16,7 @@ from support.labs import SMALL_BUDGET, Lab, spell
 from triforce_chat.engine import prefix_cache, together
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cuda_graph import Graph
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
@@ -349,3 +350,29 @@ def test_a_piece_of_a_prompt_is_smaller_for_a_longer_context(lab: Lab) -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert all(size & (size - 1) == 0 for size in sizes)
     assert (sizes[0], sizes[-1]) == (prefix_cache.PREFILL_CHUNK, prefix_cache.SMALLEST_PIECE)
+
+
+@pytest.mark.parametrize("stack", ["triforce", "retrieval", "naive", "autoregressive"])
+def test_four_sequences_take_hardly_more_graphs_than_two(
+    captured: tuple[Runner, Runner], stack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays, replay = 0, Graph.__call__
+
+    def counted(self: Graph[Any], work: Any) -> Any:
+        nonlocal replays
+        replays += 1
+        return replay(self, work)
+
+    monkeypatch.setattr(Graph, "__call__", counted)
+
+    def per_round(count: int) -> float:
+        """Replays while the sequence with most rounds has one."""
+        engine = engine_with_graphs(captured, stack, gamma=6, draft_gamma=3)
+        requests = [Request([5 + i, *range(1, 46)], 60, past_end=True) for i in range(count)]
+        before, rounds = replays, dict.fromkeys(range(count), 0)
+        for number, event in answer_together(engine, requests, answered, count):
+            if number is not None and isinstance(event, Verified) and event.level == "target":
+                rounds[number] += 1
+        return (replays - before) / max(rounds.values())
+
+    assert per_round(4) < 1.35 * per_round(2)

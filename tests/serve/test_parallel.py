@@ -15,12 +15,13 @@ from support.serving import Running, save_chat_model, serving, until
 
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import Document, Page
+from triforce_chat.engine.prefix_cache import common
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.serve import engines as engines_module
 from triforce_chat.serve.adapter import SessionAdapter
 from triforce_chat.serve.app import ServedModel
-from triforce_chat.serve.engines import ForkedEngines, common
+from triforce_chat.serve.engines import ForkedEngines
 from triforce_chat.serve.server import lender
 from triforce_chat.settings.settings import STACKS, Settings
 

@@ -28,15 +28,22 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[int, list[tuple[Tensor, ...]]] = {}
     run = StaticVerification.__call__
 
-    def replay(self: Graph[Any], work: Callable[[], Any]) -> Any:
-        of_owner = made.setdefault(id(self.pool.__self__), [])  # type: ignore[attr-defined]
-        fresh = work()
-        spoil(*(tensor for tensors in of_owner for tensor in tensors))
+    def owned(self: Graph[Any]) -> list[tuple[Tensor, ...]]:
+        return made.setdefault(id(self.pool.__self__), [])  # type: ignore[attr-defined]
+
+    def prepare(self: Graph[Any], work: Callable[[], Any]) -> None:
+        """Capturing runs the work once, in memory of its own, and what other graphs gave out stays."""
         if self.captured is None:
+            fresh = work()
             self.captured = self, fresh  # type: ignore[assignment]
             captures_on(self.device).add(USUAL_CAPTURE)
-            of_owner.append(tensors_of(fresh))
-            return fresh
+            owned(self).append(tensors_of(fresh))
+
+    def replay(self: Graph[Any], work: Callable[[], Any]) -> Any:
+        self.prepare(work)
+        assert self.captured
+        fresh = work()
+        spoil(*(tensor for tensors in owned(self) for tensor in tensors))
         with torch.inference_mode():
             for mine, new in zip(tensors_of(self.captured[1]), tensors_of(fresh), strict=True):
                 mine.copy_(new)
@@ -57,7 +64,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(numbers.clone())
 
     monkeypatch.setattr(Graph, "__call__", replay)
-    monkeypatch.setattr(Graph, "prepare", replay)
+    monkeypatch.setattr(Graph, "prepare", prepare)
     monkeypatch.setattr(StaticVerification, "__call__", leave)
     monkeypatch.setattr(speculative, "HostCopy", Sent)
 

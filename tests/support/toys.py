@@ -221,8 +221,10 @@ class ToyLoop:
     model: ToyModel
     cache: ToyCache
     offset: int | None = None
+    sequences: int = 1
 
-    def aim(self, offset: Tensor) -> None:
+    def aim(self, caches: Sequence[ToyCache], offset: Tensor) -> None:
+        assert [*caches] == [self.cache]
         self.offset = int(offset)
 
     def __call__(self, ids: Tensor, step: int) -> Tensor:

@@ -10,7 +10,7 @@ from triforce_chat.chat.events import Source
 from triforce_chat.chat.template import ChatFormat
 from triforce_chat.documents import Document, Page
 from triforce_chat.documents.places import located
-from triforce_chat.documents.sentences import at, one_line, spans
+from triforce_chat.documents.sentences import one_line, spans
 
 MAX_SOURCES = 5  # pages
 
@@ -40,11 +40,13 @@ def best_sentence(page: PageWeights, ends: Sequence[int]) -> tuple[int, int]:
     sentences = spans(page.page.text)
     if not sentences:
         return 0, 0
-    weights = dict.fromkeys(sentences, 0.0)
+    weights, current = [0.0] * len(sentences), 0
     for end, weight in zip(ends, page.weights, strict=True):
         # By its last character, because a token often begins with the space before it.
-        weights[at(sentences, max(0, end - 1))] += weight
-    return max(sentences, key=weights.__getitem__)
+        while current + 1 < len(sentences) and sentences[current + 1][0] < max(1, end):
+            current += 1
+        weights[current] += weight
+    return sentences[max(range(len(sentences)), key=weights.__getitem__)]
 
 
 def _source(found: PageWeights, total: float, form: ChatFormat) -> Source:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -26,6 +26,7 @@ _PLAIN = (
 )
 PLAIN_STOP = "\nuser:"
 ENDLESS = "the model's chat template does not end"
+TEXTS = 256  # whose tokens' ends are remembered: the pages that answers come from are few
 # Of processor time, beyond which a template is taken to run for ever: for any conversation, and for each message.
 RENDER_SECONDS, RENDER_SECONDS_PER_MESSAGE = 5.0, 0.01
 
@@ -74,8 +75,18 @@ class ChatFormat:
         """Ids that only the template may put into a prompt."""
         return frozenset(self._structural_tokens().values())
 
-    def token_ends(self, text: str) -> list[int]:
-        """For each token of ``encode(text)`` its end in the text, in characters."""
+    def token_ends(self, text: str) -> Sequence[int]:
+        """For each token of ``encode(text)`` its end in the text, in characters.
+
+        Those of the latest texts are remembered.
+        """
+        return self._remembered_ends(text)
+
+    @cached_property
+    def _remembered_ends(self) -> Callable[[str], Sequence[int]]:
+        return lru_cache(TEXTS)(self._token_ends)
+
+    def _token_ends(self, text: str) -> Sequence[int]:
         text = text.encode("utf-8", "replace").decode()
         ids = self._tokenize(text, split_special_tokens=True)
         pieces = self._cut(text) if self.structural & set(ids) else [text]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.chat.events import Tally
@@ -37,7 +38,7 @@ class TokenizedDocument:
     @property
     def ids(self) -> list[int]:
         """All tokens in reading order."""
-        return self.heading + [token for page in self.pages for token in page] + self.ending
+        return [*self.heading, *chain.from_iterable(self.pages), *self.ending]
 
     def page_weights(self, weights: Sequence[float], start: int) -> Iterator[PageWeights]:
         """The weights of each page's tokens.
@@ -67,6 +68,16 @@ class Prompt:
     spans: list[DocumentSpan]
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What surrounds a question in a prompt: tokens before and after it, and where the documents end."""
+
+    made_of: tuple[object, ...]  # what it was rendered from
+    before: list[int]
+    after: list[int]
+    spans: list[DocumentSpan]
+
+
 class Transcript:
     """System text, documents and turns of a conversation.
 
@@ -86,6 +97,7 @@ class Transcript:
         self.pending: list[TokenizedDocument] = []
         self._system = system
         self.think: bool | None = None  # thoughts on or off; None: as the template has it
+        self._frame: Frame | None = None
 
     # Contents
 
@@ -211,6 +223,23 @@ class Transcript:
 
     def prompt(self, question: Sequence[int]) -> Prompt:
         """The whole conversation, with ``question`` in tokens as its last message."""
+        frame = self._framed()
+        return Prompt([*frame.before, *question, *frame.after], frame.spans)
+
+    def prefix(self) -> Prompt:
+        """The part of the next prompt that comes before its question."""
+        frame = self._framed()
+        return Prompt([*frame.before], frame.spans)
+
+    def _framed(self) -> Frame:
+        """The frame of the next question: a book takes as long to render as a question to be answered."""
+        answers = [len(each.turn.tally.token_ids) for each in self.exchanges]
+        made_of = self.system, self.think, *self.exchanges, *answers, *self.pending
+        if self._frame is None or not same(self._frame.made_of, made_of):
+            self._frame = self._rendered(made_of)
+        return self._frame
+
+    def _rendered(self, made_of: tuple[object, ...]) -> Frame:
         system = self.system
         messages = [Message("system", self.format.encode(system))] if system else []
         for exchange in self.exchanges:
@@ -218,19 +247,15 @@ class Transcript:
             thought, _ = split_thought(exchange.turn.tally, self.format.thought_marks)
             thought = self.format.without_structural(thought)
             messages.append(Message("assistant", self.answer_ids(exchange.turn), thought))
-        asked = Message("user", _user_message(self.pending, question))
+        asked = Message("user", _user_message(self.pending, [QUESTION_START]))
         rendered = self.format.render([*messages, asked], self.think)
-        marks = [at for at, token in enumerate(rendered) if token == DOCUMENT_END]
-        spans = [
-            DocumentSpan(at - marks_before, each.document.title)
-            for marks_before, (at, each) in enumerate(zip(marks, self.tokenized_documents, strict=True))
-        ]
-        return Prompt([token for token in rendered if token != DOCUMENT_END], spans)
-
-    def prefix(self) -> Prompt:
-        """The part of the next prompt that comes before its question."""
-        whole = self.prompt([QUESTION_START])
-        return Prompt(whole.ids[: whole.ids.index(QUESTION_START)], whole.spans)
+        spans: list[DocumentSpan] = []
+        for each in self.tokenized_documents:
+            end = rendered.index(DOCUMENT_END, spans[-1].end if spans else 0)
+            del rendered[end]
+            spans.append(DocumentSpan(end, each.document.title))
+        at = rendered.index(QUESTION_START, spans[-1].end if spans else 0)
+        return Frame(made_of, rendered[:at], rendered[at + 1 :], spans)
 
     def answer_ids(self, turn: Turn) -> list[int]:
         """An answer's tokens without its thought, and without its end token or stop string.
@@ -278,4 +303,16 @@ class Transcript:
 
 def _user_message(documents: Sequence[TokenizedDocument], question: Sequence[int]) -> list[int]:
     """Documents, each with DOCUMENT_END after it, and the question."""
-    return [*(token for each in documents for token in (*each.ids, DOCUMENT_END)), *question]
+    ids: list[int] = []
+    for each in documents:
+        ids += each.ids
+        ids.append(DOCUMENT_END)
+    return [*ids, *question]
+
+
+def same(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether these are the same texts, numbers and objects; the latter are not looked into."""
+    pairs = zip(first, second, strict=False)
+    return len(first) == len(second) and all(
+        a is b or (isinstance(a, int | str) and a == b) for a, b in pairs
+    )

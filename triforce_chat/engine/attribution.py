@@ -15,7 +15,8 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
 
 ROWS = 32  # tokens fed at a time
-BLOCK = 4096  # keys whose logits exist at a time
+BLOCK = 4096  # keys whose logits exist at a time, at least
+LOGITS = 1 << 24  # of them on a GPU, where every block takes a dozen launches
 
 Watch = Callable[
     [Tensor, Tensor], None
@@ -54,7 +55,7 @@ class SharpAttention:
             norm = torch.logaddexp(norm, logits.logsumexp(-1))
         for start, logits in blocks(rows, keys, queries.shape[1]):
             weights = (logits - norm[:, :, None]).exp_()[:, :, : max(0, len(self.total) - start)]
-            self.total[start : start + BLOCK] += weights.square_().sum((0, 1))
+            self.total[start : start + weights.shape[2]] += weights.square_().sum((0, 1))
 
 
 def blocks(rows: Tensor, keys: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
@@ -64,8 +65,9 @@ def blocks(rows: Tensor, keys: Tensor, n: int) -> Iterator[tuple[int, Tensor]]:
     """
     length = keys.shape[1]
     tail = causal_tail(n, rows.shape[1] // n, torch.float32, rows.device)
-    for start in range(0, length, BLOCK):
-        end = min(start + BLOCK, length)
+    size = max(BLOCK, LOGITS // rows[..., 0].numel()) if rows.is_cuda else BLOCK
+    for start in range(0, length, size):
+        end = min(start + size, length)
         logits = rows.float() @ keys[:, start:end].transpose(1, 2).float()
         own = max(start, length - n)  # the first key of the new tokens in this block
         if own < end:

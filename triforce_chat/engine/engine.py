@@ -26,9 +26,11 @@ from triforce_chat.engine.events import (
     Retraced,
     Text,
 )
-from triforce_chat.engine.forward.runner import Gathering, Runner
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.gathered import Gathering
 from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
+from triforce_chat.engine.sampling.batched import BatchedExecutor
 from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
@@ -74,6 +76,11 @@ class Request:
 
 class Room(Protocol):
     """Where an engine keeps keys and values."""
+
+    @property
+    def count(self) -> int:
+        """How many engines keep theirs side by side."""
+        ...
 
     def storage(self, shape: Shape, capacity: int) -> KVStorage:
         """Of the full cache, in tokens."""
@@ -144,7 +151,17 @@ class Engine:
     @property
     def forked_options(self) -> StackOptions:
         """The stack of the engines that ``fork`` makes."""
-        return gathered_options(self.options)
+        return self.gathered_options(self.options)
+
+    def gathered_options(self, options: StackOptions) -> StackOptions:
+        """The stack by which one of several sequences decodes, of which ``options`` were asked for.
+
+        On a CPU ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single one, and
+        drafts, which would have to pay for their rows in all of them, cost more than they bring. Forwards that run
+        together verify chains, no trees.
+        """
+        plain = options.name == StackOptions().name and not self.target.places_on_device
+        return PLAIN if plain else replace(options, tree=None)
 
     def pool(self, role: str, shape: Shape, sequences: int, capacity: int) -> KVPool:
         """Room for several sequences; the same as before for as long as the sizes are the same."""
@@ -173,7 +190,7 @@ class Engine:
             storage=place.storage,
             calibrations=ReadOnlyCalibrations(self.calibrations),
             buffer=place.buffer,
-            executor=self.executor,
+            executor=BatchedExecutor(self.executor, gathering, place.count if self.target.captures else 1),
         )
         made.prefix.adopt(self.prefix, shared)
         return made
@@ -343,16 +360,6 @@ class Engine:
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.long, device=self.target.device)
-
-
-def gathered_options(options: StackOptions) -> StackOptions:
-    """The stack by which one of several sequences decodes, of which ``options`` were asked for.
-
-    ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single sequence, and
-    drafts, which would have to pay for their rows in all of them, cost more than they bring. Forwards that run together
-    verify chains, no trees.
-    """
-    return PLAIN if options.name == StackOptions().name else replace(options, tree=None)
 
 
 class Answer:

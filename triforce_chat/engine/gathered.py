@@ -1,53 +1,62 @@
-"""Runs the work of several sequences in turns, each in a greenlet of its own, and their forwards together.
+"""Runs several sequences in turns, each in a greenlet of its own, and their forwards and verifications together.
 
-A sequence stops whenever it wants a forward. When every sequence waits for one, the forwards of one model over caches
-of one kind run as a single forward, whose rows belong to the sequences in turn. Sequences may join and leave between
-any two of these.
+A sequence stops whenever it wants one of these. When every sequence waits, the cheapest tasks that are alike run as
+one: the forwards of one model over caches of one kind as a single forward, whose rows belong to the sequences in turn,
+and the verifications by one rule as a single one. Sequences may join and leave between any two of these.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from greenlet import GreenletExit, getcurrent, greenlet
+from torch import Tensor
 
-from triforce_chat.engine.cuda_graph import LogitsAndStates
 from triforce_chat.engine.events import Prefilled
-from triforce_chat.engine.forward.runner import Feed, Runner
 
 Made = TypeVar("Made")
+Result = tuple[Tensor | Any, ...]  # of a task; a NamedTuple stays one
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A forward that a sequence waits for."""
+class Task:
+    """Work that a sequence waits for, and that runs as one with others' like it.
 
-    runner: Runner
-    feed: Feed
+    order: the smallest is the cheapest and comes first: whoever still drafts comes to verify, and then all verify
+    together. alike: equal for tasks of the same order that one call of ``run`` does. run: what it is given for each
+    sequence, to its results. ``given``: for this one. lasting: the next run does not overwrite its results.
+    """
+
+    order: tuple[bool, int, int]
+    alike: Hashable
+    run: Callable[[Sequence[Any]], Sequence[Result]]
+    given: Any
+    lasting: bool = False
+
+
+class Gathering(Protocol):
+    """Gathers the tasks of several sequences, to run those together that are alike."""
 
     @property
-    def kind(self) -> tuple[bool, int, int]:
-        """Equal for forwards that can run together; the smallest is the cheapest.
+    def sequences(self) -> int:
+        """How many are running."""
+        ...
 
-        Cheap ones run first: whoever still drafts comes to verify, and then all verify together.
-        """
-        shape = self.runner.shape
-        size = shape.layers * shape.query_heads * shape.head_dim
-        return self.feed.cache.verifies, size, self.runner.weights
+    def done(self, task: Task) -> Any:
+        """The result of a task of the sequence that calls this."""
+        ...
 
-    @property
-    def pool(self) -> tuple[int, int]:
-        """Equal for forwards that one CUDA graph can run: their keys and values lie in one pool, after one prefix."""
-        slot = self.feed.cache.write_slot() if self.runner.decoder else None
-        return (id(slot.storage.pool), id(slot.prefix)) if slot else (0, 0)
+    def pause(self) -> None:
+        """Return when every other sequence has launched what it can."""
+        ...
 
 
 class Paused:
-    """A sequence goes on when all others have come to a forward, or paused."""
+    """A sequence goes on when all others have come to a task, or paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,12 @@ class Ended:
 
 @dataclass(eq=False)
 class Member(Generic[Made]):
-    """A running sequence: ``work`` yields what is passed on; its forwards come from the greenlet that resumes it."""
+    """A running sequence: ``work`` yields what is passed on; results of tasks come from who resumes its greenlet."""
 
     number: int
     work: Callable[[], Generator[Made, None, Any]]
-    wanted: Wanted | None = None
-    result: LogitsAndStates | Exception | None = None
+    task: Task | None = None
+    result: Result | Exception | None = None
     thread: greenlet = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,15 +88,15 @@ class Member(Generic[Made]):
             return Ended(error)
         return Ended()
 
-    def resume(self) -> Made | Wanted | Ended | Paused:
-        """What it yields next, the forward that it waits for, or that it has ended or pauses."""
+    def resume(self) -> Made | Task | Ended | Paused:
+        """What it yields next, the task that it waits for, or that it has ended or pauses."""
         if self.thread.parent is not getcurrent():
             self.thread.parent = getcurrent()
         given, self.result = self.result, None
         if isinstance(given, Exception):
-            return cast("Made | Wanted | Ended | Paused", self.thread.throw(given))
+            return cast("Made | Task | Ended | Paused", self.thread.throw(given))
         made = self.thread.switch(given) if given else self.thread.switch()
-        return cast("Made | Wanted | Ended | Paused", made)
+        return cast("Made | Task | Ended | Paused", made)
 
     def close(self) -> None:
         """End it where it is; its generators run their ``finally`` blocks."""
@@ -104,9 +113,9 @@ def switch_back(made: object) -> object:
 
 
 class Gathered(Generic[Made]):
-    """Runs the work of several sequences in turns; their runners must have been ``gathered_by`` this.
+    """A ``Gathering``: runs the work of several sequences in turns.
 
-    The work of a runner that was not runs without a stop, so then there should be one sequence at a time.
+    Work of an engine that was not forked for it runs without a stop, so then there should be one sequence at a time.
     """
 
     def __init__(self) -> None:
@@ -119,9 +128,9 @@ class Gathered(Generic[Made]):
     def sequences(self) -> int:
         return len(self.members)
 
-    def computed(self, runner: Runner, feed: Feed) -> LogitsAndStates:
-        """See ``Gathering``: called in a sequence's greenlet, returns when the forward was run."""
-        return cast("LogitsAndStates", switch_back(Wanted(runner, feed)))
+    def done(self, task: Task) -> Any:
+        """See ``Gathering``: called in a sequence's greenlet, returns when the task was run."""
+        return switch_back(task)
 
     def pause(self) -> None:
         """See ``Gathering``."""
@@ -138,11 +147,11 @@ class Gathered(Generic[Made]):
             member.close()
 
     def step(self) -> Iterator[tuple[int, Made | Ended]]:
-        """Bring every sequence to its next forward, then run those of the cheapest kind together.
+        """Bring every sequence to its next task, then run the cheapest ones, those that are alike as one.
 
         Yields what the sequences yield, with their numbers, and ``Ended`` for one that is no longer among
         ``members``. Of those that still read their prompts one goes on, in turn, by one piece, so that the others'
-        next forward comes soon.
+        next task comes soon.
         """
         turn = self._readers.popleft() if self._readers else None
         ready = [member for member in self.members if member is turn or member not in self._readers]
@@ -162,10 +171,10 @@ class Gathered(Generic[Made]):
     def _advance(
         self, member: Member[Made], paused: list[Member[Made]]
     ) -> Iterator[tuple[int, Made | Ended]]:
-        while member.wanted is None and member in self.members:
+        while member.task is None and member in self.members:
             made = member.resume()
-            if isinstance(made, Wanted):
-                member.wanted = made
+            if isinstance(made, Task):
+                member.task = made
             elif isinstance(made, Paused):
                 paused.append(member)
                 return
@@ -186,30 +195,33 @@ class Gathered(Generic[Made]):
             self._readers.remove(member)
 
     def _compute(self) -> None:
-        """Run the forwards of the cheapest kind together, those of different pools one after the other."""
-        kinds = {member: member.wanted.kind for member in self.members if member.wanted}
-        cheapest = min(kinds.values(), default=None)
-        pools: dict[tuple[int, int], list[Member[Made]]] = {}
-        for member, kind in kinds.items():
-            if member.wanted and kind == cheapest:
-                pools.setdefault(member.wanted.pool, []).append(member)
-        for members in pools.values():
-            results = computed([member.wanted for member in members if member.wanted])
-            for member, result in zip(members, results, strict=True):
-                member.wanted = None
-                member.result = kept(result) if len(pools) > 1 else result
+        """Run the cheapest tasks, those that are not alike one after the other."""
+        orders = {member: member.task.order for member in self.members if member.task}
+        cheapest = min(orders.values(), default=None)
+        alike: dict[Hashable, list[tuple[Member[Made], Task]]] = {}
+        for member, order in orders.items():
+            if member.task and order == cheapest:
+                alike.setdefault(member.task.alike, []).append((member, member.task))
+        for waiting in alike.values():
+            results = results_of([task for _, task in waiting])
+            for (member, task), result in zip(waiting, results, strict=True):
+                member.task = None
+                member.result = kept(result) if len(alike) > 1 and not task.lasting else result
 
 
-def computed(wanted: Sequence[Wanted]) -> list[LogitsAndStates | Exception]:
-    """The forwards' results. Where they fail together each is run by itself, so that one's error is its own."""
+def results_of(tasks: Sequence[Task]) -> list[Result | Exception]:
+    """The results of tasks that are alike. Where they fail together each runs by itself: one's error is its own."""
     try:
-        return [*wanted[0].runner.compute([each.feed for each in wanted])]
+        return [*tasks[0].run([each.given for each in tasks])]
     except Exception as error:
-        if len(wanted) == 1:
+        if len(tasks) == 1:
             return [error]
-    return [kept(result) for each in wanted for result in computed([each])]
+    return [kept(result) for each in tasks for result in results_of([each])]
 
 
-def kept(result: LogitsAndStates | Exception) -> LogitsAndStates | Exception:
-    """The result in memory of its own, which the next forward does not overwrite."""
-    return result if isinstance(result, Exception) else (result[0].clone(), result[1].clone())
+def kept(result: Result | Exception) -> Result | Exception:
+    """The result in memory of its own, which the next run does not overwrite."""
+    if isinstance(result, Exception):
+        return result
+    own = [each.clone() if isinstance(each, Tensor) else each for each in result]
+    return type(result)(own) if type(result) is tuple else type(result)(*own)

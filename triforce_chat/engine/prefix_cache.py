@@ -22,6 +22,8 @@ GPU_PREFILL_CHUNK = prefill_attention.CHUNK  # tokens; each forward costs a GPU 
 GPU_PIECE, CPU_PIECE = 6e13, 1e10
 SMALLEST_PIECE = 16  # tokens; fewer would take hardly less time
 
+BLOCK = 512  # tokens that are compared at once
+
 
 class PrefixCache:
     """Knows which tokens a full cache holds, and brings it to a given prompt with as few forwards as possible.
@@ -110,9 +112,7 @@ class PrefixCache:
 
     def _reuse(self, prompt: Sequence[int], plan: Sequence[Chunk]) -> None:
         """Keep the longest common prefix of the cache and ``prompt``."""
-        pairs = enumerate(zip(self.ids, prompt, strict=False))
-        shorter = min(len(self.ids), len(prompt))
-        self.rollback(next((at for at, (have, want) in pairs if have != want), shorter))
+        self.rollback(common(self.ids, prompt))
         pairs_of_chunks = zip(self.chunks, plan, strict=False)
         same = sum(mine.prefix_hash == theirs.prefix_hash for mine, theirs in pairs_of_chunks)
         del self.chunks[same:]
@@ -191,3 +191,11 @@ def piece_of(target: Runner, context: int) -> int:
 def sent(ids: Tensor, device: torch.device) -> Tensor:
     """A copy of ids on the device, for which the host does not wait."""
     return ids.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ids.to(device)
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    shorter, at = min(len(first), len(second)), 0
+    while at + BLOCK <= shorter and first[at : at + BLOCK] == second[at : at + BLOCK]:
+        at += BLOCK
+    return next((i for i in range(at, shorter) if first[i] != second[i]), shorter)

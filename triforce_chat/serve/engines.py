@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
-from triforce_chat.engine.engine import SLACK, Engine, gathered_options
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
+from triforce_chat.engine.engine import SLACK, Engine
 from triforce_chat.engine.gathered import Gathered
-from triforce_chat.engine.prefix_cache import piece_of
+from triforce_chat.engine.prefix_cache import common, piece_of
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.together import Place
@@ -21,7 +21,6 @@ from triforce_chat.models.memory import free_bytes
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.settings.sizes import readable
 
-BLOCK = 512  # tokens that are compared at once
 LEAST_ROOM = 256  # tokens after the documents, for a question and a short answer
 SHARE = 0.5  # of a GPU's free memory for what follows the documents; the rest is for small caches and graphs
 
@@ -62,11 +61,15 @@ class SingleEngine:
 class OwnRoom:
     """Keys and values of an engine that shares nothing with others."""
 
+    count = 1
+
     def storage(self, shape: Shape, capacity: int) -> KVStorage:
-        return KVBuffer(shape, capacity)
+        return self.buffer(shape, capacity)
 
     def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
-        return KVBuffer(shape, capacity)
+        return KVBuffer(
+            shape, capacity, KVPool(shape, 1, capacity)
+        )  # CUDA graphs of sequences are those of a pool
 
     def begin(self, stack: str) -> None:
         """Nothing to do: every stack makes its own buffers."""
@@ -106,7 +109,7 @@ class ForkedEngines:
         seat = self._seat(history, most)
         seat.busy, seat.lent = True, next(self._loans)
         try:
-            wanted = gathered_options(stack)
+            wanted = self.origin.gathered_options(stack)
             if wanted != seat.engine.options:
                 seat.room.begin(wanted.name)
                 seat.engine.restack(wanted)
@@ -177,11 +180,3 @@ def room_for(origin: Engine, shared: int, width: int) -> int:
             f"there is room for {max(0, room - SLACK):,}; choose a smaller --parallel or --context"
         )
     return room
-
-
-def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    shorter, at = min(len(first), len(second)), 0
-    while at + BLOCK <= shorter and first[at : at + BLOCK] == second[at : at + BLOCK]:
-        at += BLOCK
-    return next((i for i in range(at, shorter) if first[i] != second[i]), shorter)

@@ -221,9 +221,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     made: list[tuple[int, int]] = []
     begin = DraftGraph.__init__
 
-    def noted(self: DraftGraph, drafter: Any, n: int, op: Any, room: int) -> None:
+    def noted(self: DraftGraph, forward: Any, nothing: Any, n: int, op: Any, room: int, pool: Any) -> None:
         made.append((n, room))
-        begin(self, drafter, n, op, room)
+        begin(self, forward, nothing, n, op, room, pool)
 
     monkeypatch.setattr(DraftGraph, "__init__", noted)
     return made
@@ -257,7 +257,7 @@ def test_draft_graphs_are_kept_for_some_settings(
     for step in range(KEPT):
         tokens_of(engine, Request(TEXT, 5, Sampling(temperature=2.0 + step)))
     assert len(captured) == (2 + KEPT) * counts[0]
-    assert len(middle_of(engine).planner.arms[0].drafter.graphs) == KEPT  # type: ignore[attr-defined]
+    assert len(middle_of(engine).planner.arms[0].drafter.graphs.made) == KEPT  # type: ignore[attr-defined]
     monkeypatch.setattr(sampler, "CANDIDATES", 4)
     answers = [tokens_of(engine, Request(TEXT, 20, Sampling(1.0, top_p=0.9, seed=i))) for i in range(2)]
     assert answers[0] != answers[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +19,8 @@ from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.attention import Part
-from triforce_chat.engine.forward.runner import LoopForward, Runner
+from triforce_chat.engine.forward.loops import LoopForward
+from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import CUTOFF
@@ -271,6 +272,12 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
 
         def loop(self, cache: KVCache, tokens: int) -> LoopForward:
             return lab.draft.loop(cache, tokens)
+
+        def together(self, cache: KVCache, kind: Hashable, run: Callable[[Any], Any], given: Any) -> Any:
+            return lab.draft.together(cache, kind, run, given)
+
+        def in_common(self, cache: KVCache, make: Callable[[], Any]) -> Any:
+            return lab.draft.in_common(cache, make)
 
         def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
             return lab.draft.unprepared(cache, rows)

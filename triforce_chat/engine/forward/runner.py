@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from functools import cached_property, partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from triforce_chat.engine.cache.storage import KVCache, Shape
-from triforce_chat.engine.cuda_graph import USUAL, ForwardInputs, LogitsAndStates, Preparation, fitting
+from triforce_chat.engine.cache.storage import KVCache, KVPool, Shape
+from triforce_chat.engine.cuda_graph import USUAL, LogitsAndStates, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.forward.cpu_layer import CpuLayer, fuse_layers
+from triforce_chat.engine.forward.loops import FusedLoop, LoopForward, SequencesLoop
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
+from triforce_chat.engine.gathered import Gathering, Result, Task
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels_available import ROOMY, kernels_run
 from triforce_chat.engine.tree import Branches
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from triforce_chat.engine.forward.graphs import ForwardGraphs
     from triforce_chat.engine.forward.sequences import SequencesGraphs
 
+Made = TypeVar("Made")
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families with fused blocks
 SMALLEST_HEAD = 16  # head dimension; no tile of a tensor core is narrower
 SHORT = 256  # tokens up to which what follows a shared prefix is fed as if it were decoded
@@ -41,23 +45,6 @@ class Feed(NamedTuple):
     rows: int
     offset: Tensor | None = None
     tree: Branches | None = None
-
-
-class Gathering(Protocol):
-    """Gathers the forwards of several sequences, to run those of one model together."""
-
-    @property
-    def sequences(self) -> int:
-        """How many are running."""
-        ...
-
-    def computed(self, runner: Runner, feed: Feed) -> LogitsAndStates:
-        """The result of ``Runner.compute`` for the feed of the sequence that calls this."""
-        ...
-
-    def pause(self) -> None:
-        """Return when every other sequence has launched what it can."""
-        ...
 
 
 class Forward(Protocol):
@@ -108,7 +95,23 @@ class Forward(Protocol):
         ...
 
     def loop(self, cache: KVCache, tokens: int) -> LoopForward:
-        """Forwards of so many tokens in all, to be captured together in one CUDA graph; only if ``captures``."""
+        """Forwards of so many tokens in all, to be captured in one CUDA graph; only if ``places_on_device``.
+
+        Unless ``captures``, they are those of all sequences whose keys and values lie in the cache's pool.
+        """
+        ...
+
+    def together(
+        self, cache: KVCache, kind: Hashable, run: Callable[[Sequence[Any]], Sequence[Result]], given: Any
+    ) -> Any:
+        """What ``run`` returns for ``given``, in memory of its own; only unless ``captures``.
+
+        It is called once for all sequences that come with the same kind and have their caches in one pool.
+        """
+        ...
+
+    def in_common(self, cache: KVCache, make: Callable[[], Made]) -> Made:
+        """What all sequences share whose keys and values lie in the cache's pool; made at the first call."""
         ...
 
     def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
@@ -125,56 +128,6 @@ class Forward(Protocol):
     def forget_state(self) -> None:
         """Let no draft read what it computed before."""
         ...
-
-
-class LoopForward(Protocol):
-    """A forward inside a captured loop; the slot at which the loop begins is known to the device alone."""
-
-    def aim(self, offset: Tensor) -> None:
-        """Begin ``offset`` [B] slots after the end of the cache (negative: before it)."""
-        ...
-
-    def __call__(self, ids: Tensor, step: int) -> Tensor:
-        """Logits [B, 1, V] after ids [B, n]; the first id goes ``step`` slots after the loop's first slot.
-
-        Begins with step 0.
-        """
-        ...
-
-
-class FusedLoop:
-    """A ``LoopForward`` of fused blocks; the caller captures it."""
-
-    def __init__(self, runner: Runner, cache: KVCache, tokens: int) -> None:
-        slot = cache.write_slot()
-        assert slot
-        self.runner, self.cache, self.tokens = runner, cache, tokens
-        self.forward = runner.graphs.forward(slot)
-        with torch.inference_mode(False):
-            self.at = torch.zeros(2, dtype=torch.long, device=runner.device)
-            self.index = torch.zeros(1, dtype=torch.long, device=runner.device)  # of the first token
-        self.added: Tensor | None = None  # [tokens, C], to their embeddings
-
-    def aim(self, offset: Tensor) -> None:
-        slot = self.cache.write_slot()
-        assert slot
-        torch.linspace(slot.start, self.cache.position, 2, out=self.at)  # two numbers in one launch
-        self.at += offset
-        if self.runner.reader is not None:
-            torch.add(offset, self.cache.length, out=self.index)
-
-    @torch.inference_mode()
-    def __call__(self, ids: Tensor, step: int) -> Tensor:
-        n, at = ids.shape[1], self.at + step
-        steps = torch.arange(n, device=ids.device)
-        if self.runner.reader is not None and step == 0:  # for all steps at once
-            indices = self.index + torch.arange(self.tokens, device=ids.device)
-            self.added = self.runner.reader.rows(indices)
-        added = None if self.added is None else self.added[step : step + n]
-        with self.runner.on_device():
-            inputs = ForwardInputs(self.runner.embedded(ids[0]), at[:1], at[1:], steps, added)
-            logits, _ = self.forward(inputs)
-        return self.runner.widened(logits[-1:])[None]
 
 
 class Subset:
@@ -224,6 +177,7 @@ class Runner:
         self.model, self.group, self.state, self.reader = model, group, state, reader
         self.gathering: Gathering | None = None  # None: every forward runs by itself
         self.alone = self  # the runner of which this one is a copy for one of several sequences
+        self.shared: WeakKeyDictionary[KVPool, Any] = WeakKeyDictionary()  # see ``in_common``
         self.last_states: Tensor | None = None  # [rows, C], of the last forward, if a draft reads them
         self.known: int = model.config.vocab_size  # ids from here on are padding without an embedding
         self.vocabulary = vocabulary or self.known
@@ -308,10 +262,17 @@ class Runner:
         return self.shape.dtype
 
     def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
-        slot, size = cache.vacant() if self.captures else None, fitting(rows)
-        if slot is None or size is None or not self.graphs.lacks(slot.storage, size):
+        slot, size = cache.vacant() if self.decoder else None, fitting(rows)
+        if slot is None or size is None:
             return []
-        return [partial(self._capture, cache, size)]
+        lacks = (
+            self.graphs.lacks(slot.storage, size) if self.captures else self.of_sequences.lacks(slot, size)
+        )
+        return (
+            [partial(self._capture if self.captures else self._capture_together, cache, size)]
+            if lacks
+            else []
+        )
 
     @torch.inference_mode()
     def _capture(self, cache: KVCache, size: int) -> None:
@@ -321,6 +282,13 @@ class Runner:
             with self.on_device():
                 self.graphs.capture(slot, size)
             cache.overwrote(size)
+
+    @torch.inference_mode()
+    def _capture_together(self, cache: KVCache, size: int) -> None:
+        slot = cache.vacant()
+        if slot and self.of_sequences.lacks(slot, size):
+            with self.on_device():
+                self.of_sequences.capture(slot, size)
 
     @property
     def sequences(self) -> int:
@@ -351,10 +319,33 @@ class Runner:
         if self.gathering is None:
             ((logits, states),) = self.compute([feed])
         else:
-            logits, states = self.gathering.computed(self, feed)
+            logits, states = self.gathering.done(self._task(cache, None, self.compute, feed))
         if self.state is not None:
             self.last_states = states
         return logits
+
+    def together(
+        self, cache: KVCache, kind: Hashable, run: Callable[[Sequence[Any]], Sequence[Result]], given: Any
+    ) -> Any:
+        assert self.gathering
+        return self.gathering.done(self._task(cache, kind, run, given, lasting=True))
+
+    def _task(
+        self,
+        cache: KVCache,
+        kind: Hashable,
+        run: Callable[[Sequence[Any]], Sequence[Result]],
+        given: Any,
+        lasting: bool = False,
+    ) -> Task:
+        """Work over a cache as a task: alike are those of one model over caches of one kind.
+
+        CUDA graphs take sequences whose keys and values lie in one pool, after one prefix.
+        """
+        slot = cache.write_slot() if self.decoder else None
+        pool = (id(slot.storage.pool), id(slot.prefix)) if slot else (0, 0)
+        size = self.shape.layers * self.shape.query_heads * self.shape.head_dim
+        return Task((cache.verifies, size, self.weights), (kind, pool), run, given, lasting)
 
     @torch.inference_mode()
     def compute(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
@@ -363,7 +354,16 @@ class Runner:
             return [(self.widened(logits)[None], states) for logits, states in self._fed(feeds)]
 
     def loop(self, cache: KVCache, tokens: int) -> LoopForward:
-        return FusedLoop(self, cache, tokens)
+        if self.captures:
+            return FusedLoop(self, cache, tokens)
+        return SequencesLoop(self.alone, pooled_by(cache))
+
+    def in_common(self, cache: KVCache, make: Callable[[], Made]) -> Made:
+        pool = pooled_by(cache)
+        if pool not in self.shared:
+            self.shared[pool] = make()
+        made: Made = self.shared[pool]
+        return made
 
     def committed(self, count: Tensor, length: Tensor) -> None:
         if self.state is not None:
@@ -500,6 +500,14 @@ class Runner:
         """What a draft's reader adds to the embeddings [n, C] of the next n tokens."""
         assert self.reader is not None
         return self.reader.rows(self._steps(cache.reach(n) - n, n, tree))
+
+
+def pooled_by(cache: KVCache) -> KVPool:
+    """The pool that its keys and values lie in."""
+    slot = cache.write_slot()
+    assert slot
+    assert slot.storage.pool is not None
+    return slot.storage.pool
 
 
 def joined(rows: Sequence[Tensor]) -> Tensor:

@@ -71,13 +71,15 @@ class SequencesGraph:
         self.scale, self.capacity = shape.head_dim**-0.5, pool.capacity
         self.graph: Graph[LogitsAndStates] = Graph(device, memory)
 
+    def capture(self, shared: int) -> None:
+        """Capture ahead of the first use, with ``shared`` tokens before the pool; nothing is written to it."""
+        self._send([], shared)
+        self.graph.prepare(self._work)
+
     def __call__(self, fed: Sequence[Fed]) -> list[Outcome]:
         ids = torch.cat([each.ids for each in fed])
         self.ids[: len(ids)] = ids
-        numbers = torch.tensor(self._numbers(fed))
-        if self.numbers.is_cuda:
-            numbers = numbers.pin_memory()  # so that the host does not wait
-        self.numbers.copy_(numbers, non_blocking=True)
+        self._send(fed, fed[0].slot.shared)
         self._move([each.offset for each in fed])
         logits, states = self.graph(self._work)
         return [
@@ -87,6 +89,12 @@ class SequencesGraph:
             )
             for first, last in self._ranges(fed)
         ]
+
+    def _send(self, fed: Sequence[Fed], shared: int) -> None:
+        numbers = torch.tensor(self._numbers(fed, shared))
+        if self.numbers.is_cuda:
+            numbers = numbers.pin_memory()  # so that the host does not wait
+        self.numbers.copy_(numbers, non_blocking=True)
 
     def _move(self, offsets: Sequence[Tensor | None]) -> None:
         """Add the offsets of the sequences to their slots and positions."""
@@ -100,20 +108,20 @@ class SequencesGraph:
 
     def _ranges(self, fed: Sequence[Fed]) -> list[tuple[int, int]]:
         ends = [*accumulate(len(each.ids) for each in fed)]
-        return [*zip([0, *ends[:-1]], ends, strict=True)]
+        return [*zip([0, *ends], ends, strict=False)]
 
-    def _numbers(self, fed: Sequence[Fed]) -> list[int]:
+    def _numbers(self, fed: Sequence[Fed], shared: int) -> list[int]:
         """Everything that changes between replays, in the order of ``numbers``."""
         rows = [(each, step) for each in fed for step in range(len(each.ids))]
         unused, empty = len(self.ids) - len(rows), self.count - len(fed)
         positions = [each.position + step for each, step in rows] + unused * [0]
         slots = [each.slot.start + step for each, step in rows] + unused * [NOWHERE]
         row_places = [each.slot.storage.place for each, _ in rows] + unused * [0]
-        owners = [i for i, each in enumerate(fed) for _ in each.ids] + unused * [0]
+        owners = [i for i, each in enumerate(fed) for _ in range(len(each.ids))] + unused * [0]
         starts = [0, *(last for _, last in self._ranges(fed))] + empty * [len(rows)]
         at = [each.slot.start for each in fed] + empty * [0]
         places = [each.slot.storage.place for each in fed] + empty * [0]
-        return [*positions, *slots, *row_places, *owners, *starts, *at, *places, fed[0].slot.shared]
+        return [*positions, *slots, *row_places, *owners, *starts, *at, *places, shared]
 
     def _work(self) -> LogitsAndStates:
         states = self.decoder(self.ids, self.positions, self._attend)
@@ -147,18 +155,62 @@ class SequencesGraphs:
         All sequences lie in one pool, after the same prefix, and have few enough tokens for ``fitting``.
         """
         fed = [Fed(*each) for each in given]
-        slot, most = fed[0].slot, fitting(max(len(each.ids) for each in fed))
-        assert slot.storage.pool is not None
+        most = fitting(max(len(each.ids) for each in fed))
         assert most is not None
-        of_pool = self.made.setdefault(slot.storage.pool, {})
-        keeps_queries = any(each.slot.queries is not None for each in fed)
-        key = most, keeps_queries, id(slot.prefix)
+        return self._graph(fed[0].slot, most)(fed)
+
+    def lacks(self, slot: WriteSlot, most: int) -> bool:
+        """Whether a graph of that many tokens of each sequence is still to be captured; never outside of a pool."""
+        pool = slot.storage.pool
+        return pool is not None and key_of(slot, most) not in self.made.get(pool, {})
+
+    def capture(self, slot: WriteSlot, most: int) -> None:
+        """Capture ahead of the first use."""
+        self._graph(slot, most).capture(slot.shared)
+
+    def _graph(self, slot: WriteSlot, most: int) -> SequencesGraph:
+        pool, key = slot.storage.pool, key_of(slot, most)
+        assert pool is not None
+        of_pool = self.made.setdefault(pool, {})
         if key not in of_pool:
             of_pool[key] = SequencesGraph(
-                self.decoder, slot.storage.pool, slot.prefix, most, keeps_queries, self.memory
+                self.decoder, pool, slot.prefix, most, slot.queries is not None, self.memory
             )
-        return of_pool[key](fed)
+        return of_pool[key]
+
+    def loop(self, pool: KVPool) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """A forward of the same number of tokens of each of a pool's sequences, for a caller that captures it.
+
+        It takes ids [B * n], the slots, positions and places [B] of the first tokens, and the number [1] of sequences
+        that there are; those after them are computed and not stored. Returns the logits [B, V] of the last tokens.
+        """
+        # Holds the tensors, not the pool: see ``SequencesGraph``.
+        keys, values, count = pool.keys, pool.values, pool.keys.shape[1]
+        scale, most = pool.shape.head_dim**-0.5, pool.capacity
+
+        def forward(ids: Tensor, at: Tensor, positions: Tensor, places: Tensor, used: Tensor) -> Tensor:
+            n = len(ids) // count
+            steps, numbers = (torch.arange(each, device=ids.device) for each in (n, count + 1))
+            there = (numbers[:-1] < used)[:, None]
+            slots = torch.where(there, at[:, None] + steps, NOWHERE).flatten()
+            sequences = kernels.Sequences(n * torch.minimum(numbers, used), at, places, n)
+            of_rows = places[:, None].expand(count, n).flatten()
+
+            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
+                turn = rotary.positions, rotary.frequencies, rotary.factor
+                kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], slots, of_rows)
+                return kernels.attend_together(q, keys[layer], values[layer], sequences, scale, most)
+
+            states = self.decoder(ids, (positions[:, None] + steps).flatten(), attend)
+            return self.decoder.logits(states.view(count, n, -1)[:, -1])
+
+        return forward
 
     def memory(self) -> Any:
         """The memory pool of the next graph."""
         return pool_of(each.graph for of_pool in self.made.values() for each in of_pool.values())
+
+
+def key_of(slot: WriteSlot, most: int) -> Hashable:
+    """Of a graph among those of its pool; all sequences of a pool keep their queries, or none does."""
+    return most, slot.queries is not None, id(slot.prefix)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from torch import Tensor
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import MARGIN, SIZES, USUAL, Graph, Preparation, fitting, pool_of
 from triforce_chat.engine.draft import Draft, TokenBuffer
-from triforce_chat.engine.forward.runner import Forward, feed
+from triforce_chat.engine.forward.loops import LoopForward
+from triforce_chat.engine.forward.runner import Forward, feed, joined
 from triforce_chat.engine.group import SINGLE, RankGroup
+from triforce_chat.engine.sampling.batched import penalty_of
 from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput, Verification, rounded_up
 from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -37,7 +39,7 @@ class DraftModel:
         self, model: Forward, cache: StreamingCache, lengths: Sequence[int] = (), group: RankGroup = SINGLE
     ) -> None:
         self.model, self.cache, self.lengths, self.group = model, cache, lengths, group
-        self.graphs: dict[Hashable, dict[int, DraftGraph]] = {}  # by their last use; then by length
+        self.own = DraftGraphs()
         self.nothing = Draft.empty(model.vocabulary, model.device)
         self.device_side = model.places_on_device
 
@@ -46,9 +48,7 @@ class DraftModel:
             n = min(n, seq.known - 1)  # the last n+1 tokens are fed again
         if n < 1:
             return self.nothing
-        if self.model.captures:
-            return self._replay(seq, n, sampler)
-        return (self._ahead if self.device_side else self._step)(seq, n, sampler)
+        return (self._replay if self.device_side else self._step)(seq, n, sampler)
 
     def _step(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft eagerly; the first forward also feeds what the cache lacks."""
@@ -56,23 +56,6 @@ class DraftModel:
         def feed(ids: Tensor, step: int) -> Tensor:
             return self.model(ids if step else self.cache.pending(seq.tokens, n - 1)[None], self.cache, 1)
 
-        return self._drawn(seq, n, sampler, feed)
-
-    def _ahead(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
-        """Draft by forwards that run together with other sequences'; the host need not know where ``seq`` ends."""
-        more = max(seq.slack, 2 * n + 1) + MARGIN
-        feed(self.model, self.cache, self.cache.pending(seq.tokens, more))
-        offset = seq.length - (self.cache.length + n + 1)
-
-        def fed(ids: Tensor, step: int) -> Tensor:
-            given, ahead = (ids, offset + n + step) if step else (seq.read(-n - 1, n + 1), offset)
-            return self.model(given, self.cache, 1, ahead)
-
-        return self._drawn(seq, n, sampler, fed)
-
-    def _drawn(
-        self, seq: TokenBuffer, n: int, sampler: Sampler, feed: Callable[[Tensor, int], Tensor]
-    ) -> Draft:
         def sample(inputs: SamplerInputs, step: int) -> SamplerOutput:  # noqa: ARG001
             probs, packed, _ = sampler.run(inputs)
             return SamplerOutput(probs.clone(), packed)
@@ -111,42 +94,43 @@ class DraftModel:
 
     def _part(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft by one graph; it feeds the last n+1 tokens again, as the cache may hold rejected ones instead."""
-        graph = self._graph(seq, n, sampler)
-        sampler.fill(graph.uniforms)
         offset = seq.length - (self.cache.length + n + 1)
-        return self._agreed(
-            graph(
-                seq.read(-n - 1, n + 1),
-                offset,
-                sampler.penalty_context(seq, self.nothing),
-                seq.read_forced(n),
-            )
-        )
+        penalty = sampler.penalty_context(seq, self.nothing)
+        given = Given(self.cache, seq.read(-n - 1, n + 1), offset, penalty, seq.read_forced(n), sampler.fill)
+        room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1] + n)
+        if self.model.captures:
+            return self._agreed(Draft(*self._graph(sampler.op, room, n)([given])))
+        run = partial(self._together, sampler.op, room, n)
+        return Draft(*self.model.together(self.cache, (sampler.op, room, n), run, given))
 
-    def _graph(self, seq: TokenBuffer, n: int, sampler: Sampler) -> DraftGraph:
-        context = sampler.penalty_context(seq, self.nothing)
-        room = 0 if context is None else rounded_up(context.tokens.shape[1] + n)
-        return self._sized(sampler.op, room, n)
+    def _together(
+        self, op: Verification, room: int, n: int, given: Sequence[Given]
+    ) -> list[tuple[Tensor, Tensor]]:
+        tokens, probs = self._graph(op, room, n)(given)
+        return [*zip(tokens.clone().split(1), probs.clone().split(1), strict=True)][: len(given)]
 
-    def _sized(self, op: Verification, room: int, n: int) -> DraftGraph:
-        key = op, room
-        graphs = self.graphs[key] = self.graphs.pop(key, {})  # now the most recently used
-        if len(self.graphs) > KEPT:
-            del self.graphs[next(iter(self.graphs))]
-        if n not in graphs:
-            graphs[n] = DraftGraph(self, n, op, room)
-        return graphs[n]
+    @property
+    def graphs(self) -> DraftGraphs:
+        """Of this sequence, or of all sequences of its pool."""
+        return self.own if self.model.captures else self.model.in_common(self.cache, DraftGraphs)
+
+    def _graph(self, op: Verification, room: int, n: int) -> DraftGraph:
+        graphs = self.graphs
+        made = graphs.of(op, room)
+        if n not in made:
+            made[n] = DraftGraph(self.model.loop(self.cache, 2 * n), self.nothing, n, op, room, graphs.pool)
+        return made[n]
 
     def longest(self, length: int, n: int) -> int:  # noqa: ARG002
         return n
 
     def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
-        if not self.model.captures or n < 1:
+        if not self.device_side or n < 1:
             return []
         # The graphs of the draft, then the forwards that feed what its last verdict and a restart committed.
         answer = sampler.penalized_tokens(length + n)
         room = rounded_up(answer) if answer else 0
-        made = self.graphs.get((sampler.op, room), {})
+        made = self.graphs.made.get((sampler.op, room), {})
         parts = sorted({*self._parts(n)} - made.keys(), reverse=True)
         drafts = [partial(self._prepare, sampler.op, room, part) for part in parts]
         sizes = sorted({fitting(rows) or rows for rows in range(1, n + 2)})
@@ -164,12 +148,8 @@ class DraftModel:
 
     def _prepare(self, op: Verification, room: int, n: int) -> None:
         slot = self.cache.vacant()
-        if slot and slot.start + 2 * n <= slot.storage.capacity:
-            self._sized(op, room, n).capture()
-
-    def pool(self) -> Any:
-        """The memory pool of the next graph."""
-        return pool_of(each.graph for graphs in self.graphs.values() for each in graphs.values())
+        if slot and (not self.model.captures or slot.start + 2 * n <= slot.storage.capacity):
+            self._graph(op, room, n).capture(self.cache)
 
     def rollback(self, length: int) -> None:
         self.cache.truncate(length)
@@ -178,40 +158,79 @@ class DraftModel:
         pass
 
 
+class Given(NamedTuple):
+    """What one sequence drafts after; the shapes are those of a single sequence."""
+
+    cache: StreamingCache
+    ids: Tensor  # [1, n+1], the end of the history
+    offset: Tensor  # [1], slots from the end of the cache to the first of them
+    penalty: PenaltyContext | None
+    forced: Tensor | None  # [1, n]
+    fill: Callable[[Uniforms], None]  # draws its random numbers
+
+
+class DraftGraphs:
+    """Captured drafts, by sampling settings and length; the least recently used settings are dropped."""
+
+    def __init__(self) -> None:
+        self.made: dict[Hashable, dict[int, DraftGraph]] = {}  # by their last use; then by length
+
+    def of(self, op: Verification, room: int) -> dict[int, DraftGraph]:
+        """Those of one setting, which is now the most recently used; ``room``: tokens of an answer for a penalty."""
+        graphs = self.made[op, room] = self.made.pop((op, room), {})
+        if len(self.made) > KEPT:
+            del self.made[next(iter(self.made))]
+        return graphs
+
+    def pool(self) -> Any:
+        """The memory pool of the next graph."""
+        return pool_of(each.graph for graphs in self.made.values() for each in graphs.values())
+
+
 class DraftGraph:
-    """The CUDA graph of a draft of n tokens, with its static input buffers."""
+    """The CUDA graph of drafts of n tokens, with its static input buffers: a row for each sequence of ``forward``."""
 
-    def __init__(self, drafter: DraftModel, n: int, op: Verification, room: int) -> None:
-        self.n, self.op, self.nothing = n, op, drafter.nothing
-        self.forward = drafter.model.loop(drafter.cache, 2 * n)
-        device = drafter.model.device
+    def __init__(
+        self,
+        forward: LoopForward,
+        nothing: Draft,
+        n: int,
+        op: Verification,
+        room: int,
+        pool: Callable[[], Any],
+    ) -> None:
+        self.n, self.op, self.forward = n, op, forward
+        device, rows = nothing.tokens.device, forward.sequences
         with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
-            self.ids = torch.zeros(1, n + 1, dtype=torch.long, device=device)
-            answer = torch.zeros(1, room, dtype=torch.long, device=device)
-            length = torch.zeros(1, dtype=torch.long, device=device)
-            last = torch.zeros(1, n, dtype=torch.float64, device=device)
-            self.forced = torch.zeros(1, n, dtype=torch.long, device=device) if op.forced else None
+            self.nothing = Draft(nothing.tokens.expand(rows, 0), nothing.probs.expand(rows, -1, -1))
+            self.ids = torch.zeros(rows, n + 1, dtype=torch.long, device=device)
+            answer = torch.zeros(rows, room, dtype=torch.long, device=device)
+            length = torch.zeros(rows, dtype=torch.long, device=device)
+            last = torch.zeros(rows, n, dtype=torch.float64, device=device)
+            self.forced = torch.zeros(rows, n, dtype=torch.long, device=device) if op.forced else None
         self.penalty = PenaltyContext(answer, length) if room else None
-        self.uniforms = Uniforms.empty(1, 0, device)._replace(last=last)
-        self.graph: Graph[tuple[Tensor, Tensor]] = Graph(device, drafter.pool)
+        self.uniforms = Uniforms.empty(rows, 0, device)._replace(last=last)
+        self.graph: Graph[tuple[Tensor, Tensor]] = Graph(device, pool)
 
-    def capture(self) -> None:
-        """Capture ahead of the first use; overwrites 2n slots after what the cache holds."""
-        self.forward.aim(torch.zeros_like(self.ids[:, 0]))
+    def capture(self, cache: StreamingCache) -> None:
+        """Capture ahead of the first use; a single sequence's overwrites 2n slots after what its cache holds."""
+        self.forward.aim_at_nothing(cache)
         self.graph.prepare(self._work)
 
-    def __call__(
-        self, ids: Tensor, offset: Tensor, penalty: PenaltyContext | None, forced: Tensor | None
-    ) -> Draft:
-        """Draft after ids [1, n+1], the end of the history; the first goes ``offset`` [1] slots after the cache."""
-        self.forward.aim(offset)
-        self.ids.copy_(ids)
-        if self.penalty is not None and penalty is not None:
-            self.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
-            self.penalty.length.copy_(penalty.length)
-        if self.forced is not None and forced is not None:
-            self.forced.copy_(forced)
-        return Draft(*self.graph(self._work))
+    def __call__(self, given: Sequence[Given]) -> tuple[Tensor, Tensor]:
+        """The drafted tokens [B, n] and distributions [B, n, V]; the first rows are those of ``given``."""
+        count = len(given)
+        self.forward.aim([each.cache for each in given], joined([each.offset for each in given]))
+        self.ids[:count] = joined([each.ids for each in given])
+        if self.penalty is not None:
+            context = penalty_of([each.penalty for each in given if each.penalty is not None])
+            self.penalty.tokens[:count, : context.tokens.shape[1]] = context.tokens
+            self.penalty.length[:count] = context.length
+        if self.forced is not None:
+            self.forced[:count] = joined([each.forced for each in given if each.forced is not None])
+        for row, each in enumerate(given):
+            each.fill(Uniforms(self.uniforms.tests[row : row + 1], self.uniforms.last[row : row + 1]))
+        return self.graph(self._work)
 
     @torch.inference_mode()
     def _work(self) -> tuple[Tensor, Tensor]:

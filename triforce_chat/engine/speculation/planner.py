@@ -99,7 +99,8 @@ class Planner:
 
     ``sequences`` counts those whose forwards run together, this one included. Then rates are those of all of them: a
     looked-up token costs all of them a row of the verification and gains one of them something, as the others have no
-    match just then; the drafts of an arm are made at the same time, and all gain.
+    match just then; the drafts of an arm are made at the same time, and all gain, in verifications whose measured times
+    are those of as many rows of each.
     """
 
     def __init__(
@@ -395,7 +396,7 @@ class Planner:
         hopes = [0.0, *accumulate(arm.curve.chances(arm.makes(most)))]
         (first, more), each, all_ = self._round, arm.cost.mean, self.sequences
         made = {n: arm.makes(n) for n in sizes(1, most)}
-        rates = {n: all_ * (1 + hopes[m]) / (first + (all_ * more + each) * m) for n, m in made.items()}
+        rates = {n: all_ * (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
         appeal = {n: rate * self._habit(arm, n) for n, rate in rates.items()}
         n = self._best(arm, appeal)
         if not n and self.may_be_plain:

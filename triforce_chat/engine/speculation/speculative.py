@@ -38,7 +38,10 @@ from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.tree import verified
 from triforce_chat.errors import ModelError
 
-ROWS = 64  # of a verification of all sequences that run together
+ROWS = 64  # of a verification of all sequences that run together after a common prefix, or on a CPU
+ROWS_APART = (
+    192  # where a GPU reads each one's own keys once, and weights for as many rows in hardly more time
+)
 MOST_FORCED = 16  # tokens in a draft of what the form of an answer prescribes
 
 
@@ -182,8 +185,6 @@ class Speculative:
         """Commit what passes and start copying the outcome to the host."""
         n = len(made.draft)
         probs, packed, rows = sampler.verify(made.draft, made.logits, seq, self.constraint)
-        if self.model.sequences > 1:  # the others' verifications come before this one's outcome is used
-            probs, packed = probs.clone(), packed.clone()
         packed = self.group.broadcast(packed)
         last = packed[:, 0]  # row of the logits, counted from 1, that gave the last token
         if rows is not None:
@@ -251,9 +252,14 @@ class Speculative:
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
-        # More rows of all sequences would take the attention over their common tokens another pass.
-        together = max(1, ROWS // self.model.sequences - 1)
+        together = max(1, self._rows // self.model.sequences - 1)
         return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1, together), match)
+
+    @property
+    def _rows(self) -> int:
+        """Most rows of a verification; more would take the attention over common tokens another pass."""
+        slot = self.cache.write_slot() if self.model.places_on_device else None
+        return ROWS_APART if slot and slot.prefix is None else ROWS
 
     def _match(self, seq: TokenBuffer) -> Match | None:
         """The match that lookup finds after the known tokens."""
@@ -420,7 +426,7 @@ class Speculative:
         return self._lacked(length, plan.arm, plan.n, sampler) if n else []
 
     def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
-        if not self.model.captures:
+        if not self.model.places_on_device:
             return
         yield from self.cache.preparations()
         if self.planner.lookup is not None:  # the first call of a kernel loads it
@@ -435,7 +441,7 @@ class Speculative:
 
     def _watch(self, seq: TokenBuffer, sampler: Sampler) -> None:
         """Tell the planner what its rounds at the end of ``seq`` lack."""
-        if self.model.captures:
+        if self.model.places_on_device:
             # A cycle would keep a replaced stack, with its caches and graphs, until garbage is collected.
             level = proxy(self)
             self.planner.lacking = lambda arm, n: len(level._lacked(seq.known, arm, n, sampler))

@@ -124,10 +124,10 @@ class Builder:
 
     def auto(self) -> Speculative:
         """A target whose planner chooses among all drafters by what it measures while decoding."""
-        # In shorter histories the middle level would read nearly as much as the target itself.
-        hierarchy = Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens)
-        arms = [hierarchy, *self.drafts(self.parts)]
-        lookup, most = NgramLookup(), self.most
+        arms, lookup, most = self.drafts(self.parts), NgramLookup(), self.most
+        if self.target.gathering is None:  # several sequences share the reading of the weights already
+            # In shorter histories the middle level would read nearly as much as the target itself.
+            arms.insert(0, Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens))
         return self.top(
             Planner(arms, lookup, most=most, group=self.group, investment=self.investment, row=self.row)
         )
@@ -224,7 +224,9 @@ class Builder:
     def proposer(self) -> Runner:
         """The target's runner for the middle level."""
         wanted = self.options.middle
-        int8 = wanted == "int8" or (wanted == "auto" and self.target.room_for_int8)
+        # The product of 8-bit weights is faster for few rows only, and several sequences have many.
+        alone = self.target.gathering is None
+        int8 = wanted == "int8" or (wanted == "auto" and alone and self.target.room_for_int8)
         self.options = replace(self.options, middle="int8" if int8 else "full")
         return self.target.quantized if int8 else self.target
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from triforce_chat.chat.events import Tally
-from triforce_chat.engine.engine import PLAIN, Engine, Request, gathered_options
+from triforce_chat.engine.engine import PLAIN, Engine, Request
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.gathered import Ended, Gathered
 from triforce_chat.engine.protocol import EngineProtocol
@@ -90,11 +90,12 @@ def _measured(
     case: Case,
 ) -> Batched:
     sampling = sampling_of(case.settings, loaded)
-    stack = gathered_options(stack_for(case.settings, loaded))
+    stack = engines[0].gathered_options(stack_for(case.settings, loaded))
     for room, engine in zip(rooms, engines, strict=True):
         room.begin("")  # in place of the last stack's caches
         engine.restack(stack)
     asked = [replace(request, sampling=sampling) for request in requests]
+    engines[0].prepare(asked[0])
     if warmup:
         _timed(gathered, engines, [replace(each, max_tokens=warmup) for each in asked])
     wanted = [replace(each, max_tokens=case.settings.max_tokens) for each in asked]
