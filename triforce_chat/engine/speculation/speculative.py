@@ -156,7 +156,8 @@ class Speculative:
         if plan.parents and self.planner.trees is not None:
             tree = self.planner.trees.draft(seq, plan.parents, sampler)
             return tree if match is None else grafted(tree, match.tokens[0, : plan.branch])
-        draft = plan.arm.drafter.propose(seq, n, sampler)
+        # Whole rounds of a level below may make more than was asked for.
+        draft = plan.arm.drafter.propose(seq, n, sampler).first(self.cache.limit - seq.known)
         if match is None or plan.threshold == NEVER:
             return draft
         certain = Draft.one_hot(match.tokens[:, :n], vocabulary, draft.probs.dtype)
@@ -245,6 +246,7 @@ class Speculative:
 
     def _plan(self, seq: TokenBuffer, end: int) -> Plan:
         """Plan the next round of an answer that may grow to ``end`` tokens."""
+        end = min(end, self.cache.limit + 1)
         if (forced := self._forced(end - seq.known - 1)) is not None:
             return forced
         return self._choose(seq, end, 0 if self._match(seq) is None or self.found is None else self.found[2])
@@ -253,7 +255,8 @@ class Speculative:
         self.planner.sequences = self.model.sequences
         # More rows of all sequences would take the attention over their common tokens another pass.
         together = max(1, ROWS // self.model.sequences - 1)
-        return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1, together), match)
+        most = min(self.planner.most, end - seq.known - 1, together)
+        return self.planner.choose(seq.known - self.cache.forgotten, most, match)
 
     def _match(self, seq: TokenBuffer) -> Match | None:
         """The match that lookup finds after the known tokens."""
