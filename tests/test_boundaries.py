@@ -123,11 +123,12 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
     own = {name for name in package if name.startswith("triforce_chat.cli")}
     sampling = (".engine", ".engine.sampling", ".engine.sampling.options")
     stacks = (".engine.speculation", ".engine.speculation.stack_specs")
+    eviction = (".engine.cache", ".engine.cache.eviction")
     settings = [
         ".settings",
         *(f".settings.{name}" for name in ("options", "settings", "sizes", "specification", "umask")),
     ]
-    ends = ("", ".errors", *sampling, *stacks, *settings)
+    ends = ("", ".errors", *sampling, *stacks, *eviction, *settings)
     assert package - own == {f"triforce_chat{end}" for end in ends}
 
 

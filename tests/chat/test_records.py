@@ -126,7 +126,17 @@ def test_a_comparison_of_nothing() -> None:
 def test_the_kinds_of_events_are_a_promise_to_programs() -> None:
     """A class may be renamed; the names in ``--jsonl`` stay."""
     assert {event.kind for event in get_args(ChatEvent)} == {
-        *("prefilled", "calibrated", "verified", "rebuilt", "text", "finished", "retraced", "sourced")
+        *(
+            "prefilled",
+            "forgot",
+            "calibrated",
+            "verified",
+            "rebuilt",
+            "text",
+            "finished",
+            "retraced",
+            "sourced",
+        )
     }
     assert Outcome.kind == "outcome"
 

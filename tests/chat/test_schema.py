@@ -38,12 +38,13 @@ from triforce_chat.chat.records import (
 )
 from triforce_chat.chat.schema import Kind, load_schema
 from triforce_chat.cli.app import app
-from triforce_chat.engine.events import Calibrated, Retraced
+from triforce_chat.engine.events import Calibrated, Forgot, Retraced
 
 ENVELOPE = {"schema", "event", "side"}
 PARTS = {"looked_up", "side", "place", "source", "citation"}  # of events
 LATER: list[ChatEvent] = [
     Calibrated(3, 48),
+    Forgot(320, 410),
     Retraced(3, 7),
     Sourced(
         (Source("A book", "page", 12, 0.4, "She paid."),),

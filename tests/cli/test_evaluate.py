@@ -162,6 +162,18 @@ def test_acceptance_by_kind_temperature_context_and_policy(shelf: Path) -> None:
     assert "alpha: middle level under the target" in shown
 
 
+def test_a_stream_that_is_forgotten(shelf: Path) -> None:
+    arguments = ("eviction", shelf / "a.txt", shelf / "b.txt", "--model", shelf / "model")
+    value = found(*arguments, "--tokens", "1400", "--keep", "300", "--example", "0")
+    assert [row["rule"] for row in value["rows"]] == [*value["rules"]]
+    assert value["tokens"] == 1400
+    for row in value["rows"]:
+        assert row["parts"][-1]["end"] == 1400
+        assert row["perplexity"] > 1
+    shown = run(*arguments, "--tokens", "400", "--keep", "300", "--rules", "h2o", "--example", "1500").stdout
+    assert "continued, h2o: " in shown
+
+
 def test_sparsity_by_layer_and_distance(shelf: Path) -> None:
     arguments = ("sparsity", shelf / "a.txt", shelf / "b.txt", "--model", shelf / "model")
     sizes = ("--contexts", "700", "--budgets", "128,512", "--places", "2")
@@ -181,9 +193,13 @@ def test_sparsity_by_layer_and_distance(shelf: Path) -> None:
     ("arguments", "code", "told"),
     [
         (("sparsity", "--policies", "best"), 2, "no policy 'best'"),
+        (("sparsity", "--policies", "mean,h2o"), 2, "the policy 'h2o' scores no chunks"),
         (("sparsity", "--budgets", "64"), 2, "the least is 88"),
         (("sparsity", "--contexts", "100000"), 4, "add documents"),
         (("perplexity", "--contexts", "many"), 2, "'many' is not a list of numbers"),
+        (("eviction", "--rules", "luck"), 2, "no rule 'luck'; choose of window, streaming"),
+        (("eviction", "--keep", "100"), 2, "--keep 100 is too small: 16 sinks, a window of 240"),
+        (("eviction", "--tokens", "500", "--keep", "600"), 4, "600 would not be forgotten"),
         (("perplexity", "--contexts", "1"), 2, "2 or more"),
         (("perplexity", "--strides", "8192"), 2, "from 1 to 8191"),
         (("acceptance", "--policies", "best"), 2, "no policy 'best'"),

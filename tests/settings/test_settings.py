@@ -27,6 +27,8 @@ from triforce_chat.settings.settings import CHANGEABLE, DTYPES, POLICIES, STACKS
         ("draft_gamma", 32),
         ("max_tokens", 1),
         ("context", 1),
+        ("endless", "streaming"),
+        ("keep", 293),
     ],
 )
 def test_accepted(name: str, value: Any) -> None:
@@ -50,6 +52,12 @@ def test_accepted(name: str, value: Any) -> None:
         ({"tree": "bush"}, "no tree 'bush'; choose one of chain, auto"),
         ({"tree_size": 64}, "tree-size must be at most 63, not 64"),
         ({"draft_gamma": 33}, "draft-gamma must be at most 32, not 33"),
+        ({"endless": "rot"}, "no endless 'rot'; choose one of off, streaming, h2o"),
+        (
+            {"endless": "h2o", "keep": 200},
+            "--keep 200 is too small: 16 sinks, .* take 281",
+        ),
+        ({"endless": "h2o", "tp": 2}, "--endless h2o runs on a CPU in one process"),
     ],
 )
 def test_refused(values: dict[str, Any], complaint: str) -> None:

@@ -24,8 +24,9 @@ from support.emulated_graphs import captured_pair, emulate
 from support.labs import ARCHITECTURES, SMALL_BUDGET, random_model, spell
 from support.tiny_models import write_quantized_gguf
 from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.storage import KVBuffer, Shape
-from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
+from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import (
     META,
     DryRank,

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cache.storage import UNLIMITED
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.forward.target_state import NEVER
@@ -43,6 +44,8 @@ ROOM = 128
 
 class ToyCache:
     """Holds ids where a real cache holds keys and values."""
+
+    limit, forgotten = UNLIMITED, 0
 
     def __init__(self) -> None:
         self.ids: list[int] = []

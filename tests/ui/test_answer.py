@@ -13,7 +13,8 @@ from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
 from triforce_chat.chat.events import ChatEvent
-from triforce_chat.engine.events import Calibrated, Finished, Prefilled, Rebuilt, Text, Verified
+from triforce_chat.engine.events import Calibrated, Finished, Forgot, Prefilled, Rebuilt, Text, Verified
+from triforce_chat.storage.sessions.serialization import dump_statistics, load_tally
 from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.panel import EnginePanel
@@ -204,6 +205,25 @@ def drawn(panel: EnginePanel, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=24)
     console.print(panel)
     return written(console).splitlines()
+
+
+@pytest.mark.parametrize("width", [50, 80, 160])
+def test_the_panel_says_what_was_forgotten(width: int) -> None:
+    """While the prompt is read, and as long as the answer grows; an endless conversation has no limit to show."""
+    panel, line = EnginePanel("stack", 0), "12,340 tokens of 20,532"
+    panel.add(Prefilled(done=31_000, total=41_000, cached=1_000, seconds=3.0))
+    assert not any("forgotten" in each for each in drawn(panel, width))
+    panel.add(Forgot(12_340, 20_532))
+    for event in (None, Prefilled(41_000, 41_000, 0, 4.0), Text((1,), "a")):
+        if event is not None:
+            panel.add(event)
+        (shown,) = (each for each in drawn(panel, width) if "forgotten" in each)
+        assert line in shown
+    assert not any("context" in each for each in drawn(panel, width))
+    panel.add(Finished("stop", 41_000, 0, 1, 4.0, 4.1, 0.1))
+    assert f"forgotten: {line}" in formatting.summary(panel.tally)
+    stored = load_tally(dump_statistics(panel.tally), [1], "a")
+    assert stored.forgot == panel.tally.forgot
 
 
 def test_panel_while_reading() -> None:

@@ -67,7 +67,7 @@ class Conversation(ChatHistory, Protocol):
 
     @property
     def context_limit(self) -> int:
-        """Tokens that prompt and answer may take together."""
+        """Tokens that prompt and answer may take together; 0: any number."""
         ...
 
     def ask(self, question: str) -> Generator[ChatEvent, None, None]:

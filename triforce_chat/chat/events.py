@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from triforce_chat.engine.events import Event, Finished, Prefilled, Rebuilt, Text, Verified
+from triforce_chat.engine.events import Event, Finished, Forgot, Prefilled, Rebuilt, Text, Verified
 
 Side = Literal["speculative", "autoregressive"]
 ALARM = 1e-4  # a p-value below this is a failure
@@ -101,6 +101,7 @@ class Tally:
     levels: dict[str, LevelTally] = field(default_factory=dict)
     rebuilds: list[Rebuilt] = field(default_factory=list)
     prefill: Prefilled | None = None
+    forgot: Forgot | None = None
     finished: Finished | None = None
     sourced: Sourced | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -117,6 +118,8 @@ class Tally:
         match event:
             case Prefilled():
                 self.prefill = event
+            case Forgot():
+                self.forgot = event
             case Verified():
                 self._level(event.level).add(event)
                 self.latest[event.level] = event

@@ -22,6 +22,8 @@ class RunInfo:
     automatic: bool = False  # the model was chosen for this machine, not named
     weights: str = ""  # format of quantized weights that stay as they are, such as Q4_K_M
     kv: str = ""  # format of keys and values, if another one than the weights'
+    endless: str = ""  # how an endless conversation forgets
+    keep: int = 0  # tokens that it holds; 0: it does not forget
     calibration: str = ""  # names the measured figures that a seeded answer was planned by
 
 
@@ -36,6 +38,7 @@ def answer_object(tally: Tally, run_info: RunInfo, error: TriforceError | None =
         **({"automatic": True} if run_info.automatic else {}),
         **({"weights": run_info.weights} if run_info.weights else {}),
         **({"kv": run_info.kv} if run_info.kv else {}),
+        **({"endless": run_info.endless, "keep": run_info.keep} if run_info.keep else {}),
         "draft": run_info.draft,
         "stack": run_info.stack,
         **({"calibration": run_info.calibration} if run_info.calibration else {}),
@@ -57,6 +60,7 @@ def turn_object(tally: Tally) -> dict[str, Any]:
         },
         "timing": timing_object(tally),
         "speculation": speculation_object(tally),
+        **({"forgotten": asdict(tally.forgot)} if tally.forgot else {}),
         **(sources_object(tally.sourced) if tally.sourced else {}),
     }
 

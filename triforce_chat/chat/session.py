@@ -81,7 +81,7 @@ class ChatSession:
 
     @property
     def context_limit(self) -> int:
-        return self.engine.context
+        return 0 if self.settings.eviction else self.engine.context
 
     @cached_property
     def vocabulary(self) -> str:
@@ -112,7 +112,7 @@ class ChatSession:
     def add(self, document: Document) -> int:
         added = self.transcript.add(document)
         try:
-            check_document(added, self.context_used, self.settings.max_tokens, self.context_limit)
+            check_document(added, self.context_used, self.settings.max_tokens, self.engine.context)
         except DoesNotFit:
             self.transcript.pending.pop()
             raise
@@ -134,9 +134,9 @@ class ChatSession:
         """
         known = [turn if self._knows(turn) else replace(turn, vocabulary="") for turn in turns]
         retokenized = self.transcript.restore(known, pending, self.vocabulary)
-        if self.context_used > self.context_limit:
+        if self.context_used > self.engine.context:
             raise DoesNotFit(
-                f"the session has {self.context_used:,} tokens, but the context holds {self.context_limit:,}; "
+                f"the session has {self.context_used:,} tokens, but the context holds {self.engine.context:,}; "
                 "choose a longer --context or a model that has one"
             )
         return retokenized
@@ -217,14 +217,14 @@ class ChatSession:
     def question_ids(self, question: str) -> list[int]:
         """The tokens of a question, behind passages of the documents if they are long and the context has room."""
         ids = self.transcript.question_ids(question, self.settings.passages)
-        fits = self.context_used + len(ids) + self.settings.max_tokens <= self.context_limit
+        fits = self.context_used + len(ids) + self.settings.max_tokens <= self.engine.context
         return ids if fits else self.encode(question)
 
     def request(self, question: Sequence[int], answer_so_far: Sequence[int] = ()) -> Request:
         """The engine's request for a question in tokens, or for the rest of its answer. Raises DoesNotFit."""
         prompt = self.transcript.prompt(question)
         max_tokens = self.settings.max_tokens
-        check_question(len(prompt.ids) + len(answer_so_far), max_tokens, self.context_limit)
+        check_question(len(prompt.ids) + len(answer_so_far), max_tokens, self.engine.context)
         thinking = self.transcript.format.thinking_after(prompt.ids)
         return Request(
             prompt.ids,
@@ -282,8 +282,10 @@ class ChatSession:
         """Find the pages that an answer attended to, and check the pages that it names and what it quotes."""
         started = time.perf_counter()
         cited, quotes = check_citations(tally.text, self.documents), check_quotes(tally.text, self.documents)
-        if is_denial(tally.text):
-            stands = standing(question, self.documents)
+        if (
+            is_denial(tally.text) or self.settings.eviction
+        ):  # what was forgotten cannot be told from what was not read
+            stands = standing(question, self.documents) if is_denial(tally.text) else ()
             yield Sourced((), cited, time.perf_counter() - started, quotes, stands)
             return
         documents = self.transcript.tokenized_documents

@@ -14,7 +14,7 @@ import typer
 
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
 from triforce_chat.cli.options import PARALLEL, Documents, Parallel
-from triforce_chat.cli.output import print_json, screen_of
+from triforce_chat.cli.output import print_json, screen_of, show_warning
 from triforce_chat.cli.reading import read_all
 from triforce_chat.cli.run_info import planned, run_info_of
 from triforce_chat.errors import ExactnessError, Interrupted, UsageError
@@ -62,7 +62,7 @@ def summarize(
     # A summary is of the whole; its prompt's words would find passages that merely share them.
     options, question = dataclasses.replace(options, passages=0), prompt("summarize")
     if by is None:
-        answer(documents, question, options, compare_autoregressive)
+        answer(documents, question, options, compare_autoregressive, of_the_whole=True)
     elif compare_autoregressive:
         raise UsageError(
             "--by chapter answers once for each chapter; --compare-autoregressive compares one answer"
@@ -131,9 +131,21 @@ def answer(
     options: Options,
     compare: bool,
     schema: dict[str, Any] | None = None,
+    of_the_whole: bool = False,
 ) -> None:
-    """Answer one question in the form that the options ask for, and in JSON of the ``schema`` if there is one."""
+    """Answer one question in the form that the options ask for, and in JSON of the ``schema`` if there is one.
+
+    ``of_the_whole``: the answer is worth little if only a part of the documents is seen.
+    """
     session, options, screen, run_info = opened(documents, options)
+    eviction = session.settings.eviction
+    if of_the_whole and eviction and session.context_used > eviction.left:
+        show_warning(
+            options,
+            screen,
+            f"the beginning will have been forgotten: of {session.context_used:,} tokens, --endless keeps at most "
+            f"{eviction.keep:,}",
+        )
     session.schema = schema
     show = compare_once if compare else answer_once
     reason = show(session, question, options, screen, run_info)

@@ -18,7 +18,7 @@ from triforce_chat.cli.output import screen_of, show_notes, show_warning
 from triforce_chat.cli.reading import read_all, read_one
 from triforce_chat.errors import TriforceError, UsageError
 from triforce_chat.settings.options import Options
-from triforce_chat.settings.settings import AUTO
+from triforce_chat.settings.settings import AUTO, OFF
 
 if TYPE_CHECKING:
     from triforce_chat.chat.conversation import Conversation
@@ -46,10 +46,13 @@ def chat(
         raise UsageError("--json and --jsonl go with ask and summarize")
     if last and name is not None:
         raise UsageError("--continue takes the last session; omit it to name one with --session")
-    if "-" in (documents or []):
+    documents = documents or []
+    if options.endless != OFF:  # whose stream of questions may be named
+        documents = [each for each in documents if each != "-"]
+    if "-" in documents:
         raise UsageError("chat reads your questions from standard input; give it the document as a file")
     given = frozenset(given_flags(command_line))
-    start: Start | int = Start(options, name, last, tuple(documents or ()), given=given)
+    start: Start | int = Start(options, name, last, tuple(documents), given=given)
     while isinstance(start, Start):
         start = talk(start)
         free_memory()  # of the weights, before others are loaded
@@ -169,7 +172,9 @@ def model_label(options: Options, session: ChatSession, automatic: bool) -> str:
     loaded = session.loaded
     formats = [loaded.format] if loaded.stored else []
     formats += [f"keys and values in {loaded.kv_format}"] if loaded.kv_format else []
-    return f"{label} in {', '.join(formats)}" if formats else label
+    label = f"{label} in {', '.join(formats)}" if formats else label
+    eviction = session.settings.eviction
+    return f"{label}, endless by {eviction.policy} in {eviction.keep:,} tokens (lossy)" if eviction else label
 
 
 def surroundings(opener: SessionOpener, conversation: Conversation, label: str) -> Surroundings:

@@ -72,6 +72,39 @@ def perplexity(
 
 
 @command(app)
+def eviction(
+    documents: Documents,
+    options: Options,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the stream.")] = 65_536,
+    rules: Annotated[
+        str, typer.Option(help="By what the cache forgets.")
+    ] = "window,streaming,h2o,streaming-h2o,recomputation",
+    sample: Annotated[
+        int, typer.Option(min=1, help="Read one of so many windows again, for recomputation.")
+    ] = 8,
+    example: Annotated[
+        int, typer.Option(min=0, help="Continue so many tokens by each rule with a fifth of them; 0: do not.")
+    ] = 2048,
+) -> None:
+    """Perplexity of a stream that the model's own cache, of --keep tokens, forgets as it goes."""
+    names = rules.split(",")
+    screen = screen_of(options)
+    from triforce_chat.lab.evaluation import runs
+    from triforce_chat.lab.evaluation.eviction import RECOMPUTED, RULES, SHARE, Plan, rule_of
+
+    for name in names:
+        if name not in RULES:
+            raise UsageError(f"no rule '{name}'; choose of {', '.join(RULES)}")
+        for keep in () if name == RECOMPUTED else (options.keep, *([example // SHARE] if example else [])):
+            rule_of(name, keep)  # raises UsageError for a cache that is too small
+    texts = read_all(documents, options, screen)
+    options = with_shown_model(options, screen)
+    loaded = open_model(options, options.model, screen)
+    plan = Plan(options.keep, tokens, names, sample, example)
+    show(options, screen, runs.eviction(loaded, texts, plan, progress(screen)))
+
+
+@command(app)
 def logits(
     documents: Documents,
     options: Options,
@@ -234,8 +267,12 @@ def sparsity(
         dataclasses.replace(options.settings, policy=name)  # raises UsageError for an unknown one
     screen = screen_of(options)
     from triforce_chat.engine.cache.layout import Budget
+    from triforce_chat.engine.speculation.stacks import HEAVY
     from triforce_chat.lab.evaluation import runs
     from triforce_chat.lab.evaluation.sparsity import Plan
+
+    if HEAVY in names:
+        raise UsageError(f"the policy '{HEAVY}' scores no chunks, which this compares; leave it out")
 
     plan = Plan(sizes, names, Budget(chunk=options.chunk))
     texts = read_all(documents, options, screen)

@@ -15,6 +15,7 @@ from triforce_chat.cli.engines import follows_rank_zero
 from triforce_chat.cli.failures import failures
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import OPTIONS, Options
+from triforce_chat.settings.settings import OFF
 from triforce_chat.settings.specification import SettingSpec
 
 # The values of other settings are in their specifications.
@@ -30,6 +31,7 @@ Documents = Annotated[
 ]
 Parallel = Annotated[int, typer.Option(min=1, help="Questions about the same documents answered at once.")]
 PARALLEL = 8
+ENDLESS = ("chat", "ask", "summarize")  # the commands whose conversations may have no end
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -50,6 +52,8 @@ def _register(app: typer.Typer, run: Command) -> Command:
 
     def called(invocation: typer.Context, **values: Any) -> None:
         with failures(values["debug"]):
+            if values["endless"] != OFF and run.__name__ not in ENDLESS:
+                raise UsageError(f"--endless is for {', '.join(ENDLESS)}")
             values |= _user_values(invocation) | dict.fromkeys(contexts, invocation)
             if not follows_rank_zero(values["tp"]):
                 flat(**values)

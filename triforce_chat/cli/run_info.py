@@ -18,7 +18,11 @@ def run_info_of(options: Options, automatic: bool, session: ChatSession, load_s:
 
     loaded = session.loaded
     weights = loaded.stored.format if loaded.stored else ""
-    return RunInfo(options.model, loaded.draft, options.stack, load_s, automatic, weights, loaded.kv_format)
+    info = RunInfo(options.model, loaded.draft, options.stack, load_s, automatic, weights, loaded.kv_format)
+    eviction = session.settings.eviction
+    return (
+        info if eviction is None else dataclasses.replace(info, endless=eviction.policy, keep=eviction.keep)
+    )
 
 
 def planned(run_info: RunInfo, session: ChatSession) -> RunInfo:

@@ -45,6 +45,13 @@ class Draft:
         """A draft of given tokens [B, n], each with probability 1: not drawn, but looked up."""
         return Draft(tokens, one_hot(tokens, vocabulary, dtype))
 
+    def first(self, n: int) -> Draft:
+        """At most the first n tokens of a chain."""
+        if len(self) <= n:
+            return self
+        count = None if self.count is None else self.count.clamp_max(n)
+        return Draft(self.tokens[:, :n], self.probs[:, :n], count)
+
     @property
     def counted(self) -> Tensor:
         """Number of valid tokens in each row: [B]."""

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.attribution import attribute
+from triforce_chat.engine.cache.evicting import EvictingCache
+from triforce_chat.engine.cache.eviction import Eviction
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
 from triforce_chat.engine.detokenizer import AnswerText, TextCodec, Thinking
@@ -22,6 +24,7 @@ from triforce_chat.engine.events import (
     Event,
     Finished,
     FinishReason,
+    Forgot,
     Prefilled,
     Retraced,
     Text,
@@ -96,7 +99,8 @@ class Engine:
 
     ``context`` is the largest number of tokens of prompt and answer together; ``storage`` makes the KV storage of the
     full cache for a shape and a capacity in tokens, ``buffer`` that of a stack's small caches. ``calibrations`` keeps
-    what planners have measured. ``executor`` is another engine's, where both take turns.
+    what planners have measured. ``executor`` is another engine's, where both take turns. ``eviction``: how the full
+    cache forgets, if the context is longer than it; answers are then exact relative to that cache.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class Engine:
         calibrations: CalibrationStore | None = None,
         buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
         executor: Executor | None = None,
+        eviction: Eviction | None = None,
     ) -> None:
         self.target, self.draft, self.context = target, draft, context
         self.buffer, self.others = buffer, executor
@@ -118,7 +123,10 @@ class Engine:
         self.calibrations = calibrations or NoCalibrations()
         self.eos_ids, self.decode = codec.eos_ids, codec.decode
         self.group = target.group
-        self.full = FullCache(target.shape, context + SLACK, storage=storage)
+        if eviction is None:
+            self.full = FullCache(target.shape, context + SLACK, storage=storage)
+        else:
+            self.full = EvictingCache(target.shape, eviction, target.frequencies, SLACK, storage)
         self.prefix = PrefixCache(target, self.full, prefix_store or NullStore(), self._rollback)
         self.pending: deque[Event] = deque()  # events of the levels, emitted with the next tokens
         self.restack(options or StackOptions())
@@ -141,10 +149,11 @@ class Engine:
         """This engine, if ``fork`` can make others like it, whose forwards are worth running together.
 
         Not where every forward streams keys and values from host memory, which would have to come once for each; nor
-        where a draft reads the state of the target's latest forward; nor on a GPU without graphs, or with several
-        ranks.
+        where a draft reads the state of the target's latest forward, or where the cache forgets; nor on a GPU without
+        graphs, or with several ranks.
         """
-        alone = self.full.storage.streams or self.target.state is not None or self.group.size > 1
+        alone = self.full.storage.streams or self.full.evicts or self.group.size > 1
+        alone = alone or self.target.state is not None
         on_gpu = self.target.device.type == "cuda"
         return None if alone or (on_gpu and not self.target.captures) else self
 
@@ -281,9 +290,13 @@ class Engine:
             self.calibrator.begin(length)  # before the prefill: what pays is prepared meanwhile
         answer = Answer(self, request, self._builder(PLAIN).build() if plain else self.top)
         meanwhile = answer.top.preparations(length, answer.sampler)
+        forgotten = 0
         for progress in self.prefix.prefill(request.history[:-1], request.spans, meanwhile):
             cached = progress.cached
             yield progress
+            if self.full.forgotten != forgotten:
+                forgotten = self.full.forgotten
+                yield self.forgot
         ready = began = time.perf_counter()
         if not plain and self.options.repeatable:
             if self.calibrator.lacks(length):
@@ -337,11 +350,14 @@ class Engine:
             pass
         sampler = Sampler(request.sampling, len(request.prompt))
         history = self._tensor([*request.prompt, *made])
-        for first in range(len(request.prompt), len(history), rows):
-            fed = history[: min(first + rows, len(history)) - 1]
+        first = len(request.prompt)
+        while first < len(history):
+            self.full.make_room()
+            fed = history[: min(first + rows - 1, len(history) - 1, self.full.limit)]
             n = len(fed) - first + 1
             logits = self.target(self.full.pending(fed)[None], self.full, n)[0]
             yield sampler.scores(logits, fed), history[first : first + n]
+            first += n
         self.settle(history.tolist())
 
     def attribute(self, request: Request, made: Sequence[int]) -> Generator[Retraced, None, list[float]]:
@@ -353,6 +369,11 @@ class Engine:
         prompt = len(request.prompt)
         given = self._tensor(tokens)
         return (yield from attribute(self.target, self.full, given, prompt - 1, prompt, self.group))
+
+    @property
+    def forgot(self) -> Forgot:
+        """What the full cache has evicted."""
+        return Forgot(self.full.forgotten, self.full.length)
 
     def settle(self, tokens: Sequence[int]) -> None:
         """Commit ``tokens``, the last of which is not in the cache yet."""
@@ -379,10 +400,14 @@ class Answer:
         request, room, device = self.request, self.most + SCRATCH, self.engine.target.device
         history = TokenBuffer.of(request.history, room, device, request.forced)
         self.engine.pending.clear()
+        forgotten = self.engine.full.forgotten
         try:
             for ids in self._decode(history):
                 self.first = self.first or time.perf_counter()
                 yield from self._drain()
+                if self.engine.full.forgotten != forgotten:
+                    forgotten = self.engine.full.forgotten
+                    yield self.engine.forgot
                 yield self._commit(ids)
                 if self.reason is not None:
                     break

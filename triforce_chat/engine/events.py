@@ -26,6 +26,15 @@ class Prefilled:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgot:
+    """The cache of an endless conversation has evicted tokens, or had done so before this answer."""
+
+    kind: ClassVar[str] = "forgot"
+    tokens: int  # that it does not hold any more
+    total: int  # that it has been fed
+
+
+@dataclass(frozen=True, slots=True)
 class Calibrated:
     """Progress of measuring this machine before an answer that is to be repeatable; the last has ``done == total``."""
 
@@ -93,4 +102,4 @@ class Retraced:
     total: int
 
 
-Event = Prefilled | Calibrated | Verified | Rebuilt | Text | Finished | Retraced
+Event = Prefilled | Forgot | Calibrated | Verified | Rebuilt | Text | Finished | Retraced

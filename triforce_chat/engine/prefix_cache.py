@@ -100,6 +100,7 @@ class PrefixCache:
         """Drop everything after the first ``length`` tokens, in the other caches of the stack as well."""
         self.store.cut(length)
         self._rollback_stack(length)
+        length = min(length, self.full.length)  # a cache that forgets may be empty now
         del self.ids[length:]
         self.prefilled = min(self.prefilled, length)
         while self.chunks and self.chunks[-1].end > length:
@@ -122,7 +123,7 @@ class PrefixCache:
 
         A partial chunk with decoded tokens is completed instead: a turn computes only what is new.
         """
-        if len(plan) > len(self.chunks):
+        if len(plan) > len(self.chunks) and not self.full.evicts:
             end = plan[len(self.chunks)].end
             if min(end, len(self.ids)) <= self.prefilled:
                 self.rollback(self.complete)
@@ -146,7 +147,8 @@ class PrefixCache:
         """Prefill a piece, at most up to the next chunk boundary."""
         done = len(self.ids)
         chunk = next((each for each in plan if each.end > done), None)
-        end = chunk.end if chunk else len(prompt)
+        self.full.make_room()
+        end = min(chunk.end if chunk else len(prompt), self.full.limit)
         if self.piece and self.target.sequences > 1:
             end = min(end, done + self.piece)
         ids = list(prompt[done:end])

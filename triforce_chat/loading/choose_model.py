@@ -111,7 +111,7 @@ def described(name: str, settings: Settings, computer: Computer) -> Description:
 def objection(model: Description, settings: Settings, computer: Computer) -> str | None:
     """Why a model does not suit the machine, in one line for the user; None if it does."""
     (device, _, memory), own = computer.machine, Dimensions.of(model.fields)
-    context = settings.context or USEFUL_CONTEXT
+    context = settings.room or USEFUL_CONTEXT
     if not own.divides_among(settings.tp):
         return f"{model.name} answers better, but {settings.tp} processes cannot share it"
     if context > model.context:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
+from triforce_chat.engine.cache.eviction import SINKS, WINDOW
+from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
 from triforce_chat.loading.compile_job import Job

@@ -77,6 +77,12 @@ def may_keep_format(settings: Settings, device: str) -> bool:
     return roomy and settings.dtype in (AUTO, STORED) and settings.tp == 1
 
 
+def require_cpu_if_endless(settings: Settings, device: str) -> None:
+    """Raises UsageError if an endless conversation is to run on a GPU."""
+    if settings.eviction and device != "cpu":
+        raise UsageError(f"--endless {settings.endless} runs on a CPU only, so far: choose --device cpu")
+
+
 def require_gpu(settings: Settings, why: str) -> None:
     """Raises UsageError if this runs on the CPU; ``why``: what for a GPU is needed."""
     if device_and_dtype(settings)[0] == "cpu":

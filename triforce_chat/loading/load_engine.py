@@ -9,12 +9,20 @@ from typing import Any
 
 import torch
 
+from triforce_chat.engine.cache.eviction import ENDLESS
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.errors import ModelError, OutOfMemory
-from triforce_chat.loading.device import cap_memory, device_and_dtype, keeps_format, kv_dtype, require_kv
+from triforce_chat.loading.device import (
+    cap_memory,
+    device_and_dtype,
+    keeps_format,
+    kv_dtype,
+    require_cpu_if_endless,
+    require_kv,
+)
 from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import (
     draft_name,
@@ -53,11 +61,12 @@ def load_engine(
     """
     settings = spec.settings
     device, dtype = device_and_dtype(settings)
+    require_cpu_if_endless(settings, device)
     if spec.device_memory:
         cap_memory(torch.device(device), spec.device_memory)
     attention.register()
     model = describe_source(resolve(settings.model, report=hooks.progress))
-    wanted = model.reach(settings.context)  # fails before anything else is downloaded
+    wanted = model.reach(settings.room)  # fails before anything else is downloaded
     place = placement(torch.device(device), dtype)
     if keeps_format(settings, device) and as_stored(model, place.device, dtype).stored:
         place.compile(hooks.note)  # before the plan, which depends on whether that works
@@ -80,7 +89,7 @@ def load_engine(
         context=wanted,
         ranks=1 if whole else group.size,
         keep_format=keep and not whole,
-        before_weights=partial(hooks.before_weights, plan.workload.context),
+        before_weights=partial(hooks.before_weights, context_of(plan, settings)),
     )
     load = partial(load, dtype=target.model.dtype, keep_format=keep)
     draft = load_draft(settings, drafting, target, load, hooks.note)
@@ -109,23 +118,31 @@ def build_engine(
     draft: LoadedModel | None,
 ) -> Engine:
     """The engine over models that are in memory, with its KV where the plan puts it. Raises OutOfMemory."""
-    prefix_store = hooks.prefix_store(target)  # before the runner repacks the weights
+    eviction = spec.settings.eviction
+    # Before the runner repacks the weights. What is left of an endless conversation is of no use to others.
+    prefix_store = None if eviction else hooks.prefix_store(target)
     try:
         forward, drafting = runners(target, draft, group)
         return Engine(
             forward,
-            plan.workload.context,
+            context_of(plan, spec.settings),
             TextCodec(decoder(target.tokenizer), target.eos_ids),
             drafting,
             stack_for(spec.settings, target),
             prefix_store,
             kv_storage(plan, spec.settings, hooks.note),
-            hooks.calibrations(target, draft, group.size),
+            None if eviction else hooks.calibrations(target, draft, group.size),
+            eviction=eviction,
         )
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise no_memory(plan.workload.context) from error
+
+
+def context_of(plan: MemoryPlan, settings: Settings) -> int:
+    """Tokens that a prompt and its answer may have."""
+    return ENDLESS if settings.eviction else plan.workload.context
 
 
 def load_draft(

@@ -23,6 +23,7 @@ from triforce_chat.memory_plan.inputs import (
 )
 from triforce_chat.memory_plan.messages import offload_line, plan_line, shortage
 from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, place_kv
+from triforce_chat.memory_plan.workload import Workload
 from triforce_chat.models.describe import Description, as_stored
 from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.progress import Note
@@ -115,13 +116,22 @@ def _plan(
 
     def with_budget(largest: int) -> MemoryPlan:
         stack = stack_options(settings, model.context, largest)
-        workload = workload_of(model, draft, context, stack, device, dtype, gpus, kv)
+        workload = with_weighing(workload_of(model, draft, context, stack, device, dtype, gpus, kv), settings)
         return place_kv(workload, memory, offload_of(settings))
 
     usual = with_budget(LARGEST_BUDGET)
     # With a seed the answer must not depend on how much memory happens to be free.
     larger = map(with_budget, STREAMED_BUDGETS if usual.offloaded and settings.seed is None else ())
     return next((plan for plan in larger if plan.fits and plan.resident == usual.resident), usual)
+
+
+def with_weighing(workload: Workload, settings: Settings) -> Workload:
+    """The workload, with the queries by which an endless conversation's cache weighs its tokens."""
+    rule = settings.eviction
+    if rule is None or not rule.weighs:
+        return workload
+    layout = replace(workload.layout, queries=workload.layout.queries + rule.step)
+    return replace(workload, layout=layout)
 
 
 def keeps_stored(settings: Settings, device: str, plan: MemoryPlan) -> bool:
@@ -144,7 +154,7 @@ def shortened_to_fit(plan: MemoryPlan, settings: Settings, note: Note) -> Memory
     if plan.fits:
         return plan
     most = largest_context(plan.workload, plan.memory, offload, wanted)
-    if settings.context:
+    if settings.room:
         raise no_memory(wanted, shortage(plan, most))
     context = min(wanted, max(most, CONTEXT_STEP))
     note(plan_line(plan))

@@ -6,10 +6,11 @@ import dataclasses
 
 import torch
 
+from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.offload import BUFFERS
 from triforce_chat.engine.cache.storage import GRAIN
-from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
+from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.engine import SLACK
 from triforce_chat.engine.forward import onednn
 from triforce_chat.engine.group import RankGroup

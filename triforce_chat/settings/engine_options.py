@@ -42,11 +42,12 @@ def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUD
 
     ``positions`` is the context that the model was trained for; it counts unless the settings have one.
     """
-    context = settings.context or positions
+    context = settings.room or positions
     budget = settings.budget or max(SMALLEST_BUDGET, min(largest, context // BUDGET_SHARE))
     name, gamma, draft_gamma, middle = settings.stack, settings.gamma, settings.draft_gamma, settings.middle
-    seeded = settings.seed is not None
-    if seeded and name != "auto":
+    seeded, endless = settings.seed is not None, settings.eviction is not None
+    # What an endless conversation would forget while times are measured could not be brought back.
+    if seeded and (name != "auto" or endless):
         gamma, draft_gamma = gamma or SEEDED_GAMMA, draft_gamma or SEEDED_DRAFT_GAMMA
     if seeded and middle == "auto":
         middle = "full"
@@ -57,7 +58,7 @@ def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUD
         policy=settings.policy,
         middle=middle,
         budget=Budget(tokens=budget, chunk=settings.chunk),
-        repeatable=seeded,
+        repeatable=seeded and not endless,
         tree=tree_options(settings),
     )
 

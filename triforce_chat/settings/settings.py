@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from triforce_chat.engine.cache.eviction import EVICTIONS, Eviction
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation import stack_specs
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.specification import SettingSpec, setting, specifications
 
 AUTO = "auto"  # the model that suits this machine
+OFF = "off"
 STACKS = tuple(stack_specs.STACKS)
 TREES, MAX_TREE = stack_specs.TREES, stack_specs.MAX_TREE
-POLICIES = ("mean", "minmax", "attention")
+POLICIES = ("mean", "minmax", "attention", "h2o")
 MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
 THINK = ("auto", "on", "off")
@@ -90,6 +92,16 @@ class Parameters:
         example=6,
     )
     context: int | None = setting(None, "Context to allocate, in tokens.", minimum=1, example=32768)
+    endless: str = setting(
+        OFF,
+        f"Never fill the context: the model's own keys and values are evicted, by {', '.join(EVICTIONS)} (chat, ask, "
+        "summarize; on a CPU). Lossy; answers are exact relative to what is left.",
+        choices=(OFF, *EVICTIONS),
+        persistent=False,
+    )
+    keep: int = setting(
+        8192, "Tokens that --endless keeps, in place of --context.", minimum=1, persistent=False
+    )
     offload: bool = setting(
         False,
         "Keep all keys and values in host memory (by itself: those of the layers a GPU has no room for).",
@@ -169,6 +181,18 @@ class Settings(Parameters):
         if self.budget is not None and self.budget < smallest:
             raise UsageError(f"budget must be at least {smallest} tokens for chunks of {self.chunk}")
         Sampling(**{name: getattr(self, name) for name in SAMPLED if getattr(self, name) is not None})
+        if self.eviction and self.tp > 1:
+            raise UsageError(f"--endless {self.endless} runs on a CPU in one process, so far: leave --tp out")
+
+    @property
+    def eviction(self) -> Eviction | None:
+        """How the target's own cache forgets; None: it does not. Raises UsageError for a cache that is too small."""
+        return None if self.endless == OFF else Eviction.of(self.endless, self.keep)
+
+    @property
+    def room(self) -> int | None:
+        """Tokens of keys and values to allocate; None leaves that to the model."""
+        return self.context if self.endless == OFF else self.keep
 
     def with_text(self, name: str, text: str) -> Settings:
         """Change one setting as a user typed it; "default", or "auto" where that is no choice, restores the default.

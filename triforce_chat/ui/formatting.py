@@ -10,7 +10,7 @@ from statistics import fmean
 from rich.cells import cell_len
 
 from triforce_chat.chat.events import LevelTally, Tally
-from triforce_chat.engine.events import Prefilled
+from triforce_chat.engine.events import Forgot, Prefilled
 
 SEPARATOR = " · "
 BARS = "▁▂▃▄▅▆▇█"
@@ -71,8 +71,10 @@ def context_used(tally: Tally) -> int:
 
 
 def context_usage(used: int, limit: int) -> str:
-    """Used and available tokens of the context."""
-    return f"{used:,} / {limit:,} tokens ({percent(used / limit if limit else None)})"
+    """Used and available tokens of the context; ``limit`` 0: no end of it."""
+    if not limit:
+        return count(used, "token")
+    return f"{used:,} / {limit:,} tokens ({percent(used / limit)})"
 
 
 def prefill_rate(prefill: Prefilled) -> str:
@@ -109,7 +111,7 @@ def summary(tally: Tally) -> list[str]:
     done = tally.finished
     if done is None:
         return prefill_summary(tally)
-    pieces = [_ending(tally)]
+    pieces = [_ending(tally), *([f"forgotten: {forgotten(tally.forgot)}"] if tally.forgot else [])]
     if tally.ms_per_token:
         pieces += [f"{tally.ms_per_token:.1f} ms/token"]
     if tally.rounds:
@@ -117,6 +119,11 @@ def summary(tally: Tally) -> list[str]:
     pieces += [f"first token {duration(done.first_token_s)}"] if tally.token_ids else []
     pieces += [f"retrieval cache built {times(len(tally.rebuilds))}"] if tally.rebuilds else []
     return pieces
+
+
+def forgotten(forgot: Forgot) -> str:
+    """How many tokens an endless conversation has forgotten."""
+    return f"{count(forgot.tokens, 'token')} of {forgot.total:,}"
 
 
 def _ending(tally: Tally) -> str:

@@ -16,7 +16,7 @@ from triforce_chat.engine.events import Calibrated, Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
-from triforce_chat.ui.panel_help import ACCEPTED, CACHE, DRAFTING, SPEED
+from triforce_chat.ui.panel_help import ACCEPTED, CACHE, DRAFTING, FORGOTTEN, SPEED
 from triforce_chat.ui.theme import BAR, BAR_BACK, BORDER, BORDER_ALERT
 
 GAP = "   "
@@ -113,7 +113,8 @@ class EnginePanel:
         read = self.tally.prefill or Prefilled(0, 0, 0, 0.0)
         short = _progress(read).removesuffix(" tokens").strip()
         top = _bar(read) if width >= NARROW else _row("reading", [Text(short)], width)
-        return Group(top, _row("", [Text(piece) for piece in _prefill_pieces(read)], width))
+        pieces = _row("", [Text(piece) for piece in _prefill_pieces(read)], width)
+        return Group(top, pieces, *self._forgotten_rows(width))
 
     def _answer_rows(self, width: int) -> RenderableType:
         if self._measuring:
@@ -124,7 +125,13 @@ class EnginePanel:
             (SPEED, [Text(piece) for piece in self._pace_pieces()]),
             (CACHE, [Text(piece) for piece in self._rebuild_pieces()]),
         ]
-        return Group(*(_row(label, pieces, width) for label, pieces in rows), *self._history_rows(width))
+        rows_shown = [_row(label, pieces, width) for label, pieces in rows]
+        return Group(*rows_shown, *self._forgotten_rows(width), *self._history_rows(width))
+
+    def _forgotten_rows(self, width: int) -> list[Text]:
+        """What an endless conversation has forgotten, if anything."""
+        forgot = self.tally.forgot
+        return [_row(FORGOTTEN, [Text(formatting.forgotten(forgot))], width)] if forgot else []
 
     @property
     def _drafting(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 DRAFTING, ACCEPTED, SPEED, CACHE = "drafting", "drafts accepted", "speed", "retrieval cache"
+FORGOTTEN = "forgotten"
 
 PANEL = "panel"  # the topic of /help
 
@@ -29,6 +30,11 @@ EXPLAINED = (
         "one more.",
     ),
     (CACHE, "How often the part of the document that drafts read was chosen, how many tokens ago, and why."),
+    (
+        FORGOTTEN,
+        "With --endless: tokens of the conversation that the model does not see any more, of all that it has read and "
+        "written.",
+    ),
     (
         "bars",
         "Accepted tokens in each of the last rounds; ^ marks the rounds in which the retrieval cache was built.",

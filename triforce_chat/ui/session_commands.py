@@ -123,7 +123,8 @@ class SessionCommands(CommandTable):
     def cmd_tokens(self, _arguments: str) -> None:
         """Show how much of the context is used."""
         used, limit = self._conversation.context_used, self._conversation.context_limit
-        self._screen.note(f"context {formatting.context_usage(used, limit)}, {max(0, limit - used):,} left")
+        left = f", {max(0, limit - used):,} left" if limit else ", without a limit"
+        self._screen.note(f"context {formatting.context_usage(used, limit)}{left}")
 
     def cmd_clear(self, _arguments: str) -> None:
         """Start a new session with the same documents."""

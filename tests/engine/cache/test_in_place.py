@@ -23,6 +23,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text
 from triforce_chat.engine.forward.attention import read_attention
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.stacks import retrieval_cache
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -109,6 +110,48 @@ def test_the_selection_follows_every_row_of_every_verification(lab: Lab, chunk: 
             found.add(tuple(best))
     assert len(found) > 1
     assert made.reasons() == ["first"]
+
+
+def test_heavy_hitters_and_the_latest_tokens(lab: Lab) -> None:
+    """As H2O has it: by all queries of prefill and verifications alike, whether anybody asked for them or not."""
+    full, ids = FullCache(lab.target.shape, 400), lab.text(115)
+    cache = retrieval_cache(lab.target, full, SMALL_BUDGET, "h2o", lambda _: None)
+    assert isinstance(cache, InPlaceCache)
+    for end in (70, 110, 115):
+        lab.target.prefill(full.pending(torch.tensor(ids[:end])), full)
+    assert cache.ready(1)
+    layout = cache.layout
+    tail = SMALL_BUDGET.tokens // 2
+    assert (layout.chunk, layout.tail, layout.filled) == (1, 115 - tail, SMALL_BUDGET.tokens)
+    for layer in range(2):
+        got = paid(lab, ids, layer).unflatten(0, (2, 2)).sum((1, 2))  # [Hkv, n]
+        for head in range(2):
+            heavy = got[head, layout.sinks : layout.tail].topk(layout.chunks).indices.sort().values
+            wanted = [*range(layout.sinks), *(layout.sinks + heavy).tolist(), *range(115 - tail, 115)]
+            assert cache.slots[layer, head, : layout.filled].tolist() == wanted
+
+
+def test_heavy_hitters_of_a_prefill_outlast_a_rewind(lab: Lab) -> None:
+    made, ids = Made(lab, 1), lab.text(120)
+    made.cache = InPlaceCache(made.full, made.budget, made.told.append, half_life=None, weighs_all=True)
+    made.verify(ids, 5)
+    assert made.cache.ready(1)
+    for each in (made.full, made.cache):
+        each.truncate(90)
+    assert not made.cache.mass[..., 90:].any()
+    assert made.cache.ready(1)
+    assert made.cache.layout.total == 90
+    check(made.cache)
+
+
+def test_a_seed_counts_no_prefill(lab: Lab) -> None:
+    """Documents that are recalled from the disk bring no attention."""
+    full = FullCache(lab.target.shape, 400)
+    cache = retrieval_cache(lab.target, full, SMALL_BUDGET, "h2o", lambda _: None, repeatable=True)
+    lab.target.prefill(torch.tensor(lab.text(90)), full)
+    assert not cache.ready(1)
+    assert isinstance(cache, InPlaceCache)
+    assert not cache.mass.any()
 
 
 def test_attention_reads_the_listed_tokens_and_the_new_ones(lab: Lab) -> None:
@@ -231,14 +274,14 @@ def test_every_attention_on_a_cpu_weighs_alike(dtype: torch.dtype, chunk: int) -
 # In an engine
 
 
-def engine_of(lab: Lab, stack: str = "triforce", **options: Any) -> Engine:
-    return lab.engine(stack, policy="attention", **options)
+def engine_of(lab: Lab, stack: str = "triforce", policy: str = "attention", **options: Any) -> Engine:
+    return lab.engine(stack, policy=policy, **options)
 
 
 @pytest.mark.parametrize("stack", ["triforce", "retrieval", "auto"])
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_turns_with_rewinds_stay_greedy(lab: Lab, stack: str, chunk: int) -> None:
-    engine = engine_of(lab, stack, budget=replace(SMALL_BUDGET, chunk=chunk))
+@pytest.mark.parametrize(("policy", "chunk"), [("attention", 1), ("attention", 4), ("h2o", 4)])
+def test_turns_with_rewinds_stay_greedy(lab: Lab, stack: str, policy: str, chunk: int) -> None:
+    engine = engine_of(lab, stack, policy, budget=replace(SMALL_BUDGET, chunk=chunk))
     assert caches(engine, InPlaceCache)
     assert not caches(engine, RetrievalCache)
     prompt = lab.text(80)

@@ -7,6 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.endless_toys import (
+    Forgetting,
+    by_definition,
+    forgetting,
+    sink_and_latest,
+    weightiest_and_latest,
+)
 from support.rules import (
     middle_accepts_everything,
     middle_draws_from_its_target,
@@ -295,6 +302,29 @@ def test_the_distributions_of_another_selection_are_noticed(monkeypatch: pytest.
 
     monkeypatch.setattr(stack.middle, "propose", exchanged)
     assert variation(distribution_of(stack, PLAIN, 3), exact_distribution(target, PLAIN, 3)) > 0.01
+
+
+# A target whose own cache forgets
+
+
+@pytest.mark.parametrize("rule", [sink_and_latest, weightiest_and_latest])
+@pytest.mark.parametrize("gammas", [(1,), (3,), (1, 2), (2, 2)])
+def test_a_target_that_forgets(gammas: tuple[int, ...], rule: Forgetting) -> None:
+    """It forgets before the fourth token, wherever rounds begin and whatever they draft."""
+    target, draft = toy(1), toy(3)
+    if len(gammas) == 1:
+        stack = two_levels(target, draft, gammas[0])
+    else:
+        stack = three_levels(target, toy(2), draft, (gammas[0], gammas[1]))
+    found = distribution_of(forgetting(stack, rule), PLAIN, 4)
+    assert sum(found.values()) == pytest.approx(1, abs=EXACT)
+    assert variation(found, exact_distribution(by_definition(1, rule), PLAIN, 4)) <= EXACT
+
+
+def test_forgetting_wherever_a_round_ends_changes_the_distribution() -> None:
+    stack = forgetting(two_levels(toy(1), toy(3), 3), sink_and_latest, bounded=False)
+    exact = exact_distribution(by_definition(1, sink_and_latest), PLAIN, 4)
+    assert variation(distribution_of(stack, PLAIN, 4), exact) > 0.01
 
 
 # What the tests above must be able to see

@@ -170,6 +170,21 @@ def test_without_a_draft_only_lookup_is_measured(lab: Lab) -> None:
     assert 0 < alpha.value < 1
 
 
+def test_heavy_hitters_are_those_of_the_whole_prompt(lab: Lab) -> None:
+    """Whatever the engine held before; their attention is not that of the last tokens alone."""
+    prompt = Prompt("continuation", 0, lab.text(200))
+    asked = plan(policies=["attention", "h2o"], temperatures=[1.0])
+    found = []
+    for before in ([], lab.text(120)):
+        engine = lab.engine("autoregressive")
+        list(engine.prefill(before))
+        found.append(
+            [each.sums["alpha"].total for each in Acceptance(engine, SAMPLING, asked).measure(prompt)]
+        )
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert found[0][0] != found[0][1]
+
+
 def test_a_prompt_is_measured_alike_whatever_came_before(lab: Lab) -> None:
     first, second = (Prompt("continuation", 0, lab.text(90, seed)) for seed in (1, 2))
     asked = plan(policies=["mean", "minmax"], temperatures=[0.0])

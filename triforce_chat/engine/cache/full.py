@@ -57,6 +57,7 @@ class FullCache(KVCache):
     """Keys and values of all committed tokens; grows in place and is never copied."""
 
     verifies = True
+    evicts = False
 
     def __init__(
         self,
@@ -70,18 +71,23 @@ class FullCache(KVCache):
         self.queries = QueryRing(shape, query_window)
         self.observers: WeakSet[CacheObserver] = WeakSet()  # those of a replaced stack vanish with it
 
+    @property
+    def held(self) -> int:
+        """Slots in use; the latest tokens of the history are in the last of them."""
+        return self.length - self.forgotten
+
     def preparations(self) -> list[Preparation]:
         return [prepare for observer in self.observers for prepare in observer.preparations()]
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
         self.queries.write(layer, self.length, q[0])
-        view = self.storage.write(layer, self.length, k, v)
+        view = self.storage.write(layer, self.held, k, v)
         wanted = [observer.on_layer(layer, k, v, view) for observer in self.observers]
         masses = tuple(mass for mass in wanted if mass)
         return view._replace(masses=masses) if masses else view
 
     def write_slot(self) -> WriteSlot | None:
-        slot = self.storage.slot(self.length)
+        slot = self.storage.slot(self.held)
         if slot is None or (slot.storage.pool is not None and not self.observers):
             return slot  # a copy for nobody
         return slot._replace(queries=self.queries)
@@ -90,7 +96,7 @@ class FullCache(KVCache):
         self.queries.mark_written(self.length, 0, size)
 
     def wrote(self, n: int, size: int) -> None:
-        slot = self.storage.slot(self.length)
+        slot = self.storage.slot(self.held)
         assert slot
         self.queries.mark_written(self.length, n, size - n)
         for observer in self.observers:
@@ -103,7 +109,7 @@ class FullCache(KVCache):
 
     def truncate(self, length: int) -> None:
         super().truncate(length)
-        self.storage.truncate(length)
+        self.storage.truncate(length - self.forgotten)
         for observer in self.observers:
             observer.truncate(length)
 

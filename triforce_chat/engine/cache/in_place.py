@@ -4,6 +4,9 @@ While the target verifies, its attention also adds up what the queries of each K
 with the most are listed, and the middle level's attention reads them where they lie. Its own new tokens go behind the
 full cache's tokens, where the next verification overwrites them. Selecting by a verification's attention is Vegas'
 (arXiv 2602.07223) and SparseSpec's (arXiv 2512.01278).
+
+If all attention counts for good, that of prefills too, and chunks are single tokens, the selection is H2O's (arXiv
+2306.14048): heavy hitters, and as many of the latest tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +35,21 @@ class InPlaceCache(KVCache):
     A forward of few tokens through the source is weighed if somebody asked ``ready`` since the last one. What it found
     waits until ``ready`` is asked again, when the history holds what was committed of it. So the selection depends
     on tokens and choices of the past alone, and an answer may break off before it.
+
+    ``half_life``: verified tokens after which a query's attention counts half; None: never. ``weighs_all``: every
+    forward is weighed, prefills too, whether somebody asked or not.
     """
 
-    def __init__(self, source: FullCache, budget: Budget, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        source: FullCache,
+        budget: Budget,
+        emit: Callable[[Event], None],
+        half_life: float | None = HALF_LIFE,
+        weighs_all: bool = False,
+    ) -> None:
         self.source, self.budget, self.emit = source, budget, emit
+        self.half_life, self.weighs_all = half_life, weighs_all
         shape, chunks = source.shape, -(-source.storage.capacity // budget.chunk)
         heads = (shape.layers, shape.kv_heads)
         self.mass = torch.zeros(*heads, chunks, device=shape.device)
@@ -54,19 +68,25 @@ class InPlaceCache(KVCache):
         self.weighed: int | None = None  # tokens before the present forward, if it is weighed
         self.seconds = 0.0  # that the selection takes, without what is a by-product
 
+    @property
+    def position(self) -> int:
+        return self.source.position + self.length - self.source.length
+
     def ready(self, more: int) -> bool:
         """See ``KVCache``; if it is not, the next forward of few tokens through the source makes it so."""
         self.requested = True
-        here = self.source.length
-        self.length = max(self.length, here)  # the source holds them all, however they came there
+        here = self.source.held
+        self.length = max(
+            self.length, self.source.length
+        )  # the source has seen them all, however they came there
         if self.unselected:
             self._select(Layout.of(here, self.budget))
         fits = here + more <= self.source.storage.capacity
         return self.selected and fits and self._read(here) + more <= self.budget.capacity
 
-    def _read(self, position: int) -> int:
-        """How many of the first ``position`` tokens are read."""
-        return self.layout.filled + position - self.layout.total
+    def _read(self, held: int) -> int:
+        """How many of the first ``held`` slots are read."""
+        return self.layout.filled + held - self.layout.total
 
     def _select(self, layout: Layout) -> None:
         """List the chunks with the most attention."""
@@ -95,7 +115,7 @@ class InPlaceCache(KVCache):
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
         if self.length < self.source.length:
             raise ValueError(f"slot {self.length} of {self.source.length} that were verified")
-        view = self.source.storage.write(layer, self.length, k, v)
+        view = self.source.storage.write(layer, self.length - self.source.forgotten, k, v)
         read = self._read(view.length)
         return view._replace(length=read, slots=self.slots[layer, :, :read])
 
@@ -104,9 +124,13 @@ class InPlaceCache(KVCache):
 
     def truncate(self, length: int) -> None:
         super().truncate(length)
-        self.selected = self.selected and length >= self.layout.total
+        self.selected = self.selected and length - self.source.forgotten >= self.layout.total
         if self.known is not None and length < self.known:
-            self.unselected, self.known = False, None
+            if self.weighs_all and length:  # a prefill's attention would not come back
+                self.unselected, self.known = True, length
+                self.mass[..., -(-length // self.budget.chunk) :] = 0
+            else:
+                self.unselected, self.known = False, None
 
     def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> ChunkMass | None:  # noqa: ARG002
         n = k.shape[2]
@@ -117,8 +141,8 @@ class InPlaceCache(KVCache):
         mass = ChunkMass(self.mass[layer], self.budget.chunk)
         if self.known is None:
             self._begin_anew(layer, mass, view.keys[0], n)
-        else:
-            mass.total.mul_(0.5 ** (n / HALF_LIFE))
+        elif self.half_life is not None:
+            mass.total.mul_(0.5 ** (n / self.half_life))
         return mass
 
     def _begin(self, n: int) -> None:
@@ -126,7 +150,7 @@ class InPlaceCache(KVCache):
         if self.weighed is not None:  # the last one broke off within some layer
             self.unselected, self.known = False, None
         self.weighed = None
-        if self.requested and n <= MOST_ROWS:
+        if self.weighs_all or (self.requested and n <= MOST_ROWS):
             self.weighed, self.unselected, self.seconds = self.source.length, False, 0.0
 
     def _begin_anew(self, layer: int, mass: ChunkMass, keys: Tensor, n: int) -> None:
@@ -135,7 +159,8 @@ class InPlaceCache(KVCache):
         mass.total.zero_()
         queries = self.source.queries.latest(layer, before + n, self.budget.queries + n)[:, n:].flip(1)
         if queries.shape[1]:
-            mass.total[:, : -(-before // mass.chunk)] = chunk_mass(queries, keys[:, :before], mass.chunk).sum(
+            held = self.source.held
+            mass.total[:, : -(-held // mass.chunk)] = chunk_mass(queries, keys[:, :held], mass.chunk).sum(
                 (1, 2)
             )
         self.seconds += time.perf_counter() - started

@@ -88,6 +88,10 @@ class RetrievalCache(KVCache):
         self.restart()
         source.observers.add(self)
 
+    @property
+    def position(self) -> int:
+        return self.source.position + self.length - self.source.length
+
     def restart(self) -> None:
         """Become as it was when it was new: nothing is selected, and nobody has asked for it."""
         self.length = 0
@@ -111,8 +115,8 @@ class RetrievalCache(KVCache):
         covers = self.state is State.READY and self.verified_length == here
         return covers and self._slot(here) + more <= self.budget.capacity
 
-    def _slot(self, position: int) -> int:
-        return self.layout.filled + position - self.layout.total
+    def _slot(self, length: int) -> int:
+        return self.layout.filled + length - self.source.forgotten - self.layout.total
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:  # noqa: ARG002
         return self.storage.write(layer, self._slot(self.length), k, v)
@@ -143,7 +147,7 @@ class RetrievalCache(KVCache):
     def truncate(self, length: int) -> None:
         super().truncate(length)
         self.verified_length = min(self.verified_length, length)
-        if length < self.layout.total:
+        if length - self.source.forgotten < self.layout.total:
             self.state = State.STALE
 
     def judged(self, proposed: int, accepted: int) -> None:
@@ -153,7 +157,7 @@ class RetrievalCache(KVCache):
         if layer == 0:
             self._begin(k.shape[2])
         if self.state is State.BUILDING:
-            self._build(layer, *view.whole, view.end, self.layout.total)
+            self._build(layer, *view.whole, self.source.length + k.shape[2], self.layout.total)
         if self.appends:
             self.storage.write(layer, self._slot(self.source.length), k, v)
         return None
@@ -189,7 +193,7 @@ class RetrievalCache(KVCache):
         """
         if self.state is State.BUILDING:  # the last build broke off
             self.state = State.STALE
-        layout = Layout.of(self.source.length, self.budget, shared)
+        layout = Layout.of(self.source.held, self.budget, shared)
         fits = layout.filled + n <= self.budget.capacity
         reason = self._rebuild_reason() if self.requested and fits else None
         if reason:
@@ -201,15 +205,15 @@ class RetrievalCache(KVCache):
 
     def _rebuild_reason(self) -> RebuildReason | None:
         """Why another build is due, judged by committed tokens alone, never by a pending proposal."""
-        here, base = self.source.length, self.layout.total
+        here, base = self.source.held, self.layout.total
         if self.state is State.STALE:
             return "rewind" if base else "first"
-        if here - base >= self.budget.stride or self.verified_length < here:
+        if here - base >= self.budget.stride or self.verified_length < self.source.length:
             return "stride"
         return "acceptance" if self.falling and here > base else None
 
     def _build(self, first: int, keys: Tensor, values: Tensor, length: int, held: int) -> None:
-        """Fill layers ``first``, ... from the source's keys and values [layers, Hkv, S, D] of ``length`` tokens.
+        """Fill layers ``first``, ... from keys and values [layers, Hkv, S, D] of the source, after ``length`` tokens.
 
         ``held``: of the layout's tokens, those whose keys and values are among these.
         """

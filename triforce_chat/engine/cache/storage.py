@@ -18,6 +18,7 @@ from triforce_chat.engine.cuda_graph import Preparation
 
 PAGE = 4096  # bytes; pinned memory must not share a page with anything else
 GRAIN = 64  # slots; kernels compiled for one width serve this many lengths
+UNLIMITED = 1 << 62  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +287,17 @@ class KVCache:
 
     length = 0
     verifies = False  # its forwards are the last ones that a round of the top level waits for
+    forgotten = 0  # of these tokens, those that were evicted
 
     @property
     def position(self) -> int:
         """The position (for RoPE) of the next token."""
         return self.length
+
+    @property
+    def limit(self) -> int:
+        """The length that the next forward may not exceed."""
+        return UNLIMITED
 
     def ready(self, more: int) -> bool:  # noqa: ARG002
         """Whether proposals can be drawn from it now that feed it ``more`` tokens after the committed ones."""
@@ -298,7 +305,11 @@ class KVCache:
 
     def pending(self, tokens: Tensor) -> Tensor:
         """The ids to feed so that the cache covers all of ``tokens`` [m]; may make room first."""
+        self.make_room()
         return tokens[self.length :]
+
+    def make_room(self) -> None:
+        """The next tokens are about to be fed: evict what has to go before them."""
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
         """Append one layer's k, v [1, Hkv, n, D]; q [1, Hq, n, D] are the queries of the same tokens."""
@@ -345,7 +356,7 @@ class KVCache:
         if list(path) != list(range(len(path))):
             slot.storage.keep(slot.start, path)
             if slot.queries is not None:
-                slot.queries.keep(slot.start, path)
+                slot.queries.keep(length, path)
         self.length = length + len(path)
 
     def restart(self) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView, Shape, WriteSlot
 
-SINKS, WINDOW, HOP = 16, 240, 128  # tokens
+HOP = 128  # tokens
 
 
 class StreamingCache(KVCache):

@@ -253,6 +253,12 @@ class Runner:
         return self.decoder is not None
 
     @property
+    def frequencies(self) -> Tensor:
+        """Of its rotary embedding: [D/2]."""
+        found: Tensor = self.model.base_model.rotary_emb.inv_freq
+        return found
+
+    @property
     def weights(self) -> int:
         """Equal for runners that read the same weights."""
         return id(self.model if self.decoder is None else self.graphs)

@@ -159,7 +159,8 @@ class Speculative:
         if plan.parents and self.planner.trees is not None:
             tree = self.planner.trees.draft(seq, plan.parents, sampler)
             return tree if match is None else grafted(tree, match.tokens[0, : plan.branch])
-        draft = plan.arm.drafter.propose(seq, n, sampler)
+        # Whole rounds of a level below may make more than was asked for.
+        draft = plan.arm.drafter.propose(seq, n, sampler).first(self.cache.limit - seq.known)
         if match is None or plan.threshold == NEVER:
             return draft
         certain = Draft.one_hot(match.tokens[:, :n], vocabulary, draft.probs.dtype)
@@ -246,6 +247,7 @@ class Speculative:
 
     def _plan(self, seq: TokenBuffer, end: int) -> Plan:
         """Plan the next round of an answer that may grow to ``end`` tokens."""
+        end = min(end, self.cache.limit + 1)
         if (forced := self._forced(end - seq.known - 1)) is not None:
             return forced
         return self._choose(seq, end, 0 if self._match(seq) is None or self.found is None else self.found[2])
@@ -253,7 +255,8 @@ class Speculative:
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
         together = max(1, self._rows // self.model.sequences - 1)
-        return self.planner.choose(seq.known, min(self.planner.most, end - seq.known - 1, together), match)
+        most = min(self.planner.most, end - seq.known - 1, together)
+        return self.planner.choose(seq.known - self.cache.forgotten, most, match)
 
     @property
     def _rows(self) -> int:

@@ -28,6 +28,11 @@ from triforce_chat.engine.speculation.tree_plan import TreeOptions, TreePlan
 from triforce_chat.errors import UsageError
 
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey, "attention": AttentionMass}
+HEAVY = "h2o"  # the policy of heavy hitters, which scores no chunks
+IN_PLACE = (
+    "attention",
+    HEAVY,
+)  # policies that select by what forwards leave, where keys and values lie together
 
 MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
 STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values from host memory
@@ -87,6 +92,7 @@ class Builder:
             raise UsageError(f"no stack '{name}'; choose one of {', '.join(makers)}")
         if name == "naive" and self.draft is None:
             raise UsageError("the stack 'naive' needs a draft model: pass --draft")
+        check_policy(self.options.policy, self.target)
         if self.options.tree is not None and STACKS[name].draft_caches:
             self.check_tree(self.options.tree)
 
@@ -102,9 +108,10 @@ class Builder:
             )
         if self.target.device.type == "cuda" or self.target.captures or self.group.size > 1:
             raise UsageError(f"--tree {tree.kind} runs on a CPU in one process only, so far")
-        if self.options.name == "triforce" and self.options.policy == "attention":
+        if self.options.name == "triforce" and self.options.policy in IN_PLACE:
             raise UsageError(
-                f"--tree {tree.kind} needs the middle level's keys and values in one place: not with --policy attention"
+                f"--tree {tree.kind} needs the middle level's keys and values in one place: not with "
+                f"--policy {self.options.policy}"
             )
         if self.full.storage.slot(self.full.length) is None:
             raise UsageError(f"--tree {tree.kind} needs all keys and values in one place: not with --offload")
@@ -231,8 +238,8 @@ class Builder:
         return self.target.quantized if int8 else self.target
 
     def retrieval(self) -> RetrievalCache | InPlaceCache:
-        policy = self.options.policy
-        return retrieval_cache(self.target, self.full, self.budget, policy, self.emit, self.buffer)
+        policy, seeded = self.options.policy, self.options.repeatable
+        return retrieval_cache(self.target, self.full, self.budget, policy, self.emit, self.buffer, seeded)
 
     def streaming(self) -> RetrievalCache:
         return self.small(Recent())
@@ -249,6 +256,12 @@ class Builder:
         return replace(own, stride=min(own.stride, stride)) if self.streamed and planned else own
 
 
+def check_policy(policy: str, target: Runner) -> None:
+    """Raise UsageError for heavy hitters where forwards do not weigh."""
+    if policy == HEAVY and (target.device.type != "cpu" or target.captures):
+        raise UsageError(f"--policy {HEAVY} runs on a CPU only, so far: choose another one")
+
+
 def retrieval_cache(
     target: Runner,
     full: FullCache,
@@ -256,10 +269,20 @@ def retrieval_cache(
     policy: str,
     emit: Callable[[Event], None],
     buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
+    repeatable: bool = False,
 ) -> RetrievalCache | InPlaceCache:
-    """Of a policy; attention selects in place where forwards run layer by layer over keys that lie together."""
+    """Of a policy; attention selects in place where forwards run layer by layer over keys that lie together.
+
+    ``repeatable``: the same tokens come of it whether documents were prefilled or recalled from the disk, which brings
+    no attention: so prefills do not count.
+    """
+    check_policy(policy, target)
     slot = full.storage.slot(0)
     together = slot is not None and slot.prefix is None
-    if policy == "attention" and together and target.device.type == "cpu" and not target.captures:
-        return InPlaceCache(full, budget, emit)
-    return RetrievalCache(full, budget, POLICIES[policy](), emit, buffer)
+    if policy not in IN_PLACE or not together or target.device.type != "cpu" or target.captures:
+        # Of a prefix that sequences share, no sequence sees the attention: the latest queries' has to do.
+        return RetrievalCache(full, budget, POLICIES.get(policy, AttentionMass)(), emit, buffer)
+    if policy == HEAVY:
+        heavy = replace(budget, chunk=1, tail=budget.tokens // 2)
+        return InPlaceCache(full, heavy, emit, half_life=None, weighs_all=not repeatable)
+    return InPlaceCache(full, budget, emit)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from triforce_chat.engine.cache.streaming import SINKS, WINDOW
+from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.forward.quantized import QuantizedLinear
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.lab.bench.marks import levels_of

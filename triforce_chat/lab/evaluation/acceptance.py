@@ -6,7 +6,7 @@ target writes texts, and at each of their positions the distributions of all lev
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
@@ -22,7 +22,7 @@ from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.lookup import ORDERS
-from triforce_chat.engine.speculation.stacks import retrieval_cache
+from triforce_chat.engine.speculation.stacks import HEAVY, retrieval_cache
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation.continuations import Asked, continuations
 from triforce_chat.lab.evaluation.forced import Lookups, drafted, forced, looked_up
@@ -88,8 +88,11 @@ class Acceptance:
 
     def measure(self, prompt: Prompt) -> Iterator[Scored]:
         """Every temperature, sample and policy behind one prompt."""
+        middles = self._middles()
+        if HEAVY in middles:
+            self.engine.prefix.rollback(0)  # its selection goes by the attention of the whole prompt
         self._prefill(prompt)
-        middles = self._middles(self._tensor(prompt.ids))
+        self._build(middles, self._tensor(prompt.ids))
         samplings = list(self._samplings())
         asked = [Asked(prompt.ids[-1:], sampling) for sampling in samplings]
         texts = continuations(self.engine, prompt.ids[:-1], asked, self.plan.tokens, prompt.stop)
@@ -110,26 +113,25 @@ class Acceptance:
         for _ in self.engine.prefill(prompt.ids[:-1]):
             pass
 
-    def _middles(self, prompt: Tensor) -> dict[str, RetrievalCache | InPlaceCache]:
-        """Built where the prompt ends, and roomy enough to stand until the text does."""
+    def _middles(self) -> dict[str, RetrievalCache | InPlaceCache]:
+        """Roomy enough to stand from where the prompt ends until the text does."""
         stride = self.plan.budget.stride
         frozen = self.plan.verify is None
         budget = replace(self.plan.budget, stride=max(stride, self.plan.tokens) if frozen else stride)
         target, full = self.engine.target, self.engine.full
-        middles = {
+        return {
             policy: retrieval_cache(target, full, budget, policy, lambda _: None)
             for policy in self.plan.policies
         }
-        self._build(middles.values(), prompt)
-        return middles
 
-    def _build(self, middles: Collection[RetrievalCache | InPlaceCache], prompt: Tensor) -> None:
+    def _build(self, middles: Mapping[str, RetrievalCache | InPlaceCache], prompt: Tensor) -> None:
         """Have every middle level select where the prompt ends, and then leave it so until somebody asks again."""
-        for cache in middles:
-            cache.restart()
+        for policy, cache in middles.items():
+            if policy != HEAVY:
+                cache.restart()
             cache.ready(0)
         forced(self.engine.target, self.engine.full, torch.cat([prompt, prompt[-1:]]), 1)
-        for cache in middles:
+        for cache in middles.values():
             cache.ready(0)
             cache.requested = False
 
@@ -163,7 +165,7 @@ class Acceptance:
         target, full, before = self.engine.target, self.engine.full, len(history) - n
         step = self.plan.verify or n
         if self.plan.verify:
-            self._build(middles.values(), history[:before])
+            self._build(middles, history[:before])
         whole, found = [], {policy: list[Tensor]() for policy in middles}
         for at in range(before, len(history), step):
             piece = history[: at + step]

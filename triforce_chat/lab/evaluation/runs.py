@@ -19,6 +19,8 @@ from triforce_chat.lab.evaluation import comprehension as reading
 from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Acceptance, Plan, matches, rows
 from triforce_chat.lab.evaluation.answers import Found, Replied, facts, replies, scores
 from triforce_chat.lab.evaluation.corpus import joined
+from triforce_chat.lab.evaluation.eviction import MEANINGS, continuations, streamed
+from triforce_chat.lab.evaluation.eviction import Plan as EvictionPlan
 from triforce_chat.lab.evaluation.logits import difference
 from triforce_chat.lab.evaluation.perplexity import NEAR, bands, losses, windows
 from triforce_chat.lab.evaluation.places import prompts
@@ -31,6 +33,7 @@ from triforce_chat.lab.evaluation.tables import (
     comprehension_table,
     decay_tables,
     difference_table,
+    eviction_table,
     fact_tables,
     layer_tables,
     reply_table,
@@ -88,6 +91,38 @@ def perplexity(
     shown: list[Table | str] = [f"{len(corpus.ids):,} tokens: {corpus.words}", band_table(found)]
     if short:
         shown += ["The farthest positions again, with little context:", window_table(short)]
+    return Findings(record, shown)
+
+
+def eviction(loaded: LoadedModel, texts: Sequence[Document], plan: EvictionPlan, watch: Watch) -> Findings:
+    """Perplexity of a stream under each rule by which the model's own cache forgets, and continuations."""
+    form = ChatFormat(loaded.tokenizer)
+    corpus = joined(form, texts, plan.tokens)
+    if len(corpus.ids) <= plan.keep:
+        raise DoesNotFit(
+            f"the documents have {len(corpus.ids):,} tokens; {plan.keep:,} would not be forgotten"
+        )
+    runner = Runner(loaded.model, kv=loaded.kv)
+    found = [streamed(runner, corpus.ids, name, plan) for name in watch(plan.rules, "rules")]
+    made = continuations(runner, corpus.ids, plan) if plan.example else {}
+
+    def text(ids: Sequence[int]) -> str:
+        read: str = loaded.tokenizer.decode(ids)
+        return read
+
+    record = {
+        "plan": asdict(plan),
+        "tokens": len(corpus.ids),
+        "made_for": loaded.context,
+        "documents": [asdict(part) for part in corpus.parts],
+        "rules": {name: MEANINGS[name] for name in plan.rules},
+        "rows": [asdict(each) for each in found],
+        "before": text(corpus.ids[: plan.example][-plan.continued :]),
+        "continued": {name: text(ids) for name, ids in made.items()},
+    }
+    shown: list[Table | str] = [f"{len(corpus.ids):,} tokens: {corpus.words}", eviction_table(found)]
+    shown += [f"{name}: {MEANINGS[name]}" for name in plan.rules]
+    shown += [f"continued, {name}: {text(ids)}" for name, ids in made.items()]
     return Findings(record, shown)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Row
 from triforce_chat.lab.evaluation.answers import Found, Replied, scores
+from triforce_chat.lab.evaluation.eviction import Streamed
 from triforce_chat.lab.evaluation.logits import Difference
 from triforce_chat.lab.evaluation.perplexity import Band, Window
 from triforce_chat.lab.evaluation.sparsity import summary
@@ -51,6 +52,18 @@ def window_table(windows: Sequence[Window]) -> Table:
         for each in windows
     )
     return table(("context", "tokens", "perplexity", "full / short"), lines)
+
+
+def eviction_table(streams: Sequence[Streamed]) -> Table:
+    """Perplexity by rule and band of positions, and the time of a token."""
+    bands = {part.start: f"{part.start:,}-{part.end:,}" for each in streams for part in each.parts}
+    lines = []
+    for each in streams:
+        found = {part.start: f"{part.perplexity:.2f}" for part in each.parts}
+        cells = (found.get(start, "") for start in sorted(bands))
+        lines.append((each.rule, *cells, f"{each.perplexity:.2f}", f"{each.ms_per_token:.1f}"))
+    columns = ("perplexity", *(bands[start] for start in sorted(bands)), "all", "ms/token")
+    return table(columns, lines)
 
 
 def difference_table(found: Difference) -> Table:

@@ -12,7 +12,7 @@ from typing import Any
 
 from triforce_chat.chat.events import Citation, LevelTally, LookedUp, Place, Source, Sourced, Tally
 from triforce_chat.documents import Document, Heading, Page
-from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
+from triforce_chat.engine.events import Finished, Forgot, Prefilled, Rebuilt
 from triforce_chat.storage.sessions.cells import UNREADABLE, inflated, object_of, record_of, text_of
 
 REMARKS = ("broken", "notices", "garbled")  # of a document
@@ -94,11 +94,14 @@ def load_tally(statistics: object, ids: Sequence[int], text: str) -> Tally:
 
 
 def _load_tally(loaded: dict[str, Any], ids: Sequence[int], text: str) -> Tally:
-    prefill, finished, sourced = (loaded.get(name) for name in ("prefill", "finished", "sourced"))
+    prefill, forgot, finished, sourced = (
+        loaded.get(name) for name in ("prefill", "forgot", "finished", "sourced")
+    )
     return Tally(
         levels={name: record_of(LevelTally, level) for name, level in loaded.get("levels", {}).items()},
         rebuilds=[record_of(Rebuilt, rebuilt) for rebuilt in loaded.get("rebuilds", ())],
         prefill=record_of(Prefilled, prefill) if prefill else None,
+        forgot=record_of(Forgot, forgot) if forgot else None,
         finished=record_of(Finished, finished) if finished else None,
         sourced=_load_sourced(sourced) if sourced else None,
         accepted=[_checked(number, int) for number in loaded.get("accepted", ())],

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SAVED_SETTINGS = (
     *CHANGEABLE,
     "context",
+    "endless",
+    "keep",
     "dtype",
     "kv",
 )  # with other dtypes the documents would be read again
