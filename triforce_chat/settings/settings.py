@@ -19,7 +19,8 @@ MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
 THINK = ("auto", "on", "off")
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
-KVS = ("auto", "float32", "float16")  # of keys and values
+QUANTIZED = ("int8", "int4")  # formats of keys and values in the target's own cache
+KVS = ("auto", "float32", "float16", *QUANTIZED)
 MAX_CHUNK = 1024  # tokens
 MAX_PASSAGES = 64
 KEPT_TOKENS = 96  # of a budget: the smallest one holds them and one chunk
@@ -111,7 +112,8 @@ class Parameters:
     kv: str = setting(
         "auto",
         "How keys and values are kept. auto: in the dtype of the weights, and in float16 beside quantized weights on a "
-        "CPU. float16 halves what float32 takes there; answers are exact relative to it.",
+        "CPU. float16 halves what float32 takes there, int8 halves that, and int4 nearly halves that again; answers "
+        "are exact relative to it.",
         choices=KVS,
     )
     temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)

@@ -8,9 +8,11 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass
-from triforce_chat.engine.cache.storage import KVView, rounded_up
+from triforce_chat.engine.cache.quantized import QuantizedKV
+from triforce_chat.engine.cache.storage import KVView, Shape, rounded_up
 from triforce_chat.engine.cpu_kernels.attention import attend, rotate
 from triforce_chat.engine.cpu_kernels.few_rows import Norm
+from triforce_chat.engine.forward.attention import read_attention
 
 SPAN = 512  # keys whose scores the library keeps at a time
 # (query heads, KV heads, dimension)
@@ -56,6 +58,43 @@ def test_attention_equals_that_in_fp64(heads: int, kv_heads: int, dim: int, n: i
     query, stored = noise(1, heads, n, dim), view(kv_heads, length, dim)
     found = attend(query, *stored[:3], 0.3)
     torch.testing.assert_close(found.double(), expected(query, stored, 0.3), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("kv", [torch.int8, torch.int4])
+@pytest.mark.parametrize(
+    ("before", "n"), [(0, 1), (63, 1), (60, 9), (SPAN, 1), (SPAN + 120, 16), (3 * SPAN, 5)]
+)
+def test_quantized_tokens_come_first(
+    heads: int, kv_heads: int, dim: int, kv: torch.dtype, before: int, n: int
+) -> None:
+    """As torch's products over the numbers that the codes stand for."""
+    shape = Shape(1, heads, kv_heads, dim, torch.float32, torch.device("cpu"), kv)
+    storage, (keys, values) = QuantizedKV(shape, 4 * SPAN), noise(2, 1, kv_heads, before + n, dim, seed=2)
+    keys = keys * noise(dim, seed=4) * 5
+    if before:
+        storage.write(0, 0, keys[:, :, :before], values[:, :, :before])
+    view = storage.write(0, before, keys[:, :, before:], values[:, :, before:])
+    query = noise(1, heads, n, dim)
+    found = attend(query, *view[:3], 0.3, view.slots, view.visible, before=view.before)
+    wanted = read_attention(query, view, 0.3)[0].transpose(0, 1).flatten(1)
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+    assert before < 64 or not torch.allclose(
+        found, attend(query, *view[:3], 0.3, None, view.visible), atol=1e-2
+    )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+def test_quantized_tokens_may_be_all(heads: int, kv_heads: int, dim: int) -> None:
+    """And end within a group."""
+    shape = Shape(1, heads, kv_heads, dim, torch.float32, torch.device("cpu"), torch.int8)
+    storage, (keys, values) = QuantizedKV(shape, 2 * SPAN), noise(2, 1, kv_heads, SPAN, dim, seed=2)
+    storage.write(0, 0, keys, values)
+    view, query = storage.view(0, 100), noise(1, heads, 3, dim)
+    assert view.length == 0
+    found = attend(query, *view[:3], 0.3, before=view.before)
+    wanted = read_attention(query, view, 0.3)[0].transpose(0, 1).flatten(1)
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
