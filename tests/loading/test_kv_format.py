@@ -12,6 +12,7 @@ from support.tiny_models import save_model, write_quantized_gguf
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
+from triforce_chat.engine.cache.quantization import INT4, INT8
 from triforce_chat.engine.cache.quantized import QuantizedKV
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Prefilled, Text
@@ -59,8 +60,8 @@ def loaded(model: str, kv: str = "auto", hooks: LoadHooks | None = None, **chang
         ("float16", "cpu", WHOLE, False, HALF),
         ("float32", "cpu", WHOLE, True, WHOLE),
         ("float16", "cuda", WHOLE, False, WHOLE),
-        ("int8", "cpu", WHOLE, False, torch.int8),
-        ("int4", "cpu", BRAIN, True, torch.int4),
+        ("int8", "cpu", WHOLE, False, INT8),
+        ("int4", "cpu", BRAIN, True, INT4),
         ("int8", "cuda", BRAIN, True, BRAIN),
     ],
 )

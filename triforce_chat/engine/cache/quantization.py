@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BITS = {torch.int8: 8, torch.int4: 4}  # of the formats, by the dtype that stands for them
+INT8, INT4 = torch.int8, torch.int4  # type: ignore[attr-defined]  # dtypes that stand for the formats
+BITS: dict[torch.dtype, int] = {INT8: 8, INT4: 4}
 GROUP = 64  # tokens that are quantized together, from a position that is a multiple of it
 LARGEST, STEPS = 127, 15  # code of 8 bits, and of 4
 SCALE = torch.float16
@@ -87,7 +88,8 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     if bits == 8:
         return codes.to(torch.int8)
     pairs = codes.to(torch.uint8).unflatten(1, (-1, 2))
-    return pairs[:, :, 0] | pairs[:, :, 1] << 4
+    both: Tensor = pairs[:, :, 0] | pairs[:, :, 1] << 4
+    return both
 
 
 def numbers(codes: Tensor, dtype: torch.dtype) -> Tensor:

@@ -95,8 +95,8 @@ class QuantizedKV:
                 newest.copy_(kind[2])
 
     def _quantized(self, layer: int, tokens: int) -> QuantizedTokens:
-        parts = (self.keys, self.values, self.key_scales, self.value_scales)
-        return QuantizedTokens(*(part[layer] for part in parts), tokens)
+        scales = self.key_scales[layer], self.value_scales[layer]
+        return QuantizedTokens(self.keys[layer], self.values[layer], *scales, tokens)
 
     def _latest(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """The slots of positions of one group in the ring: [Hkv, end - first, D] each."""

@@ -114,14 +114,14 @@ class KVView(NamedTuple):
         return self._replace(keys=keys, values=values, slots=None)
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """Keys that attention reads, without a shared prefix: quantized ones come first."""
         return self.length + (self.before.tokens if self.before else 0)
 
     @property
     def end(self) -> int:
         """Tokens in all, a shared prefix included."""
-        return self.count - self.repeated + (self.shared.prefix.end if self.shared else 0)
+        return self.total - self.repeated + (self.shared.prefix.end if self.shared else 0)
 
     def of_head(self, head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The keys and values of one KV head that attention reads, then padding: [S, D] each, in ``dtype``."""
@@ -144,11 +144,11 @@ class KVView(NamedTuple):
         return torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
 
     def all_heads(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The keys and values that attention reads, without padding: [1, Hkv, count, D] each, in ``dtype``."""
+        """The keys and values that attention reads, without padding: [1, Hkv, total, D] each, in ``dtype``."""
         if self.before is None:
             return self.keys[:, :, : self.length].to(dtype), self.values[:, :, : self.length].to(dtype)
         each = [self.of_head(head, dtype) for head in range(self.keys.shape[1])]
-        keys, values = (torch.stack(kind)[None, :, : self.count] for kind in zip(*each, strict=True))
+        keys, values = (torch.stack(kind)[None, :, : self.total] for kind in zip(*each, strict=True))
         return keys, values
 
 

@@ -22,8 +22,8 @@ def attend(
     scale: float,
     slots: Tensor | None = None,
     visible: Tensor | None = None,
-    mass: tuple[Tensor, int] | None = None,
     before: Quantized | None = None,
+    mass: tuple[Tensor, int] | None = None,
 ) -> Tensor:
     """Attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
 

@@ -262,7 +262,7 @@ def softmax_attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: fl
     if onednn.available(rows.device, rows.dtype):
         return onednn.attention(rows, view, tail, scale)
     keys, values = view.all_heads(rows.dtype)
-    mask = None if tail is None else pad(tail, (view.count - tail.shape[1], 0))
+    mask = None if tail is None else pad(tail, (view.total - tail.shape[1], 0))
     for mass in view.masses:
         mass.add(weights_of(rows, keys, mask, scale).sum((0, 2)))
     return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)

@@ -58,7 +58,7 @@ def attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> 
 
     rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].
     """
-    length, out = view.count, torch.empty_like(rows)
+    length, out = view.total, torch.empty_like(rows)
     for head in range(rows.shape[1]):
         key, value = view.of_head(head, rows.dtype)
         for first in range(0, rows.shape[2], BLOCK_ROWS):
