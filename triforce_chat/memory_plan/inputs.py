@@ -8,7 +8,7 @@ import torch
 
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.offload import BUFFERS
-from triforce_chat.engine.cache.quantization import BITS
+from triforce_chat.engine.cache.quantization import BITS, bytes_of
 from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.storage import GRAIN
 from triforce_chat.engine.cache.streaming import HOP, SINKS, WINDOW
@@ -66,7 +66,7 @@ def workload_of(
         stored=target.stored,
         stored_draft=draft.stored if draft else None,
         kv_itemsize=(2 if kv in BITS else kv.itemsize) if kv and kv != dtype else None,
-        kv_bits=BITS.get(kv) if kv else None,
+        quantized_kv=bytes_of(GRAIN, own.keys // own.kv_heads, BITS[kv]) if kv in BITS else None,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from triforce_chat.engine.cache.quantization import bytes_of
 from triforce_chat.memory_plan.dimensions import Dimensions
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Workload:
     stored: StoredWeights | None = None  # of the target, if they stay as they are in its GGUF file
     stored_draft: StoredWeights | None = None  # the same of the draft
     kv_itemsize: int | None = None  # bytes of a number of the target's keys and values, if another one
-    kv_bits: int | None = None  # of one in the full cache, if they are quantized; the newest tokens are not
+    quantized_kv: int | None = None  # bytes of one KV head for ``grain`` tokens of the full cache, if quantized
 
     @property
     def weights(self) -> int:
@@ -74,9 +73,8 @@ class Workload:
     def layer_kv(self) -> int:
         """Keys and values of one layer for the whole context."""
         slots = self.layout.slots(self.context + self.layout.slack)
-        if self.kv_bits:
-            heads = self.target.kv_heads
-            quantized = heads * bytes_of(slots, self.target.keys // heads, self.kv_bits)
+        if self.quantized_kv:
+            quantized = slots // self.layout.grain * self.target.kv_heads * self.quantized_kv
             return quantized + self._kv(self.layout.newest)
         return self._kv(slots) // self.gpus
 
@@ -172,7 +170,7 @@ class Workload:
     @property
     def converts(self) -> bool:
         """Keys and values are kept in another dtype than they are computed in."""
-        return self.kv_bits is not None or self.kv_itemsize not in (None, self.itemsize)
+        return self.quantized_kv is not None or self.kv_itemsize not in (None, self.itemsize)
 
     def _kv(self, slots: int) -> int:
         """Keys and values of one layer of the target where they are not quantized, not divided among GPUs."""
