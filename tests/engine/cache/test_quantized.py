@@ -200,7 +200,8 @@ def test_greedy_answers_are_those_of_plain_decoding(
 def test_the_law_of_a_token_is_that_of_plain_decoding(labs: dict[torch.dtype, Lab], kv: torch.dtype) -> None:
     """Verified in rows of any number, across borders, after rejected drafts: the distribution of every next token.
 
-    What a level draws has the distribution of these logits, for any logits, by enumeration in ``test_exact_distributions.py``.
+    What a level draws has the distribution of these logits, for any logits, by enumeration in
+    ``test_exact_distributions.py``.
     """
     runner, ids = labs[kv].target, torch.tensor(labs[kv].text(200))
 

@@ -108,8 +108,8 @@ class Builder:
             )
         if self.full.storage.slot(self.full.length) is None:
             raise UsageError(
-                f"--tree {tree.kind} needs all keys and values in one place, unquantized: not with --offload, --kv int8 "
-                "or --kv int4"
+                f"--tree {tree.kind} needs all keys and values in one place, unquantized: not with --offload, "
+                "--kv int8 or --kv int4"
             )
 
     def makers(self) -> dict[str, Callable[[], Speculative]]:
