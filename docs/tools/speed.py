@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from math import exp, log
 
 from records import (
     Json,
@@ -25,6 +27,7 @@ NAMES = {"autoregressive": "plain decoding", "transformers": "stock transformers
 LONG = 124_928
 # Records of stacks on the same text, by models that the preset names.
 SAME_TEXT = ("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload")
+KVS = ("float16", "int8", "int4")
 LEAST_TEXTS = 4  # for a confidence interval
 
 
@@ -98,6 +101,34 @@ def logits(*names: str) -> str:
         for each in map(record, names)
     ]
     return table(header, lines) + "\n" + source(*names)
+
+
+def formats(contents: Sequence[str], times: Sequence[str]) -> str:
+    """What formats of keys and values take and change: records of a perplexity each, and of a bench each."""
+    header = ("`--kv`", "bytes of a token", "share", "perplexity", "change", "context", "ms/token (range)")
+    first, *_ = read = [*map(record, contents)]
+    size, nats = first["kv_bytes_per_token"], _perplexity(first)
+    lines = [
+        (
+            f"`{each['kv']}`",
+            f"{each['kv_bytes_per_token']:,.0f}",
+            f"{100 * each['kv_bytes_per_token'] / size:.1f} %",
+            number(_perplexity(each), 3),
+            f"{100 * (_perplexity(each) / nats - 1):+.2f} %",
+            f"{run['context']:,}",
+            median_range(run),
+        )
+        for each, name in zip(read, times, strict=True)
+        for run in rows(name)
+    ]
+    return table(header, lines) + "\n" + source(*contents, *times)
+
+
+def _perplexity(found: Json) -> float:
+    """Over all tokens of a record."""
+    return exp(
+        sum(each["tokens"] * log(each["perplexity"]) for each in found["rows"]) / (found["tokens"] - 1)
+    )
 
 
 def cold_ask(name: str) -> str:
@@ -621,6 +652,9 @@ TABLES = {
     "cpu-stock": cpu_stock,
     "cpu-peer-medium": partial(peer, "cpu-peer-0.5b-512"),
     "cpu-logits": partial(logits, "cpu-logits-0.5b-kv16", "cpu-logits-0.5b-kv32"),
+    "cpu-kv": partial(
+        formats, [f"cpu-perplexity-{each}" for each in KVS], [f"cpu-kv-{each}" for each in KVS]
+    ),
     "cpu-cold-ask": partial(cold_ask, "cpu-cold-ask-0.5b"),
     "temperatures": partial(temperatures, "h200-temperatures"),
     "large-7b": partial(temperatures, "h200-large-7b"),

@@ -136,7 +136,7 @@ def test_the_tokens_with_the_most_attention_stay(lab: Lab) -> None:
     cache = cache_of(engine)
     for _ in engine.prefill(ids[:KEEP]):
         pass
-    before = [cache.storage.layer(layer)[0][:, :KEEP].clone() for layer in range(2)]
+    before = [cache.slots(layer)[0][:, :KEEP].clone() for layer in range(2)]
     paid = paid_by_stock(lab, ids[:KEEP])
     for _ in engine.prefill(ids):
         pass
@@ -147,7 +147,7 @@ def test_the_tokens_with_the_most_attention_stay(lab: Lab) -> None:
         for head in range(2):
             early = paid[layer, head, : KEEP - left // 2].topk(left // 2).indices.sort().values
             slots = torch.cat([early, torch.arange(KEEP - left // 2, KEEP)])
-            torch.testing.assert_close(cache.storage.layer(layer)[0][head, :left], before[layer][head, slots])
+            torch.testing.assert_close(cache.slots(layer)[0][head, :left], before[layer][head, slots])
 
 
 def test_a_streaming_cache_is_sinks_and_the_latest_renumbered(lab: Lab) -> None:
@@ -155,14 +155,14 @@ def test_a_streaming_cache_is_sinks_and_the_latest_renumbered(lab: Lab) -> None:
     cache = cache_of(engine)
     for _ in engine.prefill(ids[:KEEP]):
         pass
-    keys, values = (part[:, :KEEP].clone() for part in cache.storage.layer(1))
+    keys, values = (part[:, :KEEP].clone() for part in cache.slots(1))
     for _ in engine.prefill(ids):
         pass
     left = KEEP - STEP
     assert cache.position == cache.held == left + 1
     slots = [*range(SINKS), *range(STEP + SINKS, KEEP)]
-    torch.testing.assert_close(cache.storage.layer(1)[1][:, :left], values[:, slots])
-    found = cache.storage.layer(1)[0][:, :left]
+    torch.testing.assert_close(cache.slots(1)[1][:, :left], values[:, slots])
+    found = cache.slots(1)[0][:, :left]
     torch.testing.assert_close(found[:, :SINKS], keys[:, :SINKS])
     moved = torch.full((1, left - SINKS), -STEP)
     torch.testing.assert_close(

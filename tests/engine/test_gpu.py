@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import layer_of
 from support.judging import greedy_test, sampling_test
 from support.labs import SMALL_BUDGET, perturbed, random_model, spell
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -111,7 +112,7 @@ def test_host_memory_gives_the_same_tokens_and_numbers(stack: str, resident: int
         n = near.full.length
         for layer in range(5):
             for mine, theirs in zip(
-                far.full.storage.layer(layer), near.full.storage.layer(layer), strict=True
+                layer_of(far.full.storage, layer), layer_of(near.full.storage, layer), strict=True
             ):
                 assert torch.allclose(mine[:, :n].cpu(), theirs[:, :n].cpu(), rtol=0, atol=tolerance)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import layer_of
 from support.head_drafts import with_head_draft
 from support.labs import Lab
 
@@ -112,7 +113,7 @@ def test_a_tree_s_rows_are_those_of_its_paths(any_lab: Lab) -> None:
     target(torch.tensor([[*text, *(nodes[at] for at in path)]]), chain, 1)
     end = len(text) + len(path)
     assert cache.length == chain.length == end
-    for mine, theirs in zip(cache.storage.layer(1), chain.storage.layer(1), strict=True):
+    for mine, theirs in zip(layer_of(cache.storage, 1), layer_of(chain.storage, 1), strict=True):
         torch.testing.assert_close(mine[:, :end], theirs[:, :end], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(
         cache.queries.latest(0, end, 8), chain.queries.latest(0, end, 8), atol=1e-5, rtol=1e-4

@@ -12,16 +12,18 @@ from support.tiny_models import save_model, write_quantized_gguf
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
+from triforce_chat.engine.cache.quantization import INT4, INT8
+from triforce_chat.engine.cache.quantized import QuantizedKV
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Prefilled
+from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.errors import UsageError
-from triforce_chat.loading.device import kv_dtype
+from triforce_chat.loading.device import kv_dtype, require_kv
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models.load import LoadedModel
-from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.settings import QUANTIZED, Settings
 from triforce_chat.storage.kv.disk_cache import KVDiskCache
 
 pytestmark = pytest.mark.usefixtures("kernels", "empty_cache")
@@ -58,12 +60,65 @@ def loaded(model: str, kv: str = "auto", hooks: LoadHooks | None = None, **chang
         ("float16", "cpu", WHOLE, False, HALF),
         ("float32", "cpu", WHOLE, True, WHOLE),
         ("float16", "cuda", WHOLE, False, WHOLE),
+        ("int8", "cpu", WHOLE, False, INT8),
+        ("int4", "cpu", BRAIN, True, INT4),
+        ("int8", "cuda", BRAIN, True, BRAIN),
     ],
 )
 def test_the_dtype_of_keys_and_values(
     kv: str, kind: str, dtype: torch.dtype, quantized: bool, kept: torch.dtype
 ) -> None:
     assert kv_dtype(Settings(kv=kv), kind, dtype, quantized) == kept
+
+
+@pytest.mark.parametrize("kv", QUANTIZED)
+@pytest.mark.parametrize(
+    ("refused", "given"),
+    [("--offload", {"offload": True}), ("--tp 2", {"tp": 2}), ("CPU", {"device": "cuda"})],
+)
+def test_what_goes_with_no_quantized_cache_is_one_line(kv: str, refused: str, given: dict[str, Any]) -> None:
+    settings = Settings(kv=kv, **{"device": "cpu", **given})
+    with pytest.raises(UsageError, match=rf"--kv {kv} .*{refused}"):
+        require_kv(settings, kv_dtype(settings, settings.device, BRAIN, True))
+
+
+@pytest.mark.parametrize("kv", QUANTIZED)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("kind", ["quantized", "dense"])
+def test_greedy_answers_over_a_quantized_cache(
+    request: pytest.FixtureRequest, kind: str, stack: str, kv: str
+) -> None:
+    model: str = request.getfixturevalue(kind)
+    dtype = "auto" if kind == "quantized" else "float32"
+    engine = loaded(model, kv, stack=stack, dtype=dtype, draft=model, policy="attention")
+    assert isinstance(engine.full.storage, QuantizedKV)
+    asked = Request(PROMPT, 48)
+    assert tokens_of(engine, asked) == tokens_of(engine, asked, plain=True)
+
+
+@pytest.mark.parametrize("kv", QUANTIZED)
+def test_the_plan_is_what_the_cache_takes(quantized: str, kv: str) -> None:
+    given = (
+        "--model",
+        quantized,
+        "--kv",
+        kv,
+        "--device",
+        "cpu",
+        "--context",
+        "512",
+        "--draft",
+        "none",
+        "--json",
+    )
+    record = json.loads(CliRunner().invoke(app, ["plan", *given]).stdout)
+    assert record["kv"] == kv
+    full = loaded(quantized, kv).full
+    store = full.storage
+    assert isinstance(store, QuantizedKV)
+    parts = (store.keys, store.values, store.key_scales, store.value_scales)
+    newest = (store.newest.keys, store.newest.values, full.queries.data)
+    assert record["bytes"]["kv"] == sum(part.nbytes for part in (*parts, *newest))
 
 
 def test_the_cache_takes_half_the_memory(quantized: str) -> None:
@@ -138,6 +193,55 @@ def test_verify_says_it(quantized: str, tmp_path: Path) -> None:
     assert (told["kv"], told["passed"]) == ("float16", True)
 
 
+@pytest.mark.parametrize("kv", QUANTIZED)
+def test_a_quantized_book_comes_back_from_the_disk(quantized: str, kv: str) -> None:
+    """With the same bits, whether its end is in the middle of a group or not, and takes as little there."""
+    stores: list[KVDiskCache] = []
+
+    def store(target: LoadedModel) -> KVDiskCache:
+        stores.append(KVDiskCache.of(target))
+        return stores[-1]
+
+    def bits(engine: Engine) -> list[torch.Tensor]:
+        return [part for layer in range(2) for part in engine.full.storage.view(layer, 140).whole]
+
+    asked = Request(PROMPT, 30, spans=(DocumentSpan(30), DocumentSpan(100), DocumentSpan(140)))
+    first = loaded(quantized, kv, LoadHooks(prefix_store=store))
+    made = tokens_of(first, asked)
+    stores[-1].writer.finish()
+    again = loaded(quantized, kv, LoadHooks(prefix_store=store))
+    events = [*again.answer(asked)]
+    assert max(event.recalled for event in events if isinstance(event, Prefilled)) == 140
+    assert [token for event in events if isinstance(event, Text) for token in event.token_ids] == made
+    assert all(map(torch.equal, bits(first), bits(again)))
+    files = stores[-1].directory.files()
+    assert len(files) == 3
+    shape = first.target.shape
+    newest = shape.layers * shape.kv_heads * shape.head_dim * 2 * 2  # of a token in 16 bits
+    header = 2048
+    assert (
+        sum(each.bytes for each in files) < 128 * shape.bytes_per_token + (30 + 36 + 12) * newest + 3 * header
+    )
+
+
+@pytest.mark.parametrize("spoiled", [0, 1, 2])
+def test_a_damaged_quantized_entry_is_read_again(quantized: str, spoiled: int) -> None:
+    stores: list[KVDiskCache] = []
+
+    def store(target: LoadedModel) -> KVDiskCache:
+        stores.append(KVDiskCache.of(target))
+        return stores[-1]
+
+    asked = Request(PROMPT, 30, spans=(DocumentSpan(30), DocumentSpan(100), DocumentSpan(140)))
+    made = tokens_of(loaded(quantized, "int8", LoadHooks(prefix_store=store)), asked)
+    stores[-1].writer.finish()
+    path = sorted(stores[-1].directory.files(), key=lambda each: -each.used_ns)[spoiled].path
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert tokens_of(loaded(quantized, "int8", LoadHooks(prefix_store=store)), asked) == made
+
+
 def test_another_format_reads_the_book_again_and_says_so_once(quantized: str) -> None:
     notes: list[str] = []
     stores: list[KVDiskCache] = []
@@ -157,3 +261,4 @@ def test_another_format_reads_the_book_again_and_says_so_once(quantized: str) ->
     assert recalled("float16", answers=2) == 0
     assert notes == ["read again, because the stored keys and values are in float32, other than now"]
     assert (recalled("float16"), recalled("float32"), len(notes)) == (100, 100, 1)
+    assert (recalled("int8"), recalled("int8"), recalled("int4"), len(notes)) == (0, 100, 0, 3)

@@ -134,7 +134,10 @@ def test_a_chat_goes_on_and_its_chunks_are_in_order(server: Running) -> None:
 
 def test_a_system_prompt_parts_of_text_stop_strings_and_parameters(server: Running) -> None:
     parts = [{"type": "text", "text": "Who "}, {"type": "text", "text": "paid?"}]
-    messages = [{"role": "system", "content": "Be brief, Anna."}, {"role": "user", "content": parts}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief, Anna."},
+        {"role": "user", "content": parts},
+    ]
     numbers = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 1, "max_tokens": 5}
     neutral = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}}
     chunks = streamed(server, messages, stop=["\nUser:", "</s>"], **numbers, **neutral)

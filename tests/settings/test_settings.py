@@ -58,6 +58,10 @@ def test_accepted(name: str, value: Any) -> None:
             "--keep 200 is too small: 16 sinks, .* take 281",
         ),
         ({"endless": "h2o", "tp": 2}, "--endless h2o runs on a CPU in one process"),
+        (
+            {"endless": "streaming", "kv": "int4"},
+            "--endless streaming moves tokens one by one, --kv int4",
+        ),
     ],
 )
 def test_refused(values: dict[str, Any], complaint: str) -> None:

@@ -39,8 +39,14 @@ def caches(engine: Engine, kind: type) -> list[Any]:
     return [cache for cache in found if isinstance(cache, kind)]
 
 
+def layer_of(store: KVStorage, layer: int) -> tuple[Tensor, Tensor]:
+    """The keys and the values of a layer where they are kept, one slot for each token: [Hkv, capacity, D] each."""
+    (keys,), (values,) = store.parts(layer, 0, store.capacity)
+    return keys, values
+
+
 def rows(store: KVStorage, layer: int, head: int, n: int) -> Tensor:
-    return torch.cat([part[head, :n] for part in store.layer(layer)], -1)
+    return torch.cat([part[head, :n] for part in layer_of(store, layer)], -1)
 
 
 def check_retrieval(cache: RetrievalCache) -> None:

@@ -16,6 +16,7 @@ from triforce_chat.engine.attribution import attribute
 from triforce_chat.engine.cache.evicting import EvictingCache
 from triforce_chat.engine.cache.eviction import Eviction
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
 from triforce_chat.engine.detokenizer import AnswerText, TextCodec, Thinking
 from triforce_chat.engine.draft import TokenBuffer
@@ -111,7 +112,7 @@ class Engine:
         draft: Runner | None = None,
         options: StackOptions | None = None,
         prefix_store: PrefixStore | None = None,
-        storage: Callable[[Shape, int], KVStorage] = KVBuffer,
+        storage: Callable[[Shape, int], KVStorage] = storage_for,
         calibrations: CalibrationStore | None = None,
         buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
         executor: Executor | None = None,
@@ -149,10 +150,10 @@ class Engine:
         """This engine, if ``fork`` can make others like it, whose forwards are worth running together.
 
         Not where every forward streams keys and values from host memory, which would have to come once for each; nor
-        where a draft reads the state of the target's latest forward, or where the cache forgets; nor on a GPU without
-        graphs, or with several ranks.
+        where they are quantized, as only slots are shared; nor where a draft reads the state of the target's latest
+        forward, or where the cache forgets; nor on a GPU without graphs, or with several ranks.
         """
-        alone = self.full.storage.streams or self.full.evicts or self.group.size > 1
+        alone = self.full.storage.slot(0) is None or self.full.evicts or self.group.size > 1
         alone = alone or self.target.state is not None
         on_gpu = self.target.device.type == "cuda"
         return None if alone or (on_gpu and not self.target.captures) else self

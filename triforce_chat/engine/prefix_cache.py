@@ -97,7 +97,11 @@ class PrefixCache:
             self._store_complete(split_prompt(self.ids, self.spans, self.chunk_size))
 
     def rollback(self, length: int) -> None:
-        """Drop everything after the first ``length`` tokens, in the other caches of the stack as well."""
+        """Drop everything after the first ``length`` tokens, in the other caches of the stack as well.
+
+        Some tokens before may have to go, too, and are read again.
+        """
+        length = self.full.rewound(length)
         self.store.cut(length)
         self._rollback_stack(length)
         length = min(length, self.full.length)  # a cache that forgets may be empty now
@@ -126,15 +130,20 @@ class PrefixCache:
         if len(plan) > len(self.chunks) and not self.full.evicts:
             end = plan[len(self.chunks)].end
             if min(end, len(self.ids)) <= self.prefilled:
-                self.rollback(self.complete)
+                self._drop_partial()
+
+    def _drop_partial(self) -> None:
+        """Keep complete chunks alone."""
+        while len(self.ids) > self.complete:  # a rollback may have to drop some of another one
+            self.rollback(self.complete)
 
     def _recall(self, plan: Sequence[Chunk]) -> Iterator[int]:
         """Load chunks from the store if it has more than the cache; yields the tokens recalled so far."""
         known = self.store.known(plan)
         if not known or plan[known - 1].end <= len(self.ids):
             return
+        self._drop_partial()
         first = self.complete
-        self.rollback(first)
         for chunk in plan[len(self.chunks) : known]:
             if not self.store.recall(chunk, self.full):
                 return

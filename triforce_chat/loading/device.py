@@ -10,7 +10,7 @@ from triforce_chat.engine.kernels_available import ROOMY
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.cpu_speed import bfloat16_pays
 from triforce_chat.loading.gpu import find_gpu
-from triforce_chat.settings.settings import AUTO, STORED, Settings
+from triforce_chat.settings.settings import AUTO, QUANTIZED, STORED, Settings
 from triforce_chat.settings.sizes import readable
 
 QUICKER_ON_GPU = False  # whether a step with quantized weights takes less time than one with bfloat16 ones
@@ -43,19 +43,33 @@ def dtype_on(kind: str, settings: Settings) -> torch.dtype:
 
 
 def kv_dtype(settings: Settings, kind: str, dtype: torch.dtype, quantized: bool) -> torch.dtype:
-    """The dtype that keys and values are kept in, on a "cpu" or "cuda" device beside weights of ``dtype``.
+    """The format that keys and values are kept in, on a "cpu" or "cuda" device beside weights of ``dtype``.
 
     ``quantized``: the weights stay quantized. One in the settings that is not offered there is ignored.
     """
+    if settings.kv in QUANTIZED and kind == "cpu" and not settings.offload and settings.tp == 1:
+        return named(settings.kv)
     narrow = settings.kv == "float16" or (settings.kv == AUTO and quantized)
     return torch.float16 if narrow and kind == "cpu" and dtype == torch.float32 else dtype
 
 
+def named(format: str) -> torch.dtype:
+    """The dtype that stands for a format of keys and values."""
+    found: torch.dtype = getattr(torch, format)
+    return found
+
+
 def require_kv(settings: Settings, offered: torch.dtype) -> None:
-    """Raises UsageError if ``offered``, which keys and values would be kept in, is not the dtype in the settings."""
-    if settings.kv != AUTO and getattr(torch, settings.kv) != offered:
-        own = str(offered).removeprefix("torch.")
+    """Raises UsageError if ``offered``, which keys and values would be kept in, is not the format in the settings."""
+    if settings.kv == AUTO or named(settings.kv) == offered:
+        return
+    own = str(offered).removeprefix("torch.")
+    if settings.kv not in QUANTIZED:
         raise UsageError(f"--kv {settings.kv} is for float32 on a CPU; here they are in {own}: leave it out")
+    if settings.offload or settings.tp > 1:
+        other = "--offload" if settings.offload else f"--tp {settings.tp}"
+        raise UsageError(f"--kv {settings.kv} is for one process without {other}: leave one of them out")
+    raise UsageError(f"--kv {settings.kv} is for a CPU; here keys and values are in {own}: leave it out")
 
 
 def keeps_format(settings: Settings, device: str) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from triforce_chat.engine.cache.offload import OffloadedKV
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.cache.quantized import storage_for
+from triforce_chat.engine.cache.storage import KVStorage, Shape
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.errors import OutOfMemory
 from triforce_chat.loading.device import device_and_dtype, keeps_format, kv_dtype, may_keep_format
@@ -167,7 +168,7 @@ def kv_storage(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Sh
     if settings.offload and plan.memory.is_host:
         note("--offload has no effect without a GPU: keys and values are in main memory anyway")
     if not plan.offloaded:
-        return KVBuffer
+        return storage_for
 
     def offloaded(shape: Shape, capacity: int) -> OffloadedKV:
         storage = OffloadedKV(shape, capacity, plan.resident)

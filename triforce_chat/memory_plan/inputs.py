@@ -9,6 +9,8 @@ import torch
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.offload import BUFFERS
+from triforce_chat.engine.cache.quantization import BITS, bytes_of
+from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.storage import GRAIN
 from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.engine import SLACK
@@ -42,7 +44,7 @@ def workload_of(
     gpus: int = 1,
     kv: torch.dtype | None = None,
 ) -> Workload:
-    """The workload of a run; ``kv``: of keys and values, if another dtype.
+    """The workload of a run; ``kv``: the format of keys and values, if another one.
 
     Raises UsageError if the target cannot be divided among the GPUs.
     """
@@ -64,7 +66,8 @@ def workload_of(
         head=draft is not None and draft.source is not None and is_built_on_target(draft.source.folder),
         stored=target.stored,
         stored_draft=draft.stored if draft else None,
-        kv_itemsize=kv.itemsize if kv and kv != dtype else None,
+        kv_itemsize=(2 if kv in BITS else kv.itemsize) if kv and kv != dtype else None,
+        quantized_kv=bytes_of(GRAIN, own.keys // own.kv_heads, BITS[kv]) if kv in BITS else None,
     )
 
 
@@ -79,6 +82,7 @@ def engine_layout(
         grain=GRAIN,
         slack=SLACK,
         queries=QUERY_WINDOW,
+        newest=NEWEST,
         buffers=BUFFERS,
         prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,

@@ -53,7 +53,13 @@ def _longest_in_bf16(workload: Workload, memory: Memory, offload: Offload) -> in
         return 0
     layout = dataclasses.replace(workload.layout, packed=False)
     half = dataclasses.replace(
-        workload, itemsize=BF16, kv_itemsize=None, layout=layout, stored=None, stored_draft=None
+        workload,
+        itemsize=BF16,
+        kv_itemsize=None,
+        quantized_kv=None,
+        layout=layout,
+        stored=None,
+        stored_draft=None,
     )
     return largest_context(half, memory, offload, workload.context)
 

@@ -23,6 +23,7 @@ class EngineLayout:
     grain: int  # the number of slots is a multiple of this
     slack: int  # slots of the full cache beyond the context
     queries: int  # latest queries that the full cache keeps
+    newest: int  # tokens that it keeps unquantized beside quantized ones
     prefill: int  # tokens of one prefill chunk
     buffers: int  # layers of KV on the device while KV is in host memory
     score_rows: (
@@ -62,6 +63,9 @@ class Workload:
     stored: StoredWeights | None = None  # of the target, if they stay as they are in its GGUF file
     stored_draft: StoredWeights | None = None  # the same of the draft
     kv_itemsize: int | None = None  # bytes of a number of the target's keys and values, if another one
+    quantized_kv: int | None = (
+        None  # bytes of one KV head for ``grain`` tokens of the full cache, if quantized
+    )
 
     @property
     def weights(self) -> int:
@@ -70,7 +74,11 @@ class Workload:
     @property
     def layer_kv(self) -> int:
         """Keys and values of one layer for the whole context."""
-        return self._kv(self.layout.slots(self.context + self.layout.slack)) // self.gpus
+        slots = self.layout.slots(self.context + self.layout.slack)
+        if self.quantized_kv:
+            quantized = slots // self.layout.grain * self.target.kv_heads * self.quantized_kv
+            return quantized + self._kv(self.layout.newest)
+        return self._kv(slots) // self.gpus
 
     @property
     def latest_queries(self) -> int:
@@ -164,8 +172,8 @@ class Workload:
     @property
     def converts(self) -> bool:
         """Keys and values are kept in another dtype than they are computed in."""
-        return self.kv_itemsize not in (None, self.itemsize)
+        return self.quantized_kv is not None or self.kv_itemsize not in (None, self.itemsize)
 
     def _kv(self, slots: int) -> int:
-        """Keys and values of one layer of the target, not divided among GPUs."""
+        """Keys and values of one layer of the target where they are not quantized, not divided among GPUs."""
         return 2 * self.target.keys * slots * (self.kv_itemsize or self.itemsize)

@@ -21,7 +21,8 @@ MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
 THINK = ("auto", "on", "off")
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
-KVS = ("auto", "float32", "float16")  # of keys and values
+QUANTIZED = ("int8", "int4")  # formats of keys and values in the target's own cache
+KVS = ("auto", "float32", "float16", *QUANTIZED)
 MAX_CHUNK = 1024  # tokens
 MAX_PASSAGES = 64
 KEPT_TOKENS = 96  # of a budget: the smallest one holds them and one chunk
@@ -123,7 +124,8 @@ class Parameters:
     kv: str = setting(
         "auto",
         "How keys and values are kept. auto: in the dtype of the weights, and in float16 beside quantized weights on a "
-        "CPU. float16 halves what float32 takes there; answers are exact relative to it.",
+        "CPU. float16 halves what float32 takes there, int8 halves that, and int4 nearly halves that again; answers "
+        "are exact relative to it.",
         choices=KVS,
     )
     temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
@@ -183,6 +185,10 @@ class Settings(Parameters):
         Sampling(**{name: getattr(self, name) for name in SAMPLED if getattr(self, name) is not None})
         if self.eviction and self.tp > 1:
             raise UsageError(f"--endless {self.endless} runs on a CPU in one process, so far: leave --tp out")
+        if self.eviction and self.kv in QUANTIZED:
+            raise UsageError(
+                f"--endless {self.endless} moves tokens one by one, and --kv {self.kv} keeps groups of them"
+            )
 
     @property
     def eviction(self) -> Eviction | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn
+from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn, layer_of
 from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine.cache.full import FullCache
@@ -136,7 +136,7 @@ def test_any_order_of_writes_views_and_cuts(resident: int, seed: int) -> None:
                 views = [store.view(layer, length) for store in (plain, host)]
             elif kind == "filled":
                 for store in (plain, host):
-                    for part, fresh in zip(store.layer(layer), (k, v), strict=True):
+                    for part, fresh in zip(layer_of(store, layer), (k, v), strict=True):
                         part[:, length : length + n] = fresh[0]
                 continue
             else:
@@ -151,7 +151,7 @@ def test_any_order_of_writes_views_and_cuts(resident: int, seed: int) -> None:
             plain.truncate(length)
             host.truncate(length)
         for layer in range(3):
-            for mine, theirs in zip(host.layer(layer), plain.layer(layer), strict=True):
+            for mine, theirs in zip(layer_of(host, layer), layer_of(plain, layer), strict=True):
                 assert torch.equal(mine[:, :length], theirs[:, :length])
 
 
@@ -284,7 +284,9 @@ def test_what_is_recalled_from_the_disk_streams_as_well(deep: Lab, tmp_path: Pat
 def check_same_numbers(one: Engine, other: Engine) -> None:
     assert one.cached == other.cached
     for layer in range(LAYERS):
-        for mine, theirs in zip(one.full.storage.layer(layer), other.full.storage.layer(layer), strict=True):
+        for mine, theirs in zip(
+            layer_of(one.full.storage, layer), layer_of(other.full.storage, layer), strict=True
+        ):
             assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
 
 

@@ -8,9 +8,12 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass
-from triforce_chat.engine.cache.storage import KVView, rounded_up
+from triforce_chat.engine.cache.quantization import INT4, INT8
+from triforce_chat.engine.cache.quantized import QuantizedKV
+from triforce_chat.engine.cache.storage import KVView, Shape, rounded_up
 from triforce_chat.engine.cpu_kernels.attention import attend, rotate
 from triforce_chat.engine.cpu_kernels.few_rows import Norm
+from triforce_chat.engine.forward.attention import read_attention
 
 SPAN = 512  # keys whose scores the library keeps at a time
 # (query heads, KV heads, dimension)
@@ -59,6 +62,43 @@ def test_attention_equals_that_in_fp64(heads: int, kv_heads: int, dim: int, n: i
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("kv", [INT8, INT4])
+@pytest.mark.parametrize(
+    ("before", "n"), [(0, 1), (63, 1), (60, 9), (SPAN, 1), (SPAN + 120, 16), (3 * SPAN, 5)]
+)
+def test_quantized_tokens_come_first(
+    heads: int, kv_heads: int, dim: int, kv: torch.dtype, before: int, n: int
+) -> None:
+    """As torch's products over the numbers that the codes stand for."""
+    shape = Shape(1, heads, kv_heads, dim, torch.float32, torch.device("cpu"), kv)
+    storage, (keys, values) = QuantizedKV(shape, 4 * SPAN), noise(2, 1, kv_heads, before + n, dim, seed=2)
+    keys = keys * noise(dim, seed=4) * 5
+    if before:
+        storage.write(0, 0, keys[:, :, :before], values[:, :, :before])
+    view = storage.write(0, before, keys[:, :, before:], values[:, :, before:])
+    query = noise(1, heads, n, dim)
+    found = attend(query, *view[:3], 0.3, view.slots, view.visible, before=view.before)
+    wanted = read_attention(query, view, 0.3)[0].transpose(0, 1).flatten(1)
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+    assert before < 64 or not torch.allclose(
+        found, attend(query, *view[:3], 0.3, None, view.visible), atol=1e-2
+    )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+def test_quantized_tokens_may_be_all(heads: int, kv_heads: int, dim: int) -> None:
+    """And end within a group."""
+    shape = Shape(1, heads, kv_heads, dim, torch.float32, torch.device("cpu"), INT8)
+    storage, (keys, values) = QuantizedKV(shape, 2 * SPAN), noise(2, 1, kv_heads, SPAN, dim, seed=2)
+    storage.write(0, 0, keys, values)
+    view, query = storage.view(0, 100), noise(1, heads, 3, dim)
+    assert view.length == 0
+    found = attend(query, *view[:3], 0.3, before=view.before)
+    wanted = read_attention(query, view, 0.3)[0].transpose(0, 1).flatten(1)
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize(("n", "tail", "length"), [(1, 4, 9), (6, 6, 6), (5, 12, SPAN + 3), (9, 9, SPAN + 4)])
 def test_a_tree_s_tokens_see_their_ancestors_alone(
     heads: int, kv_heads: int, dim: int, n: int, tail: int, length: int
@@ -79,7 +119,7 @@ def test_a_tree_s_tokens_in_fp16_are_read_where_they_lie_and_weighed() -> None:
     picked = stored._replace(length=SPAN + 3, slots=lists[:, : SPAN + 3])
     visible = torch.eye(5, 8, dtype=torch.bool).flip(1)
     mass = ChunkMass(torch.zeros(2, SPAN), 8)
-    found = attend(query, *picked[:3], 0.3, picked.slots, visible, mass)
+    found = attend(query, *picked[:3], 0.3, picked.slots, visible, mass=mass)
     wanted = expected(query, picked.gathered, 0.3, visible)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
     paid = weights(query, picked.gathered, 0.3, visible).unflatten(0, (2, -1)).sum((1, 2))

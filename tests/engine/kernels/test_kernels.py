@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support import triton_interpreter
-from support.caches import buffer_of
+from support.caches import buffer_of, layer_of
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -403,7 +403,9 @@ def test_a_retrieval_cache_built_by_kernels_is_the_plain_one(
     assert torch.equal(found.storage.keys, expected.storage.keys)
     assert torch.equal(found.storage.values, expected.storage.values)
     for layer in range(3):
-        for mine, whole in zip(found.storage.layer(layer), found.source.storage.layer(layer), strict=True):
+        for mine, whole in zip(
+            layer_of(found.storage, layer), layer_of(found.source.storage, layer), strict=True
+        ):
             assert torch.equal(mine[:, :8], whole[:, :8])  # the sinks
     assert torch.equal(found.storage.keys[:, :, found._slot(200)], buffer_of(found.source).keys[:, :, 200])
     assert not found.storage.keys[:, :, found._slot(201) :].any()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import layer_of
 from support.clocked import Costly, FakeClock, clocked
 from support.host_reads import WARPS
 from support.labs import Lab, spell
@@ -44,7 +45,9 @@ def same_state(one: Engine, other: Engine) -> None:
     assert one.cached == other.cached
     assert one.full.length == other.full.length == len(one.cached)
     for layer in range(one.target.shape.layers):
-        for mine, theirs in zip(one.full.storage.layer(layer), other.full.storage.layer(layer), strict=True):
+        for mine, theirs in zip(
+            layer_of(one.full.storage, layer), layer_of(other.full.storage, layer), strict=True
+        ):
             assert torch.equal(mine[:, : one.full.length], theirs[:, : one.full.length])
         latest = (each.full.queries.latest(layer, each.full.length, 16) for each in (one, other))
         assert torch.equal(*latest)

@@ -43,10 +43,10 @@ def test_a_window_has_no_sinks(lab: Lab) -> None:
     for cache in (window, streaming):
         fed(lab.target, tokens, cache)
     first = tokens.new_tensor(range(16))
-    values = [cache.storage.layer(0)[1][:, first].clone() for cache in (window, streaming)]
+    values = [cache.slots(0)[1][:, first].clone() for cache in (window, streaming)]
     fresh = cache_of(lab, "streaming")
     lab.target.prefill(tokens[:30], fresh)
-    torch.testing.assert_close(values[1], fresh.storage.layer(0)[1][:, first])
+    torch.testing.assert_close(values[1], fresh.slots(0)[1][:, first])
     assert not torch.allclose(values[0], values[1])
 
 

@@ -78,12 +78,18 @@ class EvictingCache(FullCache):
         self.settled, self.forgotten = length, length - held
         self.length = length
 
+    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values where they are kept: [Hkv, capacity, D] each."""
+        slot = self.storage.slot(0)
+        assert slot, "tokens can only be moved where each has a slot of its own"
+        return slot.storage.layer(layer)
+
     def _weigh(self, length: int, held: int) -> None:
         """Add the attention of the queries that have passed since the last time, all of them committed."""
         n = length - self.settled
         for layer in range(self.shape.layers):
             queries = self.passed.latest(layer, length, n).flip(1)
-            keys = self.storage.layer(layer)[0]
+            keys = self.slots(layer)[0]
             for first in range(0, n, BLOCK):
                 block = queries[:, first : first + BLOCK]
                 end = held - n + first + block.shape[1]
@@ -94,7 +100,7 @@ class EvictingCache(FullCache):
         """Move the tokens that stay to the first slots, in their order."""
         for layer in range(self.shape.layers):
             slots = self._staying(layer, held)
-            keys, values = self.storage.layer(layer)
+            keys, values = self.slots(layer)
             moved = torch.arange(slots.shape[1], device=slots.device) - slots
             places = slots[..., None].expand(-1, -1, keys.shape[2])
             kept = keys.gather(1, places)

@@ -9,8 +9,8 @@ from weakref import WeakSet
 from torch import Tensor
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass
+from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.storage import (
-    KVBuffer,
     KVCache,
     KVStorage,
     KVView,
@@ -64,7 +64,7 @@ class FullCache(KVCache):
         shape: Shape,
         capacity: int,
         query_window: int = QUERY_WINDOW,
-        storage: Callable[[Shape, int], KVStorage] = KVBuffer,
+        storage: Callable[[Shape, int], KVStorage] = storage_for,
     ) -> None:
         self.shape = shape
         self.storage = storage(shape, capacity)
@@ -107,7 +107,12 @@ class FullCache(KVCache):
         for observer in self.observers:
             observer.on_forward()
 
+    def rewound(self, length: int) -> int:
+        """How many tokens stay if it is truncated to ``length``: fewer where these end in a quantized group."""
+        return self.storage.rewound(length)
+
     def truncate(self, length: int) -> None:
+        length = self.rewound(length)
         super().truncate(length)
         self.storage.truncate(length - self.forgotten)
         for observer in self.observers:

@@ -16,7 +16,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape, SlotStorage
 
 Event = torch.cuda.Event | None  # None on a device without a queue, where every copy is complete at once
 BUFFERS = 2
@@ -59,7 +59,7 @@ class LayerBuffer:
             yield from zip(mine[:, start:end], theirs[:, start:end], strict=True)
 
 
-class OffloadedKV:
+class OffloadedKV(SlotStorage):
     """A ``KVStorage`` with its first ``resident`` layers on the device and the others in host memory.
 
     ``pageable`` counts the layers that the system refused to pin: they cross the bus more slowly.

@@ -103,7 +103,7 @@ class AttentionMass:
         rows = queries.unflatten(0, (heads, -1)).flatten(1, 2) * dim**-0.5  # [Hkv, G*m, D]
         if rows.shape[1] == 0:
             rows = queries.new_zeros(heads, 1, dim)
-        weights = torch.softmax((rows @ keys.flatten(1, 2).transpose(1, 2)).float(), -1)
+        weights = torch.softmax((rows @ keys.flatten(1, 2).transpose(1, 2).to(rows.dtype)).float(), -1)
         by_chunk: Tensor = weights.sum(1).unflatten(-1, (chunks, chunk))
         return by_chunk.sum(-1)
 

@@ -10,6 +10,7 @@ from triforce_chat.engine.cache.storage import (
     KVStorage,
     KVView,
     SharedView,
+    SlotStorage,
     WriteSlot,
     rounded_up,
 )
@@ -32,7 +33,7 @@ class SharedPrefix:
         return KVView(shared.keys[one, :, :width], shared.values[one, :, :width], length, shared)
 
 
-class SharedPrefixStorage:
+class SharedPrefixStorage(SlotStorage):
     """A ``KVStorage`` of one of the sequences."""
 
     streams = False
@@ -69,6 +70,3 @@ class SharedPrefixStorage:
         """A copy of both parts, to read: [Hkv, capacity, D] each."""
         keys, values = self.view(layer, self.capacity).whole
         return keys[0], values[0]
-
-    def truncate(self, length: int) -> None:
-        pass

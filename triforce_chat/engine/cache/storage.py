@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,18 +15,23 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass
+from triforce_chat.engine.cache.quantization import BITS, QuantizedTokens, bytes_of
 from triforce_chat.engine.cuda_graph import Preparation
 
 PAGE = 4096  # bytes; pinned memory must not share a page with anything else
 GRAIN = 64  # slots; kernels compiled for one width serve this many lengths
 UNLIMITED = 1 << 62  # tokens
+Held = Sequence[
+    tuple[Sequence[Tensor], Sequence[Tensor]]
+]  # for each layer what holds some keys, and their values
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The dimensions of one model's keys and values, or of one rank's share of them.
 
-    ``kv``: the dtype that they are kept in, if that is another one than the model's.
+    ``kv``: the format that they are kept in, if that is not the model's dtype: another one, or ``torch.int8`` or
+    ``torch.int4`` for quantized ones.
     """
 
     layers: int
@@ -62,13 +68,22 @@ class Shape:
         return self.query_heads // self.kv_heads
 
     @property
-    def kv_dtype(self) -> torch.dtype:
-        """Of keys and values as they are kept."""
+    def kv_format(self) -> torch.dtype:
+        """Of keys and values in the full cache."""
         return self.kv or self.dtype
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of keys and values as they are kept where they are not quantized: 16 bits beside quantized ones."""
+        if self.kv_format in BITS:
+            return self.dtype if self.dtype.itemsize == 2 else torch.float16
+        return self.kv_format
+
+    @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
+        """Bytes of one token's keys and values in all layers of the full cache."""
+        if self.kv_format in BITS:
+            return self.layers * self.kv_heads * bytes_of(1, self.head_dim, BITS[self.kv_format])
         return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_dtype.itemsize
 
 
@@ -81,7 +96,11 @@ class KVView(NamedTuple):
     shared: SharedView | None = None  # what comes before, and where these lie among other sequences'
     slots: Tensor | None = None  # [Hkv, length], int32: where the tokens lie; None: in the first slots
     masses: tuple[ChunkMass, ...] = ()  # where attention adds what it pays to chunks of the tokens
-    visible: Tensor | None = None  # [n, t], which of the last t each new token of a tree sees; None: causal
+    visible: Tensor | None = (
+        None  # [n, t], which of the last t each new token sees, as in a tree; None: causal
+    )
+    before: QuantizedTokens | None = None  # what comes before them, quantized
+    repeated: int = 0  # of the quantized tokens, how many of the last ones are among the others, too
 
     @property
     def gathered(self) -> KVView:
@@ -96,18 +115,42 @@ class KVView(NamedTuple):
         return self._replace(keys=keys, values=values, slots=None)
 
     @property
+    def total(self) -> int:
+        """Keys that attention reads, without a shared prefix: quantized ones come first."""
+        return self.length + (self.before.tokens if self.before else 0)
+
+    @property
     def end(self) -> int:
         """Tokens in all, a shared prefix included."""
-        return self.length + (self.shared.prefix.end if self.shared else 0)
+        return self.total - self.repeated + (self.shared.prefix.end if self.shared else 0)
+
+    def of_head(self, head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The keys and values of one KV head that attention reads, then padding: [S, D] each, in ``dtype``."""
+        own = self.keys[0, head].to(dtype), self.values[0, head].to(dtype)
+        if self.before is None or not self.before.tokens:
+            return own
+        before = self.before.of_head(head, dtype)
+        return torch.cat([before[0], own[0]]), torch.cat([before[1], own[1]])
 
     @property
     def whole(self) -> tuple[Tensor, Tensor]:
         """All keys and all values, a prefix included, without padding: [1, Hkv, end, D] each; copies two parts."""
         keys, values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        if self.before is not None:
+            quantized = self.before._replace(tokens=self.before.tokens - self.repeated)
+            return KVView(keys, values, self.length, before=quantized).all_heads(keys.dtype)
         if self.shared is None:
             return keys, values
         before = self.shared.prefix.whole
         return torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2)
+
+    def all_heads(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The keys and values that attention reads, without padding: [1, Hkv, total, D] each, in ``dtype``."""
+        if self.before is None:
+            return self.keys[:, :, : self.length].to(dtype), self.values[:, :, : self.length].to(dtype)
+        each = [self.of_head(head, dtype) for head in range(self.keys.shape[1])]
+        keys, values = (torch.stack(kind)[None, :, : self.total] for kind in zip(*each, strict=True))
+        return keys, values
 
 
 class SharedView(NamedTuple):
@@ -137,13 +180,45 @@ class KVStorage(Protocol):
         """The first ``end`` slots of a layer, where attention can read them."""
         ...
 
-    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values where they are kept, to read and to fill: [Hkv, capacity, D] each."""
+    def truncate(self, length: int) -> None:
+        """Invalidate the slots after the first ``length``, which ``rewound`` returned: they will be written again."""
         ...
 
-    def truncate(self, length: int) -> None:
-        """Invalidate the slots after the first ``length``: they will be written again."""
+    def rewound(self, length: int) -> int:
+        """How many of the first ``length`` tokens can be kept when all later ones are dropped."""
         ...
+
+    def parts(self, layer: int, start: int, end: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """What one layer's keys, and values, of tokens ``start`` .. ``end-1`` are restored from: to read and to fill.
+
+        Both have as many bytes. They stay the same until the slots are written again.
+        """
+        ...
+
+    def restored(self, end: int, parts: Held) -> None:
+        """The ``parts`` of all layers, of tokens up to ``end``, were filled."""
+        ...
+
+
+class SlotStorage(ABC):
+    """A storage that keeps every token in a slot of its own."""
+
+    @abstractmethod
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values where they are kept, to read and to fill: [Hkv, capacity, D] each."""
+
+    def truncate(self, length: int) -> None:  # noqa: B027
+        """Nothing to do: later tokens overwrite the slots."""
+
+    def rewound(self, length: int) -> int:
+        return length
+
+    def parts(self, layer: int, start: int, end: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        keys, values = self.layer(layer)
+        return [keys[:, start:end]], [values[:, start:end]]
+
+    def restored(self, end: int, parts: Held) -> None:  # noqa: B027
+        """Nothing to do: the slots themselves were filled."""
 
 
 class KVPool:
@@ -156,7 +231,7 @@ class KVPool:
         self.keys, self.values = zeros(size, shape), zeros(size, shape)
 
 
-class KVBuffer:
+class KVBuffer(SlotStorage):
     """Keys and values of all layers in two tensors [layers, Hkv, capacity, D] on the model's device.
 
     They are those of ``place`` in ``pool``, if one is given.
@@ -188,9 +263,6 @@ class KVBuffer:
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.keys[layer], self.values[layer]
-
-    def truncate(self, length: int) -> None:
-        pass
 
     def keep(self, start: int, path: Sequence[int]) -> None:
         """Move slots ``start + path[i]`` to ``start + i``; a path ascends."""
@@ -367,18 +439,19 @@ class KVCache:
         """The level above accepted the first ``accepted`` of ``proposed`` tokens drawn from this cache."""
 
 
-def zeros(size: tuple[int, ...], shape: Shape) -> Tensor:
-    """A zero tensor for keys or values of ``shape``.
+def zeros(size: tuple[int, ...], shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
+    """A zero tensor for keys or values of ``shape``; ``dtype``: not that of unquantized ones.
 
     In main memory it occupies only the pages that are written: torch.zeros would fill all of it, 6 GB for 131,072
     tokens of a small model, while the system's own zero pages are allocated at their first use.
     """
+    dtype = dtype or shape.kv_dtype
     if shape.device.type != "cpu":
-        return torch.zeros(size, dtype=shape.kv_dtype, device=shape.device)
-    count = math.prod(size) * shape.kv_dtype.itemsize
+        return torch.zeros(size, dtype=dtype, device=shape.device)
+    count = math.prod(size) * dtype.itemsize
     pages = np.zeros(count + 2 * PAGE, np.uint8)
     start = -pages.ctypes.data % PAGE
-    return torch.from_numpy(pages[start : start + count]).view(shape.kv_dtype).view(size)
+    return torch.from_numpy(pages[start : start + count]).view(dtype).view(size)
 
 
 def rounded_up(slots: int) -> int:

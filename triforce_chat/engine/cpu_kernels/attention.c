@@ -2,8 +2,8 @@
  *
  * The query heads that share a head of keys are rows of one matrix, so keys and values are read once. Keys are taken in
  * spans of a fixed length, whose results are joined in order: a row's result depends neither on the number of threads
- * nor on what is computed beside it. What all rows pay to each chunk of the keys is a by-product. Keys and values in fp16
- * become fp32 a few at a time, where they stay in the nearest cache, and everything is computed in fp32.
+ * nor on what is computed beside it. What all rows pay to each chunk of the keys is a by-product. Keys and values in fp16,
+ * 8 or 4 bits become fp32 a few at a time, where they stay in the nearest cache, and everything is computed in fp32.
  */
 #ifndef PATH_NAME
 
@@ -18,7 +18,15 @@
 #define VALUES 64    /* values that all rows are weighted with while they are in the nearest cache */
 #define ROWS 4       /* rows of weights that are multiplied at a time, */
 #define PIECES 2     /* with vectors of a value */
+#define GROUP 64     /* keys that share their scales; a multiple of KEYS and of VALUES */
 #define LOWEST -3e38f
+
+/* Quantized keys or values of one head, of 8 bits with a scale, or of 4 with a scale and the smallest number. */
+typedef struct {
+    const uint8_t *codes;   /* [tokens, dim]; of 4 bits [tokens / 2, dim], the even token's in the lower half */
+    const uint16_t *scales; /* fp16: [tokens / GROUP, 1 or 2, dim], or [tokens, 1 or 2] */
+    int64_t head;           /* scales from head to head */
+} Codes;
 
 /* Queries of one head of keys, and a span of its keys and values. */
 typedef struct {
@@ -29,7 +37,10 @@ typedef struct {
     const char *keys, *values;          /* of slot 0 */
     int64_t size;                       /* bytes of a number of theirs: 4, or 2 in fp16 */
     int64_t stride;                     /* from slot to slot */
-    const int32_t *slots;               /* of the span's tokens; NULL: slot 0 and those that follow */
+    int64_t origin;                     /* slot of the span's first token, if there are no slots: */
+    const int32_t *slots;               /* of the span's tokens; NULL: the origin and those that follow */
+    Codes key_codes, value_codes;       /* of the first tokens of all, which are quantized: whole groups, */
+    int64_t quantized, bits;            /* so many, of so many bits; the others begin in slot 0 */
     int64_t first, chunk;               /* token that the span begins with, and tokens of a chunk; 0: none is weighed */
     int64_t count;                      /* tokens in the span */
     int64_t seen;                       /* of which the first of the new tokens sees, the next one more, and so on */
@@ -43,7 +54,7 @@ typedef struct {
     float *peak, *total, *mixed, *worth, *chunks; /* [rows], [rows], [rows, dim], [rows], [chunks, rows] */
 } Partial;
 
-INLINE int64_t slot_of(const Span *s, int64_t key) { return s->slots ? s->slots[key] : key; }
+INLINE int64_t slot_of(const Span *s, int64_t key) { return s->slots ? s->slots[key] : s->origin + key; }
 
 /* Row r of a head is token r % tokens of the query head r / tokens. */
 INLINE const float *query_of(const Span *s, int64_t row) {
@@ -83,7 +94,7 @@ typedef struct {
     Span span; /* of the first head's first key */
     int path;
     int64_t heads, group, length;
-    int64_t query_stride, kv_stride, slots_stride; /* from head of keys to head of keys */
+    int64_t query_stride, kv_stride, slots_stride, codes_stride; /* from head of keys to head of keys */
     float *partial;
     float *out;
     float *mass; /* NULL: not wanted */
@@ -108,10 +119,13 @@ static void attend_span(const Attention *a, int64_t rows, int64_t unit, int64_t 
     s.keys += head * a->kv_stride * s.size;
     s.values += head * a->kv_stride * s.size;
     if (s.slots) s.slots += head * a->slots_stride + first;
-    else {
-        s.keys += first * s.stride * s.size;
-        s.values += first * s.stride * s.size;
+    if (s.quantized) {
+        s.key_codes.codes += head * a->codes_stride;
+        s.value_codes.codes += head * a->codes_stride;
+        s.key_codes.scales += head * s.key_codes.head;
+        s.value_codes.scales += head * s.value_codes.head;
     }
+    s.origin = first - s.quantized;
     s.first = first;
     s.count = a->length - first < SPAN ? a->length - first : SPAN;
     s.seen = (s.visible ? a->length - s.tail : a->length - s.tokens + 1) - first;
@@ -183,17 +197,21 @@ static void attend_share(void *data) {
  * Causal unless `visible` [tokens, tail] says which of the last `tail` tokens each of them sees. Keys and values have
  * the same strides, in numbers of `size` bytes: 4 for fp32, 2 for fp16. `dim` is a multiple of 16, up to 256. The tokens
  * lie in the slots [heads, length] or, if these are NULL, in the first ones. To mass [heads, chunks], unless it is NULL,
- * is added what all queries pay to each `chunk` tokens. */
+ * is added what all queries pay to each `chunk` tokens. The first `quantized` tokens of `bits` bits come before those in
+ * slots, which are not numbered then: whole groups, unless there are no others. */
 void attend(int path, const float *queries, int64_t query_head, int64_t query_token, const void *keys,
-            const void *values, int64_t size, int64_t kv_head, int64_t kv_token, const int32_t *slots,
+            const void *values, int64_t size, int64_t kv_head, int64_t kv_token, const uint8_t *key_codes,
+            const uint8_t *value_codes, const uint16_t *key_scales, const uint16_t *value_scales, int64_t codes_head,
+            int64_t key_scales_head, int64_t value_scales_head, int64_t quantized, int64_t bits, const int32_t *slots,
             int64_t slots_head, int64_t heads, int64_t group, int64_t tokens, int64_t length, int64_t dim, float scale,
             const uint8_t *visible, int64_t tail, float *out, float *mass, int64_t mass_head, int64_t chunk,
             int threads) {
     int64_t spans = (length + SPAN - 1) / SPAN, rows = group * tokens;
-    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, size, kv_token, slots,
-                 0, mass ? chunk : 0, 0, 0, visible, tail};
+    Span span = {queries, query_head, query_token, tokens, dim, scale, keys, values, size, kv_token, 0, slots,
+                 {key_codes, key_scales, key_scales_head}, {value_codes, value_scales, value_scales_head}, quantized,
+                 bits, 0, mass ? chunk : 0, 0, 0, visible, tail};
     float *partial = malloc((size_t)(heads * spans * room_of(&span, rows)) * sizeof *partial);
-    Attention job = {span, path, heads, group, length, group * query_head, kv_head, slots_head, partial, out,
+    Attention job = {span, path, heads, group, length, group * query_head, kv_head, slots_head, codes_head, partial, out,
                      mass, mass_head};
     GOMP_parallel(attend_share, &job, (unsigned)threads, 0);
     free(partial);
@@ -265,12 +283,46 @@ INLINE TARGET VECTOR OF(exponential)(VECTOR x) {
     return OF(multiply)(sum, OF(low_bits_to_power)(biased));
 }
 
-/* `rows` keys or values from the span's `first` on in fp32, `*stride` numbers apart: where they lie, or copies in `room`. */
-INLINE TARGET const float *OF(widened)(const Span *s, const char *all, int64_t first, int64_t rows, float *room,
+/* Quantized keys (scales for each number) or values (for each token) of `bits` bits from a token on, in `room`. */
+INLINE TARGET void OF(decode)(const Codes *c, int bits, int by_token, int64_t token, int64_t rows, int64_t dim,
+                              float *room) {
+    int numbers = bits == 8 ? 1 : 2;
+    for (int64_t end = token + rows; token < end; token++, room += dim) {
+        const uint8_t *codes = c->codes + (bits == 8 ? token : token / 2) * dim;
+        const uint16_t *scales = c->scales + (by_token ? token : token / GROUP * dim) * numbers;
+        float scale = by_token ? half_of(scales[0]) : 0, least = by_token && numbers == 2 ? half_of(scales[1]) : 0;
+        for (int64_t d = 0; d < dim; d += LANES) {
+            VECTOR code = bits == 8 ? OF(load_bytes)((const int8_t *)codes + d) : OF(load_nibbles)(codes + d, token & 1);
+            VECTOR factor = by_token ? OF(broadcast)(scale) : OF(load_half)(scales + d);
+            VECTOR low = by_token || numbers == 1 ? OF(broadcast)(least) : OF(load_half)(scales + dim + d);
+            OF(store)(room + d, numbers == 1 ? OF(multiply)(code, factor) : OF(add_product)(code, factor, low));
+        }
+    }
+}
+
+/* The same with what is constant told to the compiler. */
+INLINE TARGET void OF(decoded)(const Span *s, int by_token, int64_t first, int64_t rows, float *room) {
+    int64_t token = s->first + first;
+    if (by_token && s->bits == 8) OF(decode)(&s->value_codes, 8, 1, token, rows, s->dim, room);
+    else if (by_token) OF(decode)(&s->value_codes, 4, 1, token, rows, s->dim, room);
+    else if (s->bits == 8) OF(decode)(&s->key_codes, 8, 0, token, rows, s->dim, room);
+    else OF(decode)(&s->key_codes, 4, 0, token, rows, s->dim, room);
+}
+
+/* `rows` keys, or values, from the span's `first` on in fp32, `*stride` numbers apart: where they lie, or copies in `room`. */
+INLINE TARGET const float *OF(widened)(const Span *s, int values, int64_t first, int64_t rows, float *room,
                                        int64_t *stride) {
+    const char *all = values ? s->values : s->keys;
     int wide = s->size == sizeof(float);
-    *stride = wide && !s->slots ? s->stride : s->dim;
-    if (wide && !s->slots) return (const float *)all + first * s->stride;
+    *stride = s->dim;
+    if (s->first + first < s->quantized) {
+        OF(decoded)(s, values, first, rows, room);
+        return room;
+    }
+    if (wide && !s->slots) {
+        *stride = s->stride;
+        return (const float *)all + slot_of(s, first) * s->stride;
+    }
     for (int64_t row = 0; row < rows; row++) {
         const char *from = all + slot_of(s, first + row) * s->stride * s->size;
         for (int64_t d = 0; d < s->dim; d += LANES)
@@ -285,7 +337,7 @@ INLINE TARGET void OF(score)(const Span *s, const float *queries, float *scores)
     float room[KEYS * MOST_DIM];
     for (int64_t first = 0; first < s->count; first += KEYS) {
         int64_t count = s->count - first < KEYS ? s->count - first : KEYS, stride;
-        const float *block = OF(widened)(s, s->keys, first, count, room, &stride);
+        const float *block = OF(widened)(s, 0, first, count, room, &stride);
         const float *keys[KEYS];
         VECTOR sums[KEYS];
         UNROLL for (int k = 0; k < KEYS; k++) {
@@ -361,7 +413,7 @@ INLINE TARGET void OF(mix_all)(const Span *s, const float *weights, int64_t rows
     memset(nobody_s, 0, sizeof nobody_s);
     for (int64_t first = 0; first < s->count; first += VALUES) {
         int64_t count = s->count - first < VALUES ? s->count - first : VALUES, column, stride;
-        const float *values = OF(widened)(s, s->values, first, count, room, &stride);
+        const float *values = OF(widened)(s, 1, first, count, room, &stride);
         for (int64_t row = 0; row < rows; row += ROWS) {
             const float *own = weights + first * LANES + row;
             float *to[ROWS];

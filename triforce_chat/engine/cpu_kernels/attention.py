@@ -9,6 +9,9 @@ from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.engine.cpu_kernels.few_rows import Norm
 
 DIMS = range(16, 257, 16)  # of heads
+# Codes of keys and of values, their scales, and how many tokens of them are read: the fields of ``QuantizedTokens``.
+Quantized = tuple[Tensor, Tensor, Tensor, Tensor, int]
+NOTHING = (None, None, None, None, 0, 0, 0, 0, 0)  # in place of quantized tokens
 
 
 def attend(
@@ -19,6 +22,7 @@ def attend(
     scale: float,
     slots: Tensor | None = None,
     visible: Tensor | None = None,
+    before: Quantized | None = None,
     mass: tuple[Tensor, int] | None = None,
 ) -> Tensor:
     """Attention of the last n of ``length`` tokens: query [1, Hq, n, D] -> [n, Hq * D].
@@ -27,12 +31,14 @@ def attend(
 
     keys and values: [1, Hkv, S, D] with the same strides, in fp32 or fp16; the rest is in fp32. A row of the result is
     the same bit by bit whatever other queries are there. The tokens lie in the ``slots`` [Hkv, length] (int32), or in
-    the first ones. What all queries pay to each chunk is added to ``mass``: sums [Hkv, C], and the tokens of a chunk.
+    the first ones, or after quantized ones, of which ``before`` has whole groups unless there are no others. What all
+    queries pay to each chunk is added to ``mass``: sums [Hkv, C], and the tokens of a chunk.
     """
     _, heads, n, dim = query.shape
     out = torch.empty(n, heads * dim)
     visible = None if visible is None else visible.contiguous()
     sums, chunk = mass or (None, 0)
+    quantized = before[-1] if before else 0
     compiled.loaded().attend(
         compiled.instructions(),
         query.data_ptr(),
@@ -43,12 +49,13 @@ def attend(
         keys.element_size(),
         keys.stride(1),
         keys.stride(2),
+        *(told(before) if before else NOTHING),
         None if slots is None else slots.data_ptr(),
         0 if slots is None else slots.stride(0),
         keys.shape[1],
         heads // keys.shape[1],
         n,
-        length,
+        length + quantized,
         dim,
         scale,
         None if visible is None else visible.data_ptr(),
@@ -60,6 +67,17 @@ def attend(
         torch.get_num_threads(),
     )
     return out
+
+
+def told(before: Quantized) -> tuple[int, ...]:
+    """Quantized tokens as the library takes them: addresses, strides from head to head, how many, and their bits."""
+    *parts, count = before
+    return (
+        *(each.data_ptr() for each in parts),
+        *(each.stride(0) for each in parts[1:]),
+        count,
+        8 if parts[-1].shape[-1] == 1 else 4,
+    )
 
 
 def rotate(

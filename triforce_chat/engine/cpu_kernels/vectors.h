@@ -79,6 +79,16 @@ INLINE PlainVector load_half_plain(const uint16_t *at) {
     EACH_LANE v.lane[i] = half_of(at[i]);
     return v;
 }
+INLINE PlainVector load_bytes_plain(const int8_t *at) {
+    PlainVector v;
+    EACH_LANE v.lane[i] = at[i];
+    return v;
+}
+INLINE PlainVector load_nibbles_plain(const uint8_t *at, int upper) {
+    PlainVector v;
+    EACH_LANE v.lane[i] = upper ? at[i] >> 4 : at[i] & 15;
+    return v;
+}
 INLINE PlainVector add_plain(PlainVector a, PlainVector b) { EACH_LANE a.lane[i] += b.lane[i]; return a; }
 INLINE PlainVector multiply_plain(PlainVector a, PlainVector b) { EACH_LANE a.lane[i] *= b.lane[i]; return a; }
 INLINE PlainVector larger_plain(PlainVector a, PlainVector b) {
@@ -113,6 +123,13 @@ INLINE TARGET2 __m256 load_avx2(const float *at) { return _mm256_loadu_ps(at); }
 INLINE TARGET2 __m256 load_half_avx2(const uint16_t *at) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
 }
+INLINE TARGET2 __m256 load_bytes_avx2(const int8_t *at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+}
+INLINE TARGET2 __m256 load_nibbles_avx2(const uint8_t *at, int upper) {
+    __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at));
+    return _mm256_cvtepi32_ps(upper ? _mm256_srli_epi32(bytes, 4) : _mm256_and_si256(bytes, _mm256_set1_epi32(15)));
+}
 INLINE TARGET2 void store_avx2(float *at, __m256 v) { _mm256_storeu_ps(at, v); }
 INLINE TARGET2 __m256 add_avx2(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
 INLINE TARGET2 __m256 multiply_avx2(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
@@ -136,6 +153,13 @@ INLINE TARGET5 __m512 broadcast_avx512(float x) { return _mm512_set1_ps(x); }
 INLINE TARGET5 __m512 load_avx512(const float *at) { return _mm512_loadu_ps(at); }
 INLINE TARGET5 __m512 load_half_avx512(const uint16_t *at) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+}
+INLINE TARGET5 __m512 load_bytes_avx512(const int8_t *at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+}
+INLINE TARGET5 __m512 load_nibbles_avx512(const uint8_t *at, int upper) {
+    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
+    return _mm512_cvtepi32_ps(upper ? _mm512_srli_epi32(bytes, 4) : _mm512_and_si512(bytes, _mm512_set1_epi32(15)));
 }
 INLINE TARGET5 void store_avx512(float *at, __m512 v) { _mm512_storeu_ps(at, v); }
 INLINE TARGET5 __m512 add_avx512(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }

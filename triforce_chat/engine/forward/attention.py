@@ -207,7 +207,7 @@ def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     and values are repeated for the heads that share them, because the latter does not support groups.
     """
     _, heads, n, _ = query.shape
-    keys, values = stored(view, query.dtype)
+    keys, values = view.all_heads(query.dtype)
     if prefill_attention.serves(query, view.length):
         return prefill_attention.attention(query, keys, values, scale)
     keys, values = repeated(keys, heads), repeated(values, heads)
@@ -261,8 +261,8 @@ def softmax_attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: fl
     """
     if onednn.available(rows.device, rows.dtype):
         return onednn.attention(rows, view, tail, scale)
-    keys, values = stored(view, rows.dtype)
-    mask = None if tail is None else pad(tail, (view.length - tail.shape[1], 0))
+    keys, values = view.all_heads(rows.dtype)
+    mask = None if tail is None else pad(tail, (view.total - tail.shape[1], 0))
     for mass in view.masses:
         mass.add(weights_of(rows, keys, mask, scale).sum((0, 2)))
     return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale)
@@ -274,19 +274,13 @@ def weights_of(rows: Tensor, keys: Tensor, mask: Tensor | None, scale: float) ->
     return torch.softmax(scores if mask is None else scores + mask, -1)
 
 
-def stored(view: KVView, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The keys and the values of a view's own tokens in a dtype, copied only where they are kept in another one."""
-    keys, values = view.keys[:, :, : view.length], view.values[:, :, : view.length]
-    return keys.to(dtype), values.to(dtype)
-
-
 def partial_attention(rows: Tensor, view: KVView, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """Softmax attention on a CPU over the slots of a view, and its log-sum-exps, to be merged with other keys'.
 
     rows: [B, Hkv, R, D], of as many sequences as the view has; mask: [B, 1, R, length], added to the scores. Returns
     [B, Hkv, R, D] and, in fp32, [B, Hkv, R].
     """
-    keys, values = stored(view, rows.dtype)
+    keys, values = view.all_heads(rows.dtype)
     mixed, summed = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         rows, keys, values, attn_mask=mask, scale=scale
     )

@@ -65,7 +65,7 @@ class CpuLayer(nn.Module):
         asked = updated(parts, self.number, query, key, value)
         if all(view.shared is None and some.shape[2] <= FEW and len(view.masses) < 2 for some, view in asked):
             mixed = [
-                attend(some, *view[:3], self.scale, view.slots, view.visible, *view.masses)
+                attend(some, *view[:3], self.scale, view.slots, view.visible, view.before, *view.masses)
                 for some, view in asked
             ]
             return mixed[0] if len(mixed) == 1 else torch.cat(mixed)

@@ -58,10 +58,9 @@ def attention(rows: Tensor, view: KVView, tail: Tensor | None, scale: float) -> 
 
     rows: [1, Hkv, R, D]; tail: [R, n] is added to the scores of the last n keys. Returns [1, Hkv, R, D].
     """
-    keys, values, length = view[:3]
-    out = torch.empty_like(rows)
+    length, out = view.total, torch.empty_like(rows)
     for head in range(rows.shape[1]):
-        key, value = keys[0, head].to(rows.dtype), values[0, head].to(rows.dtype)
+        key, value = view.of_head(head, rows.dtype)
         for first in range(0, rows.shape[2], BLOCK_ROWS):
             block = slice(first, first + BLOCK_ROWS)
             scores = linear(rows[0, head, block] * scale, key)  # [block, S]

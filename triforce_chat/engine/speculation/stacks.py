@@ -114,7 +114,10 @@ class Builder:
                 f"--policy {self.options.policy}"
             )
         if self.full.storage.slot(self.full.length) is None:
-            raise UsageError(f"--tree {tree.kind} needs all keys and values in one place: not with --offload")
+            raise UsageError(
+                f"--tree {tree.kind} needs all keys and values in one place, unquantized: not with --offload, "
+                "--kv int8 or --kv int4"
+            )
 
     def makers(self) -> dict[str, Callable[[], Speculative]]:
         return {

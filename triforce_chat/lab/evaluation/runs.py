@@ -84,6 +84,8 @@ def perplexity(
     record = {
         "tokens": len(corpus.ids),
         "made_for": loaded.context,
+        "kv": kv_format(loaded),
+        "kv_bytes_per_token": runner.shape.bytes_per_token,
         "documents": [asdict(part) for part in corpus.parts],
         "rows": [asdict(band) for band in found],
         "windows": [asdict(window) for window in short],
@@ -136,13 +138,18 @@ def logits(
     found = difference(Runner(loaded.model, kv=loaded.kv), Runner(exact.model), corpus.ids, rows)
     record = {
         "weights": loaded.format,
-        "kv": loaded.kv_format or loaded.format_of_rest,
+        "kv": kv_format(loaded),
         "rows": rows,
         "documents": [asdict(part) for part in corpus.parts],
         **found.record(),
     }
     title = f"{loaded.name}: {loaded.format}, keys and values in {record['kv']}, beside expanded fp32 weights"
     return Findings(record, [title, difference_table(found)])
+
+
+def kv_format(loaded: LoadedModel) -> str:
+    """The format that keys and values are kept in."""
+    return loaded.kv_format or loaded.format_of_rest
 
 
 def acceptance(

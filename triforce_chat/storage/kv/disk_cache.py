@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import Shape
+from triforce_chat.engine.cache.quantization import BITS
+from triforce_chat.engine.cache.storage import Held, Shape
 from triforce_chat.engine.prefix_store import ROOT, Chunk
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.paths import kv_folder
@@ -30,6 +31,8 @@ PATIENCE = 10.0  # seconds that an exiting program waits for unwritten entries
 SILENT = 1.0  # seconds that it waits before it says so
 WAITING = "saving what was read to the document cache; Ctrl-C exits without it"
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+FORMATS = (*DTYPES, *BITS)  # of keys and values
+BYTES = "U8"  # of quantized ones, in a file
 
 
 class KVDiskCache:
@@ -37,7 +40,7 @@ class KVDiskCache:
 
     ``model`` is the model's fingerprint and ``name`` its displayed name; ``clock`` returns nanoseconds. ``notify``
     receives a line if the program must wait at its exit until everything is written, and if something is read again
-    that is stored under one of ``others``: fingerprints of the same model by the dtype of its keys and values.
+    that is stored under one of ``others``: fingerprints of the same model by the format of its keys and values.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class KVDiskCache:
     ) -> KVDiskCache:
         """The user's cache for a model that was just loaded; ``limit`` is in bytes."""
         model, usual = fingerprint(loaded.model, loaded.tokenizer), loaded.model.dtype
-        prints = {kv: of_format(model, kv, usual) for kv in DTYPES}
+        prints = {kv: of_format(model, kv, usual) for kv in FORMATS}
         own = prints.pop(loaded.kv or usual)
         return KVDiskCache(CacheDirectory(kv_folder(), limit), own, loaded.name, notify=notify, others=prints)
 
@@ -86,18 +89,22 @@ class KVDiskCache:
                 return
 
     def recall(self, chunk: Chunk, cache: FullCache) -> bool:
-        header = self._header(chunk, cache.shape)
-        slots = [*slots_of(cache, chunk)]
+        held = held_by(cache, chunk)
+        header, slots = self._header(chunk, cache.shape, held), [*by_kind(held)]
         try:
             entry.load(self.directory.path(header.key), header, lambda n, part: fill(slots[n], part))
         except (OSError, CorruptEntry):
             self.directory.discard(header.key)
             return False
+        cache.storage.restored(chunk.end, held)
         return True
 
     def keep(self, chunk: Chunk, cache: FullCache) -> None:
-        header = self._header(chunk, cache.shape)
-        self.writer.add(PendingEntry(header, chunk, cache, self._used_ns(chunk.start)))
+        if cache.rewound(chunk.end) < chunk.end:
+            return  # whoever recalls it would lack tokens of its last group
+        held = held_by(cache, chunk)
+        header = self._header(chunk, cache.shape, held)
+        self.writer.add(PendingEntry(header, chunk, held, self._used_ns(chunk.start)))
 
     def cut(self, length: int) -> None:
         self.writer.cut(length)
@@ -109,8 +116,10 @@ class KVDiskCache:
     def _key(self, prefix_hash: bytes) -> str:
         return key_of(self.model, prefix_hash)
 
-    def _header(self, chunk: Chunk, shape: Shape) -> EntryHeader:
-        size = (shape.layers, shape.kv_heads, len(chunk.ids), shape.head_dim)
+    def _header(self, chunk: Chunk, shape: Shape, held: Held) -> EntryHeader:
+        part_bytes = sum(part.nbytes for part in held[0][0])
+        quantized = shape.kv_format in BITS
+        size = (shape.kv_heads, len(chunk.ids), shape.head_dim)
         return EntryHeader(
             key=self._key(chunk.prefix_hash),
             parent=self._key(chunk.parent),
@@ -118,14 +127,14 @@ class KVDiskCache:
             title=chunk.title,
             start=chunk.start,
             end=chunk.end,
-            dtype=DTYPES[shape.kv_dtype],
-            shape=size,
-            part_bytes=shape.kv_heads * len(chunk.ids) * shape.head_dim * shape.kv_dtype.itemsize,
+            dtype=BYTES if quantized else DTYPES[shape.kv_dtype],
+            shape=(shape.layers, *((1, 1, part_bytes) if quantized else size)),
+            part_bytes=part_bytes,
         )
 
 
 def of_format(model: bytes, kv: torch.dtype, usual: torch.dtype) -> bytes:
-    """A model's fingerprint with the dtype of its keys and values, where that is not the usual one."""
+    """A model's fingerprint with the format of its keys and values, where that is not the usual one."""
     return model if kv == usual else hashlib.sha256(model + str(kv).encode()).digest()
 
 
@@ -140,15 +149,17 @@ class PendingEntry:
 
     header: EntryHeader
     chunk: Chunk
-    cache: FullCache
+    held: Held
     used_ns: int
     valid: bool = True  # its slots have not been overwritten
 
     def parts(self) -> Iterator[memoryview]:
         """The bytes of each part. Raises CorruptEntry at the end if the slots were overwritten meanwhile."""
-        for slots in slots_of(self.cache, self.chunk):
-            whole = np.ascontiguousarray(slots.view(torch.uint8).cpu().numpy())
-            yield whole.data.cast("B")
+        for slots in by_kind(self.held):
+            each = [
+                np.ascontiguousarray(part.view(torch.uint8).cpu().numpy()) for part in slots if part.numel()
+            ]
+            yield (each[0] if len(each) == 1 else np.concatenate([*map(np.ravel, each)])).data.cast("B")
         if not self.valid:
             raise CorruptEntry("overwritten")
 
@@ -222,18 +233,25 @@ class Writer:
         return not header.parent or self.directory.path(header.parent).is_file()
 
 
-def fill(slots: Tensor, part: memoryview) -> None:
-    """Copy the bytes of a part into its slots [Hkv, n, D]."""
-    if slots.is_cpu:  # NumPy copies in this thread; torch's threads cost more than they gain at this size
-        target = slots.view(torch.uint8).numpy()
-        np.copyto(target, np.frombuffer(part, np.uint8).reshape(target.shape))
-    else:
-        slots.copy_(torch.frombuffer(part, dtype=slots.dtype).view(slots.shape))
+def fill(slots: Sequence[Tensor], part: memoryview) -> None:
+    """Copy the bytes of a part into the tensors that hold it, one after the other."""
+    for held in slots:
+        own, part = part[: held.nbytes], part[held.nbytes :]
+        if not held.numel():
+            continue
+        if held.is_cpu:  # NumPy copies in this thread; torch's threads cost more than they gain at this size
+            target = held.view(torch.uint8).numpy()
+            np.copyto(target, np.frombuffer(own, np.uint8).reshape(target.shape))
+        else:
+            held.copy_(torch.frombuffer(own, dtype=held.dtype).view(held.shape))
 
 
-def slots_of(cache: FullCache, chunk: Chunk) -> Iterator[Tensor]:
-    """The slots of a chunk in a cache: [Hkv, n, D] for every layer's keys, then for every layer's values."""
-    layers = [cache.storage.layer(layer) for layer in range(cache.shape.layers)]
-    for kind in zip(*layers, strict=True):
-        for part in kind:
-            yield part[:, chunk.start : chunk.end]
+def held_by(cache: FullCache, chunk: Chunk) -> Held:
+    """What a chunk is restored from, for each layer: its keys, and its values."""
+    return [cache.storage.parts(layer, chunk.start, chunk.end) for layer in range(cache.shape.layers)]
+
+
+def by_kind(held: Held) -> Iterator[Sequence[Tensor]]:
+    """Every layer's keys, then every layer's values."""
+    for kind in zip(*held, strict=True):
+        yield from kind
