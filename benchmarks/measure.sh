@@ -70,6 +70,11 @@ for step in "$@"; do
     together) for count in 8 32; do
         big "together-$count" --contexts $long --shared $count --stacks autoregressive,auto --temperatures 0
     done ;; # 150 s
+    batches) for batch in 2x57344 6x19456 10x12288; do
+        triforce-chat bench $novels the-scarlet-letter.txt treasure-island.txt --model small --no-cache --past-end \
+            --repetition-penalty 1 --inflate llama-2-7b --repeats 1 --warmup 64 --tokens 128 --batch $batch \
+            --stacks autoregressive,auto,naive,triforce --temperatures 0,0.6 --json >"$out/batch-$batch.json"
+    done ;; # 170 s
     parallel) big parallel --tp 2 --contexts $long --stacks $pair --temperatures 0,0.6 --prompts 1 \
         --plain-tokens 64 ;; # two GPUs, 75 s
     parallel-four) big parallel-four --tp 4 --contexts $long --stacks $pair --temperatures 0,0.6 --prompts 1 \

@@ -499,6 +499,26 @@ def together(*names: str) -> str:
     return table(header, lines) + "\n" + source(*names)
 
 
+def batches(*names: str) -> str:
+    """Different texts at once, beside plain decoding of the same."""
+    header = ("texts", "context", "T", "stack", "ms/token", "tokens/round", "over plain", "fresh")
+    lines = [
+        (
+            str(each["sequences"]),
+            f"{each['context']:,}",
+            f"{each['temperature']:g}",
+            f"`{each['contender']}`",
+            number(each["ms_per_token"]),
+            number(each["tokens_per_round"]),
+            factor(each["speedup"]),
+            number(each["fresh"]),
+        )
+        for name in names
+        for each in record(name)["batches"]
+    ]
+    return table(header, lines) + "\n" + source(*names)
+
+
 def workers(name: str) -> str:
     """Batches by one worker and by several, and by one that reads a book again for every question."""
     read = record(name)
@@ -647,6 +667,7 @@ TABLES = {
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
     "cpu-together": partial(together, "cpu-together"),
+    "h200-batches": partial(batches, "h200-batch-2x57344", "h200-batch-6x19456", "h200-batch-10x12288"),
     "h200-together": partial(together, "h200-together-8-stacks", "h200-together-8", "h200-together-32"),
     "workers": partial(workers, "h100-batch"),
     "cpu-stock": cpu_stock,

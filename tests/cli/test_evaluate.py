@@ -168,7 +168,8 @@ def test_a_stream_that_is_forgotten(shelf: Path) -> None:
     assert [row["rule"] for row in value["rows"]] == [*value["rules"]]
     assert value["tokens"] == 1400
     for row in value["rows"]:
-        assert row["parts"][-1]["end"] == 1400
+        sampled = row["rule"] == "recomputation"  # whose last window may end earlier
+        assert sampled or row["parts"][-1]["end"] == 1400
         assert row["perplexity"] > 1
     shown = run(*arguments, "--tokens", "400", "--keep", "300", "--rules", "h2o", "--example", "1500").stdout
     assert "continued, h2o: " in shown

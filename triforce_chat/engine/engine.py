@@ -166,11 +166,12 @@ class Engine:
     def gathered_options(self, options: StackOptions) -> StackOptions:
         """The stack by which one of several sequences decodes, of which ``options`` were asked for.
 
-        On a CPU ``auto`` decodes plainly there: a step of all sequences costs little more than one of a single one, and
-        drafts, which would have to pay for their rows in all of them, cost more than they bring. Forwards that run
-        together verify chains, no trees.
+        ``auto`` decodes plainly there on a CPU, and without a draft model: a step of all sequences costs little more
+        than one of a single one, and drafts that have to pay for their rows in all of them cost more than they bring.
+        Forwards that run together verify chains, no trees.
         """
-        plain = options.name == StackOptions().name and not self.target.places_on_device
+        drafts = self.target.places_on_device and self.draft is not None
+        plain = options.name == StackOptions().name and not drafts
         return PLAIN if plain else replace(options, tree=None)
 
     def pool(self, role: str, shape: Shape, sequences: int, capacity: int) -> KVPool:
