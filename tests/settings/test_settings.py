@@ -60,7 +60,7 @@ def test_accepted(name: str, value: Any) -> None:
         ({"endless": "h2o", "tp": 2}, "--endless h2o runs on a CPU in one process"),
         (
             {"endless": "streaming", "kv": "int4"},
-            "--endless streaming moves tokens one by one, --kv int4",
+            "--endless streaming moves tokens one by one, and --kv int4",
         ),
     ],
 )
