@@ -8,8 +8,8 @@ import pytest
 from support.batch_scale import memory
 from support.serving import save_chat_model
 
-BOOKS, WARM = 160, 60  # of different lengths; support/batch_scale.py takes any number
-GROWTH = 5.0  # MB that the allocator may take meanwhile; each book's keys and values have 0.3 MB
+BOOKS, WARM = 200, 100  # of different lengths; support/batch_scale.py takes any number
+GROWTH = 8.0  # MB that the allocator may take meanwhile; each book's keys and values have 0.3 MB
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process in /proc")

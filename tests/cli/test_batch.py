@@ -221,10 +221,10 @@ def test_what_is_no_file_is_not_opened(batch: Batch, monkeypatch: pytest.MonkeyP
     assert batch(*given, "--question", "Who?", "--out", "out.jsonl").code == 9
     assert (codes(rows()), opened) == (["unreadable_document"] * 3, [])
     Path("in.jsonl").write_text(request("a", documents=["pipe.txt"]))
-    asked = ("--requests", "in.jsonl", "--out", "answers.jsonl")
-    assert batch(*asked).code == 9
+    asked = ("--requests", "in.jsonl", "--out")
+    assert batch(*asked, "answers.jsonl").code == 9
     assert (codes(rows("answers.jsonl")), opened) == (["unreadable_document"], [])
-    batch("pipe.txt", *asked).is_refusal(3, "pipe.txt: a pipe or a device; a batch reads files")
+    batch("pipe.txt", *asked, "more.jsonl").is_refusal(3, "pipe.txt: a pipe or a device; a batch reads files")
 
 
 def test_a_question_that_does_not_fit_harms_no_other(batch: Batch) -> None:

@@ -80,7 +80,7 @@ def test_an_answer_that_takes_too_long(flags: tuple[str, ...]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 def test_killed_at_any_moment_workers_and_driver_go_on(flags: tuple[str, ...]) -> None:
-    long = ("--max-tokens", "400")
+    long = ("--max-tokens", "200")
     assert run("batch", *flags, *long, "--out", "whole.jsonl").code == 0
     batch = Batch([*flags, *long, "--workers", "2"])
     killed = torment(batch, Path("out.jsonl"), KILLS, 3.0, random.Random(3))

@@ -35,7 +35,6 @@ EXIT_CODES = """Exit codes: 0 success, 1 unexpected error, 2 usage, 3 unreadable
 context, 5 model unavailable, 6 out of memory, 7 exactness failure, 8 a GPU process of --tp ended, 9 \
 answers of a batch missing, 130 interrupted."""
 SPIN_COUNT = "5000"
-SHAPES_KEPT = "256"
 
 app = typer.Typer(
     help="Chat with whole books: exact hierarchical speculative decoding on your own machine.",
@@ -83,10 +82,6 @@ def main() -> None:
     # libgomp's threads spin for milliseconds at every barrier, which makes decoding tens of times slower as
     # soon as another process wants a core. This count bridges the gaps between two operators and no more.
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    # oneDNN, and torch above it, keep compiled code for each shape of a product, a thousand by default, and every text
-    # has others: over hundreds of books that takes tens of megabytes. The shapes of decoding are few, and are kept.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", SHAPES_KEPT)
-    os.environ.setdefault("LRU_CACHE_CAPACITY", SHAPES_KEPT)
     keep_private()
     leave = FastExit()
     # Registered before torch and others are imported, so that it is called after all of their handlers.

@@ -38,6 +38,9 @@ class BatchJob:
 
     def load(self, documents: list[Document], screen: Screen) -> tuple[Answerer, float]:
         """Load the model behind documents that were read."""
+        from triforce_chat.batch.heap import keep_few_shapes
+
+        keep_few_shapes()
         session, seconds = open_session(documents, self.options, screen)
         make = self._about_books if self.requests is None else self._about_requests
         return make(session, seconds, screen), seconds
