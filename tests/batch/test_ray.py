@@ -81,7 +81,8 @@ def records(output: OutputFile) -> list[dict[str, Any]]:
 
 
 def test_actors_answer_and_one_that_is_killed_is_replaced(cluster: Any, output: OutputFile) -> None:
-    lines = [Toy(f"slow-{line.id}", line.group) for line in toys(4, 2)]
+    # Enough of them that some are left when a new actor has started, which takes seconds on a busy machine.
+    lines = [Toy(f"slow-{line.id}", line.group) for line in toys(12, 2)]
     lines += [
         Toy("once", "mishap"),
         Toy("die", "mishap"),
