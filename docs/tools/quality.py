@@ -149,6 +149,25 @@ def perplexity() -> str:
     return table(header, lines) + "\n" + last + "\n" + source("h200-perplexity")
 
 
+def eviction() -> str:
+    """A stream that the cache forgets as it goes, by rule, and one text continued under each."""
+    read = record("cpu-eviction")
+    bands = read["rows"][0]["parts"]
+    header = ("rule", *(f"{part['start']:,}–{part['end']:,}" for part in bands), "ms/token", "continued")
+    said = {name: text.replace("\n", " ").strip() for name, text in read["continued"].items()}
+    lines = [
+        (
+            f"`{each['rule']}`",
+            *(number(part["perplexity"], 1) for part in each["parts"]),
+            number(each["ms_per_token"], 0),
+            said.get(each["rule"], "")[:120],
+        )
+        for each in read["rows"]
+    ]
+    lines.append(("nothing forgotten", *("" for _ in bands), "", said["full"][:120]))
+    return table(header, lines) + "\n" + source("cpu-eviction")
+
+
 def _pooled(name: str, temperature: float, policy: str, context: int | None, measure: str) -> float:
     """The mean over kinds of text (and contexts, if none is given)."""
     found = [
@@ -326,6 +345,7 @@ TABLES = {
     "base-facts": base_facts,
     "questions": questions,
     "perplexity": perplexity,
+    "eviction": eviction,
     "acceptance": acceptance,
     "acceptance-penalty": acceptance_penalty,
     "acceptance-spread": spread,
