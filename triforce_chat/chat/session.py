@@ -282,10 +282,9 @@ class ChatSession:
         """Find the pages that an answer attended to, and check the pages that it names and what it quotes."""
         started = time.perf_counter()
         cited, quotes = check_citations(tally.text, self.documents), check_quotes(tally.text, self.documents)
-        if (
-            is_denial(tally.text) or self.settings.eviction
-        ):  # what was forgotten cannot be told from what was not read
-            stands = standing(question, self.documents) if is_denial(tally.text) else ()
+        denies = is_denial(tally.text)
+        if denies or self.settings.eviction:  # of what was forgotten no attention is left to look at
+            stands = standing(question, self.documents) if denies else ()
             yield Sourced((), cited, time.perf_counter() - started, quotes, stands)
             return
         documents = self.transcript.tokenized_documents

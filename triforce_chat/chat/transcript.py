@@ -232,7 +232,7 @@ class Transcript:
         return Prompt([*frame.before], frame.spans)
 
     def _framed(self) -> Frame:
-        """The frame of the next question: a book takes as long to render as a question to be answered."""
+        """The frame of the next question, rendered once for as long as nothing changes: that takes time with a book."""
         answers = [len(each.turn.tally.token_ids) for each in self.exchanges]
         made_of = self.system, self.think, *self.exchanges, *answers, *self.pending
         if self._frame is None or not same(self._frame.made_of, made_of):

@@ -153,8 +153,8 @@ class Engine:
         where they are quantized, as only slots are shared; nor where a draft reads the state of the target's latest
         forward, or where the cache forgets; nor on a GPU without graphs, or with several ranks.
         """
-        alone = self.full.storage.slot(0) is None or self.full.evicts or self.group.size > 1
-        alone = alone or self.target.state is not None
+        shareable = self.full.storage.slot(0) is not None and not self.full.evicts
+        alone = not shareable or self.target.state is not None or self.group.size > 1
         on_gpu = self.target.device.type == "cuda"
         return None if alone or (on_gpu and not self.target.captures) else self
 

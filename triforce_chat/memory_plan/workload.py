@@ -63,9 +63,8 @@ class Workload:
     stored: StoredWeights | None = None  # of the target, if they stay as they are in its GGUF file
     stored_draft: StoredWeights | None = None  # the same of the draft
     kv_itemsize: int | None = None  # bytes of a number of the target's keys and values, if another one
-    quantized_kv: int | None = (
-        None  # bytes of one KV head for ``grain`` tokens of the full cache, if quantized
-    )
+    # Bytes of one KV head for ``grain`` tokens of the full cache, if quantized.
+    quantized_kv: int | None = None
 
     @property
     def weights(self) -> int:

@@ -67,9 +67,8 @@ class OwnRoom:
         return self.buffer(shape, capacity)
 
     def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
-        return KVBuffer(
-            shape, capacity, KVPool(shape, 1, capacity)
-        )  # CUDA graphs of sequences are those of a pool
+        # CUDA graphs of several sequences are those of a pool.
+        return KVBuffer(shape, capacity, KVPool(shape, 1, capacity))
 
     def begin(self, stack: str) -> None:
         """Nothing to do: every stack makes its own buffers."""

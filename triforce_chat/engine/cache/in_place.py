@@ -76,9 +76,8 @@ class InPlaceCache(KVCache):
         """See ``KVCache``; if it is not, the next forward of few tokens through the source makes it so."""
         self.requested = True
         here = self.source.held
-        self.length = max(
-            self.length, self.source.length
-        )  # the source has seen them all, however they came there
+        # The source has seen them all, however they came there.
+        self.length = max(self.length, self.source.length)
         if self.unselected:
             self._select(Layout.of(here, self.budget))
         fits = here + more <= self.source.storage.capacity

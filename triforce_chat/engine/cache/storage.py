@@ -21,9 +21,8 @@ from triforce_chat.engine.cuda_graph import Preparation
 PAGE = 4096  # bytes; pinned memory must not share a page with anything else
 GRAIN = 64  # slots; kernels compiled for one width serve this many lengths
 UNLIMITED = 1 << 62  # tokens
-Held = Sequence[
-    tuple[Sequence[Tensor], Sequence[Tensor]]
-]  # for each layer what holds some keys, and their values
+# For each layer what holds some keys, and their values.
+Held = Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +95,8 @@ class KVView(NamedTuple):
     shared: SharedView | None = None  # what comes before, and where these lie among other sequences'
     slots: Tensor | None = None  # [Hkv, length], int32: where the tokens lie; None: in the first slots
     masses: tuple[ChunkMass, ...] = ()  # where attention adds what it pays to chunks of the tokens
-    visible: Tensor | None = (
-        None  # [n, t], which of the last t each new token sees, as in a tree; None: causal
-    )
+    # [n, t], which of the last t each new token sees, as in a tree; None: causal
+    visible: Tensor | None = None
     before: QuantizedTokens | None = None  # what comes before them, quantized
     repeated: int = 0  # of the quantized tokens, how many of the last ones are among the others, too
 

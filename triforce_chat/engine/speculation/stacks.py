@@ -29,10 +29,8 @@ from triforce_chat.errors import UsageError
 
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey, "attention": AttentionMass}
 HEAVY = "h2o"  # the policy of heavy hitters, which scores no chunks
-IN_PLACE = (
-    "attention",
-    HEAVY,
-)  # policies that select by what forwards leave, where keys and values lie together
+# Policies that select by what forwards leave, where keys and values lie together.
+IN_PLACE = ("attention", HEAVY)
 
 MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
 STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values from host memory
