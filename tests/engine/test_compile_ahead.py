@@ -40,6 +40,12 @@ def test_whatever_an_engine_launches_is_compiled_ahead(found: dict[str, Any]) ->
     assert set(found["ahead"]) == FORWARD | {"_multiply", "_score", "_gather", "_search", "_continue"}
 
 
+def test_whatever_several_sequences_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
+    launched, missed = found["together"]
+    assert missed == []
+    assert set(launched) >= FORWARD
+
+
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "biased"])
 def test_a_model_of_sizes_alone_launches_what_one_of_transformers_does(
     architecture: str, found: dict[str, Any]

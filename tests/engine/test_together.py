@@ -16,7 +16,7 @@ from support.labs import SMALL_BUDGET, Lab, spell
 from triforce_chat.engine import prefix_cache, together
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.offload import OffloadedKV
-from triforce_chat.engine.cuda_graph import Graph
+from triforce_chat.engine.cuda_graph import Graph, captures_on
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
@@ -28,7 +28,7 @@ from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
-from triforce_chat.engine.together import answer_together, shared_prefix
+from triforce_chat.engine.together import answer_together, prepare_together, shared_prefix
 from triforce_chat.errors import ModelError, TriforceError
 
 BOOK = [int(token) for token in torch.randint(1, 48, (150,), generator=torch.Generator().manual_seed(3))]
@@ -350,6 +350,26 @@ def test_a_piece_of_a_prompt_is_smaller_for_a_longer_context(lab: Lab) -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert all(size & (size - 1) == 0 for size in sizes)
     assert (sizes[0], sizes[-1]) == (prefix_cache.PREFILL_CHUNK, prefix_cache.SMALLEST_PIECE)
+
+
+@pytest.mark.parametrize("stack", ["naive", "auto"])
+def test_graphs_of_sequences_are_captured_before_they_answer(
+    captured: tuple[Runner, Runner], stack: str
+) -> None:
+    engine, captures = engine_with_graphs(captured, stack), captures_on(captured[0].device)
+    requests = questions(3)
+    started, read = captures.count, 0
+    for number, event in answer_together(engine, requests, answered, 3):
+        if number is None and isinstance(event, Prefilled):
+            read = captures.count - started
+    assert read > 0  # while the book was read
+    engine = engine_with_graphs(captured, stack)
+    for _ in engine.prefill(BOOK, SPANS):
+        pass
+    prepare_together(engine, requests, 3)
+    before = captures.count
+    answers(engine, requests, 3)
+    assert captures.count - before <= 4  # lengths of drafts that only two or one are left for
 
 
 @pytest.mark.parametrize("stack", ["triforce", "retrieval", "naive", "autoregressive"])

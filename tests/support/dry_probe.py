@@ -45,26 +45,35 @@ from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.kernels import dry
+from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.together import answer_together
 from triforce_chat.loading.compiling import formats_of
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.models import load
 from triforce_chat.models.placement import OnGpu
 
-HOPPER, CONTEXT = 90, 256
-LAUNCHED = ("rms_norm", "silu_mul", "rotate_and_store", "decode_attention", "quantized_linear")
+HOPPER, CONTEXT, SEQUENCES = 90, 256, 3
+LAUNCHED = (
+    "rms_norm",
+    "silu_mul",
+    "rotate_and_store",
+    "decode_attention",
+    "attend_together",
+    "quantized_linear",
+)
 
 
 def needed(*models: Kernels) -> dict[Any, dry.Launch]:
     return {key: found for each in models for key, found in dry.recorded(partial(launch, each)).items()}
 
 
-def kernels_of(config: dict[str, Any]) -> list[Kernels]:
+def kernels_of(config: dict[str, Any], sequences: int = 1, own: int = 0) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
     sizes, capacities = Dimensions.of(config), [CONTEXT + SLACK, SMALL_BUDGET.capacity]
-    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, True)
-    return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP])]
+    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, True, sequences=sequences, own=own)
+    return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
 
 
 def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
@@ -111,8 +120,10 @@ def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
     return {*dry.recorded(work)}, {*needed(kernels)}
 
 
-def answered(stack: str, patch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]:
-    """What an engine launches in an answer, and what is compiled ahead for it."""
+def answered(
+    stack: str, patch: pytest.MonkeyPatch, sequences: int = 1, own: int = 0
+) -> tuple[set[Any], set[Any]]:
+    """What an engine launches in an answer, or in several at once, and what is compiled ahead for it."""
     originals = {name: getattr(kernels, name) for name in LAUNCHED}
     emulate(patch)
     target, draft = captured_pair("cpu", patch)
@@ -129,10 +140,16 @@ def answered(stack: str, patch: pytest.MonkeyPatch) -> tuple[set[Any], set[Any]]
     engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
     engine.executor = GraphExecutor()
     prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
-    tokens_of(engine, Request(prompt, 60))
+    if sequences == 1:
+        tokens_of(engine, Request(prompt, 60))
+    else:
+        spans = (DocumentSpan(len(prompt)),)
+        requests = [Request([*prompt, *range(1, 4 + 7 * i)], 40, spans=spans) for i in range(sequences)]
+        for _ in answer_together(engine, requests, lambda one, request: one.answer(request), sequences):
+            pass
     for name, original in originals.items():
         patch.setattr(kernels, name, original)
-    return launched, {*needed(*kernels_of(target.model.config.to_dict()))}
+    return launched, {*needed(*kernels_of(target.model.config.to_dict(), sequences, own))}
 
 
 def run() -> None:
@@ -159,6 +176,9 @@ def main() -> None:
         launched, ahead = answered(sys.argv[1], patch)
         found["launched"], found["ahead"] = ([key[0] for key in keys] for keys in (launched, ahead))
         found["missed"] = [str(key) for key in launched - ahead]
+    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+        launched, ahead = answered("naive", patch, SEQUENCES, CONTEXT + SLACK - 90)
+        found["together"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
     with dry.without_gpu(HOPPER):
         for name in ARCHITECTURES:
             launched, ahead = of_transformers(name)

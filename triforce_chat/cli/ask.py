@@ -153,12 +153,17 @@ def answer(
         raise typer.Exit(Interrupted.exit_code)
 
 
-def opened(documents: list[str], options: Options) -> tuple[ChatSession, Options, Screen, RunInfo]:
-    """A conversation about documents, with the options and the screen that it goes by."""
+def opened(
+    documents: list[str], options: Options, sequences: int = 1
+) -> tuple[ChatSession, Options, Screen, RunInfo]:
+    """A conversation about documents, with the options and the screen that it goes by.
+
+    ``sequences``: most questions that are answered at once.
+    """
     from triforce_chat.loading.spec import EngineSpec
 
     screen = screen_of(options)
-    compile_ahead(EngineSpec(options.settings), screen)
+    compile_ahead(EngineSpec(options.settings, sequences=sequences), screen)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)

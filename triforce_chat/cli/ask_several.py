@@ -40,7 +40,7 @@ def answer_several(
     from triforce_chat.chat.together import ask_all
 
     questions = read_lines(path)
-    session, options, screen, run_info = opened(documents, options)
+    session, options, screen, run_info = opened(documents, options, min(parallel, len(questions)))
     session.schema = schema
     asked = [(session, question) for question in questions]
     as_json = options.json or options.jsonl

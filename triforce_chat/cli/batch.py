@@ -181,7 +181,7 @@ class Run:
 
         wanted, settings, gpus = self._how.workers, self._job.options.settings, count_gpus()
         workers = None if by_torchrun(os.environ) else worker_count(wanted, settings, gpus, groups)
-        compile_ahead(EngineSpec(settings), screen)
+        compile_ahead(EngineSpec(settings, sequences=self._how.parallel), screen)
         documents = (
             self._plan.documents(self._job.options, screen) if self._documents is None else self._documents
         )

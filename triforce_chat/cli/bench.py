@@ -146,6 +146,12 @@ class Recipe:
         question = QUESTION_ROOM if self.chosen.shared else 0
         return max(self.lengths) + question + max(case.settings.max_tokens for case in self.cases)
 
+    @property
+    def sequences(self) -> int:
+        """Most answers at once."""
+        groups = parsed_batch(self.chosen.batch) if self.chosen.batch else []
+        return max([self.chosen.shared or 1, *(group.sequences for group in groups)])
+
     def record(self) -> dict[str, Any]:
         """What is needed to measure again, as plain values."""
         from triforce_chat.lab.machine import machine
@@ -255,7 +261,7 @@ def open_bench(recipe: Recipe, options: Options, screen: Screen) -> tuple[Bench,
     """Load the model: (its measurements, seconds of loading)."""
     from triforce_chat.loading.spec import EngineSpec
 
-    spec = EngineSpec(recipe.settings, recipe.room, recipe.shape, recipe.device_memory)
+    spec = EngineSpec(recipe.settings, recipe.room, recipe.shape, recipe.device_memory, recipe.sequences)
     compile_ahead(spec, screen)
     engine, target, seconds = open_answering(spec, screen)
     from triforce_chat.lab.bench.measure import Bench

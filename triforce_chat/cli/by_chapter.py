@@ -36,7 +36,7 @@ def summarize_chapters(documents: list[str], question: str, options: Options) ->
             "--by chapter prints one object for each chapter with --json; --jsonl is for one answer"
         )
     screen = screen_of(options)
-    compile_ahead(EngineSpec(options.settings), screen)
+    compile_ahead(EngineSpec(options.settings, sequences=AT_ONCE), screen)
     parts, automatic = list(_parts(read_all(documents, options, screen))), options.model == AUTO
     options = with_shown_model(options, screen)
     opened, load_s = open_session([], options, screen)

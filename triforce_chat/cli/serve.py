@@ -45,7 +45,7 @@ def serve(
     require_extra()
     address, screen = ListenAddress(host, port, token), screen_of(options)
     with address.bind() as listener:
-        compile_ahead(EngineSpec(options.settings), screen)
+        compile_ahead(EngineSpec(options.settings, sequences=parallel), screen)
         texts = read_all(local(documents or []), options, screen)
         session, _ = open_session(texts, with_shown_model(options, screen), screen)
         prefill(session, screen, options.stack)

@@ -18,12 +18,13 @@ import torch
 
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import MeanKey, select
-from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape, WriteSlot
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QueryRing, Shape, WriteSlot
 from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, GroupedMatrix
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding
+from triforce_chat.engine.forward.sequences import SequencesGraph, SequencesGraphs
 from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.kernels import dry, search
 from triforce_chat.engine.kernels.quantized_weight import WeightFormat
@@ -81,6 +82,8 @@ class Kernels:
     int8: bool = False  # forwards over the last buffer may have 8-bit weights
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
+    sequences: int = 1  # most of them whose forwards run together
+    own: int = 0  # tokens of each after those in the first buffer that all share; 0: they share nothing
 
 
 class DryRank(SingleRank):
@@ -139,6 +142,8 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
     buffers = [KVBuffer(shape, capacity) for capacity in kernels.buffers]
     for buffer in buffers:
         forwards(decoder, shape, buffer)
+    if kernels.sequences > 1 and group.size == 1:
+        together(decoder, shape, buffers[0], kernels)
     if kernels.int8:
         forwards(decoder.quantized(), shape, buffers[-1])
     if kernels.retrieval:
@@ -233,6 +238,20 @@ def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer) -> None:
             torch.zeros(2, dtype=torch.long, device=META),
         )
         forward(ForwardInputs(ids, at[:1], at[1:], torch.arange(rows, device=META)))
+
+
+def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
+    """Captured forwards of several sequences, and where they share nothing those inside of captured drafts."""
+    graphs = SequencesGraphs(decoder)
+    pool = KVPool(shape, kernels.sequences, kernels.own or buffer.capacity)
+    for most in (size for size in SIZES if size <= USUAL):
+        for prefix in [None, buffer] if kernels.own else [None]:
+            SequencesGraph(decoder, pool, prefix, most, True, graphs.memory).work()
+    if not kernels.own:
+        at, used = (torch.zeros(count, dtype=torch.long, device=META) for count in (pool.count, 1))
+        for rows in range(1, FED + 1):
+            ids = torch.zeros(rows * pool.count, dtype=torch.long, device=META)
+            graphs.loop(pool)(ids, at, at, at, used)
 
 
 def builds(budget: Budget, shape: Shape, full: KVBuffer, small: KVBuffer) -> None:

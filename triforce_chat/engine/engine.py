@@ -178,7 +178,7 @@ class Engine:
         """Room for several sequences; the same as before for as long as the sizes are the same."""
         found = self.pools.get(role)
         sizes = shape, sequences, capacity
-        if found is None or (found.shape, found.keys.shape[1], found.capacity) != sizes:
+        if found is None or (found.shape, found.count, found.capacity) != sizes:
             self.pools.pop(role, None)
             found = None
             gc.collect()  # forked engines are cycles: their memory must be free before the new one's is taken
@@ -254,13 +254,14 @@ class Engine:
 
         ``sampling``: of the answer that will follow; meanwhile a GPU's graphs are captured for it. Raises DoesNotFit.
         """
-        self._check(len(prompt))
+        self.require_room(len(prompt))
         if sampling is None:
             return self.prefix.prefill(prompt, spans)
         sampler = self.sampler(Request(prompt, 0, sampling))
         return self.prefix.prefill(prompt, spans, self.top.preparations(len(prompt), sampler))
 
-    def _check(self, tokens: int) -> None:
+    def require_room(self, tokens: int) -> None:
+        """Raise DoesNotFit unless the context has room for so many tokens."""
         if tokens > self.context:
             raise DoesNotFit(f"{tokens:,} tokens do not fit into the engine's context of {self.context:,}")
 
@@ -281,7 +282,7 @@ class Engine:
         ValueError for an empty prompt, DoesNotFit for one that is longer than the context, ModelError if the model
         computes no distribution, and UsageError for a forced text where trees are drafted, which do not take it.
         """
-        self._check(len(request.history))
+        self.require_room(len(request.history))
         if request.forced and self.options.tree is not None and not plain:
             raise UsageError("trees are not drafted along a given text: leave out --tree or --same-text")
         if not request.prompt:

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from triforce_chat.engine.events import Prefilled
 
+ROWS = 64  # of a verification of all sequences that run together after a common prefix, or on a CPU
+# Where a GPU reads each one's own keys once, and weights for as many rows in hardly more time.
+ROWS_APART = 192
 Made = TypeVar("Made")
 Result = tuple[Tensor | Any, ...]  # of a task; a NamedTuple stays one
 
@@ -225,3 +228,11 @@ def kept(result: Result | Exception) -> Result | Exception:
         return result
     own = [each.clone() if isinstance(each, Tensor) else each for each in result]
     return type(result)(own) if type(result) is tuple else type(result)(*own)
+
+
+def rows_each(sequences: int, apart: bool) -> int:
+    """Most rows that each of so many sequences has in a verification of all of them; ``apart``: they share nothing.
+
+    More would take the attention over common tokens another pass.
+    """
+    return max(2, (ROWS_APART if apart else ROWS) // sequences)

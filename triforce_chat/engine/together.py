@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from triforce_chat.engine.cache.shared_prefix import SharedPrefix, SharedPrefixStorage
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.gathered import Ended, Gathered
@@ -47,10 +48,9 @@ def answer_together(
     if origin is None or width < 2:
         width = 1
     else:
-        shared = shared_prefix(origin, requests)
-        for event in _prepared(origin, requests[0], shared):
+        places = Places(origin, shared_prefix(origin, requests), requests, width)
+        for event in _prepared(origin, requests[0], places):
             yield None, event
-        places = Places(origin, shared, requests, width)
     try:
         while waiting or gathered.members:
             while waiting and len(gathered.members) < width:
@@ -66,6 +66,16 @@ def answer_together(
                 yield from _end(ran, made)
     finally:
         gathered.close()
+
+
+def prepare_together(engine: EngineProtocol, requests: Sequence[Request], width: int) -> None:
+    """Capture all graphs that ``answer_together`` may need, after a prefill of what the prompts share."""
+    origin = engine.forkable
+    if origin is not None and origin.target.captures:
+        for prepare in Places(origin, shared_prefix(origin, requests), requests, width).preparations(
+            requests[0]
+        ):
+            prepare()
 
 
 def _end(number: int, ended: Ended) -> Iterator[tuple[int, TriforceError | None]]:
@@ -100,6 +110,14 @@ class Places:
         """Where a request's sequence keeps its own."""
         place = self._taken[number] = self._free.pop(0)
         return Place(self.engine, self.shared, self.count, place)
+
+    def preparations(self, request: Request) -> Iterator[Preparation]:
+        """Captures of the graphs of all sequences, once a chunk of what they share has been read."""
+        read = min(self.engine.prefix.complete, self.shared)
+        if read:
+            place = Place(self.engine, read, self.count, 0)
+            one = self.engine.fork(read, self.context - self.shared + read, Gathered(), place)
+            yield from one.top.preparations(len(request.history), one.sampler(request))
 
     def release(self, number: int) -> None:
         """The request has ended; the lowest places are taken first, so that those in use lie side by side."""
@@ -148,8 +166,13 @@ def shared_prefix(engine: Engine, requests: Sequence[Request]) -> int:
     return max((chunk.end for chunk in plan if chunk.end <= common), default=0)
 
 
-def _prepared(engine: Engine, request: Request, shared: int) -> Iterator[Event]:
-    """Measure what repeatable plans go by, if that was not done, and read exactly the shared prefix."""
+def _prepared(engine: Engine, request: Request, places: Places) -> Iterator[Event]:
+    """Measure what repeatable plans go by, if that was not done, and read exactly the shared prefix.
+
+    Meanwhile a GPU's graphs of several sequences are captured.
+    """
     if engine.forked_options.repeatable:
         yield from engine.calibrate(request)
-    yield from engine.prefill(request.prompt[:shared], request.spans)
+    engine.require_room(places.shared)
+    meanwhile = places.preparations(request) if engine.target.captures else ()
+    yield from engine.prefix.prefill(request.prompt[: places.shared], request.spans, meanwhile)

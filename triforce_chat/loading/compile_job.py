@@ -53,6 +53,7 @@ class Job:
                 "capacity": self.spec.capacity,
                 "shape": self.spec.shape and self.spec.shape.name,
                 "device_memory": self.spec.device_memory,
+                "sequences": self.spec.sequences,
                 "gpu": dataclasses.asdict(self.gpu),
             }
         )
@@ -63,7 +64,8 @@ class Job:
         told = json.loads(text)
         gpu = Gpu(tuple(told["gpu"]["capability"]), told["gpu"]["memory"])
         shape = find_shape(told["shape"]) if told["shape"] else None
-        spec = EngineSpec(Settings(**told["settings"]), told["capacity"], shape, told["device_memory"])
+        plain = told["capacity"], shape, told["device_memory"], told["sequences"]
+        spec = EngineSpec(Settings(**told["settings"]), *plain)
         return Job(spec, gpu)
 
     @property

@@ -17,6 +17,7 @@ from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
+from triforce_chat.engine.together import GRAIN
 from triforce_chat.loading.compile_job import Job
 from triforce_chat.loading.device import dtype_on
 from triforce_chat.loading.planning import draft_name, plan_for, resized, shortened_to_fit
@@ -69,13 +70,18 @@ def needed(job: Job) -> Iterator[Kernels]:
     plan = plan_for(settings, resized(model, spec, dtype), draft, context, machine, settings.tp)
     if spec.capacity is None:
         plan = shortened_to_fit(plan, settings, ignore_note)
-    return kernels_of(settings, plan, model, draft, dtype)
+    return kernels_of(settings, plan, model, draft, dtype, spec.sequences)
 
 
 def kernels_of(
-    settings: Settings, plan: MemoryPlan, target: Description, draft: Description | None, dtype: torch.dtype
+    settings: Settings,
+    plan: MemoryPlan,
+    target: Description,
+    draft: Description | None,
+    dtype: torch.dtype,
+    sequences: int = 1,
 ) -> Iterator[Kernels]:
-    """What the target and its draft will launch by this plan."""
+    """What the target and its draft will launch by this plan, for up to so many ``sequences`` at once."""
     options = stack_options(settings, target.context, plan.workload.caches.budget)
     budget, retrieval = options.budget, plan.workload.caches.retrieval > 0
     buffers = [plan.workload.context + SLACK, *([budget.capacity] if retrieval else [])]
@@ -83,10 +89,12 @@ def kernels_of(
     int8 = retrieval and copies and dtype == torch.bfloat16
     own = plan.workload.target
     layers = formats_of(plan.workload.stored)
-    yield Kernels(own, dtype, buffers, budget if retrieval else None, int8, settings.tp, layers)
+    policy = budget if retrieval else None
+    yield Kernels(own, dtype, buffers, policy, int8, settings.tp, layers, sequences, GRAIN + SLACK)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
-        yield Kernels(Dimensions.of(draft.fields), dtype, [SINKS + WINDOW + HOP], layers=layers)
+        window = [SINKS + WINDOW + HOP]
+        yield Kernels(Dimensions.of(draft.fields), dtype, window, layers=layers, sequences=sequences)
 
 
 def formats_of(stored: StoredWeights | None) -> Sequence[Formats]:

@@ -46,6 +46,7 @@ class EngineSpec:
     capacity: int | None = None  # tokens of KV to allocate, even beyond what the model was trained for
     shape: BigShape | None = None  # resize the target to these dimensions; its output stays the same
     device_memory: int | None = None  # bytes of its GPU that the process may ever use
+    sequences: int = 1  # most answers at once
 
 
 @dataclass(frozen=True, slots=True)

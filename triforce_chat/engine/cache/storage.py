@@ -228,6 +228,11 @@ class KVPool:
         # Zeros, because padding is read: a NaN times a weight of zero is a NaN.
         self.keys, self.values = zeros(size, shape), zeros(size, shape)
 
+    @property
+    def count(self) -> int:
+        """How many sequences there is room for."""
+        return self.keys.shape[1]
+
 
 class KVBuffer(SlotStorage):
     """Keys and values of all layers in two tensors [layers, Hkv, capacity, D] on the model's device.

@@ -84,7 +84,7 @@ class SequencesLoop:
     """A ``LoopForward`` of sequences whose keys and values lie in one pool, after no prefix."""
 
     def __init__(self, runner: Runner, pool: KVPool) -> None:
-        self.runner, self.sequences = runner, pool.keys.shape[1]
+        self.runner, self.sequences = runner, pool.count
         self.forward = runner.of_sequences.loop(pool)
         device = runner.device
         with torch.inference_mode(False):  # otherwise they could only be written to in inference mode

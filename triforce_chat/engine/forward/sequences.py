@@ -52,7 +52,7 @@ class SequencesGraph:
         keeps_queries: bool,
         memory: Callable[[], Any],
     ) -> None:
-        shape, self.count = pool.shape, pool.keys.shape[1]
+        shape, self.count = pool.shape, pool.count
         rows, device = self.count * most, shape.device
         with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
             self.ids = torch.zeros(rows, dtype=torch.long, device=device)
@@ -74,14 +74,14 @@ class SequencesGraph:
     def capture(self, shared: int) -> None:
         """Capture ahead of the first use, with ``shared`` tokens before the pool; nothing is written to it."""
         self._send([], shared)
-        self.graph.prepare(self._work)
+        self.graph.prepare(self.work)
 
     def __call__(self, fed: Sequence[Fed]) -> list[Outcome]:
         ids = torch.cat([each.ids for each in fed])
         self.ids[: len(ids)] = ids
         self._send(fed, fed[0].slot.shared)
         self._move([each.offset for each in fed])
-        logits, states = self.graph(self._work)
+        logits, states = self.graph(self.work)
         return [
             Outcome(
                 (logits[first:last], states[first:last]),
@@ -123,7 +123,8 @@ class SequencesGraph:
         places = [each.slot.storage.place for each in fed] + empty * [0]
         return [*positions, *slots, *row_places, *owners, *starts, *at, *places, shared]
 
-    def _work(self) -> LogitsAndStates:
+    def work(self) -> LogitsAndStates:
+        """What is captured."""
         states = self.decoder(self.ids, self.positions, self._attend)
         return self.decoder.logits(states), states
 
@@ -185,7 +186,7 @@ class SequencesGraphs:
         that there are; those after them are computed and not stored. Returns the logits [B, V] of the last tokens.
         """
         # Holds the tensors, not the pool: see ``SequencesGraph``.
-        keys, values, count = pool.keys, pool.values, pool.keys.shape[1]
+        keys, values, count = pool.keys, pool.values, pool.count
         scale, most = pool.shape.head_dim**-0.5, pool.capacity
 
         def forward(ids: Tensor, at: Tensor, positions: Tensor, places: Tensor, used: Tensor) -> Tensor:

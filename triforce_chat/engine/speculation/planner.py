@@ -217,8 +217,11 @@ class Planner:
         rate = self.habit.rate
         self.investment.renew(rest, min(self.plain_seconds, 1 / rate) if rate else self.plain_seconds)
 
-    def expected_rounds(self, length: int) -> list[tuple[Arm | None, int]]:
-        """Rounds after ``length`` tokens, by arm and number of drafted tokens, in the order of their first use."""
+    def expected_rounds(self, length: int, most: int) -> list[tuple[Arm | None, int]]:
+        """Rounds after ``length`` tokens, by arm and number of drafted tokens, in the order of their first use.
+
+        Where there is something to choose they draft at most ``most``.
+        """
         if not self.decides and self.arms:
             return [(self.arms[0], self.most)]
         able = [arm for arm in self.arms if length >= arm.worth_above]
@@ -226,7 +229,7 @@ class Planner:
         trials = [(arm, n) for arm in able for n in TRIALS] if self.decides else []
         drafters = [*able, *([None] if self.lookup or not able else [])]
         # The largest first: its scratch memory is large enough for the others.
-        others = [(arm, n) for n in reversed(sizes(1, self.most)) for arm in drafters]
+        others = [(arm, n) for n in reversed(sizes(1, most)) for arm in drafters]
         return [*plain, *trials, *others] if self.may_be_plain else [*trials, *others, *plain]
 
     def choose(self, length: int, most: int, match: int) -> Plan:

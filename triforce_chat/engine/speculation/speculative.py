@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.storage import KVCache
-from triforce_chat.engine.cuda_graph import MARGIN, Preparation, captures_on, fitting
+from triforce_chat.engine.cuda_graph import MARGIN, SIZES, USUAL, Preparation, captures_on, fitting
 from triforce_chat.engine.draft import Draft, TokenBuffer, Verdict
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward, feed
+from triforce_chat.engine.gathered import rows_each
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.constraint import Constraint
@@ -38,10 +39,6 @@ from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.tree import verified
 from triforce_chat.errors import ModelError
 
-ROWS = 64  # of a verification of all sequences that run together after a common prefix, or on a CPU
-ROWS_APART = (
-    192  # where a GPU reads each one's own keys once, and weights for as many rows in hardly more time
-)
 MOST_FORCED = 16  # tokens in a draft of what the form of an answer prescribes
 
 
@@ -254,15 +251,14 @@ class Speculative:
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
-        together = max(1, self._rows // self.model.sequences - 1)
-        most = min(self.planner.most, end - seq.known - 1, together)
+        most = min(self._most(self.model.sequences), end - seq.known - 1)
         return self.planner.choose(seq.known - self.cache.forgotten, most, match)
 
-    @property
-    def _rows(self) -> int:
-        """Most rows of a verification; more would take the attention over common tokens another pass."""
+    def _most(self, sequences: int) -> int:
+        """Tokens that a round may draft where forwards of so many sequences run together."""
         slot = self.cache.write_slot() if self.model.places_on_device else None
-        return ROWS_APART if slot and slot.prefix is None else ROWS
+        apart = slot is not None and slot.prefix is None
+        return min(self.planner.most, rows_each(sequences, apart) - 1)
 
     def _match(self, seq: TokenBuffer) -> Match | None:
         """The match that lookup finds after the known tokens."""
@@ -431,16 +427,24 @@ class Speculative:
     def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
         if not self.model.places_on_device:
             return
+        slot = self.cache.write_slot()
+        pool = slot and slot.storage.pool
         yield from self.cache.preparations()
+        if slot and slot.prefix is not None:  # by these, questions after a common prefix are read
+            yield from self._feeding()
         if self.planner.lookup is not None:  # the first call of a kernel loads it
             yield partial(self._find, TokenBuffer.of([0], length, self.model.device))
-        for arm, n in self.planner.expected_rounds(length):
+        for arm, n in self.planner.expected_rounds(length, self._most(pool.count if pool else 1)):
             # What a drafter intends depends on its rank's clock, and all ranks must capture in the same order.
             drafter = arm if self.group.size == 1 else None
             yield from self._lacked(length, drafter, n, sampler)
         for arm in self.planner.arms:
             if length >= arm.worth_above:
                 yield from arm.drafter.preparations(length, sampler)
+
+    def _feeding(self) -> Iterator[Preparation]:
+        for rows in reversed([size for size in SIZES if size <= USUAL]):
+            yield from self.model.unprepared(self.cache, rows)
 
     def _watch(self, seq: TokenBuffer, sampler: Sampler) -> None:
         """Tell the planner what its rounds at the end of ``seq`` lack."""

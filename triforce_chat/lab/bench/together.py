@@ -13,7 +13,7 @@ from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.protocol import EngineProtocol
-from triforce_chat.engine.together import answer_together
+from triforce_chat.engine.together import answer_together, prepare_together
 from triforce_chat.errors import TriforceError
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.row import fresh
@@ -78,6 +78,7 @@ def measure_together(
                 for ids in questions(loaded.tokenizer.encode, sequences)
             ]
 
+        prepare_together(engine, asked(case.settings.max_tokens), sequences)
         if warmup:
             _timed(engine, asked(warmup), 1)
             _timed(engine, asked(warmup), sequences)
