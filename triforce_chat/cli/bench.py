@@ -192,6 +192,7 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     record: dict[str, Any] = {
         **recipe.record(),
         **({"kv": run.loaded.kv_format} if run.loaded.kv_format else {}),
+        "attention": dict(zip(("prefill", "decoding"), run.loaded.attention, strict=True)),
         "offloaded": run.loaded.offloaded,
         "load_s": seconds,
         "warmup": chosen.warmup,
