@@ -57,6 +57,8 @@ for step in "$@"; do
     profile) big profile --contexts $long --prompts 1 --temperatures 0,0.6 --stacks $pair --profile ;; # 60 s
     offload) far offload --temperatures 0,0.6 --prompts 2 ;; # 250 s
     offload-budgets) far offload-budgets --temperatures 0.6 --prompts 1 --vary budget=4096,8192,16384,32768 ;; # 250 s
+    # Needs host memory for keys and values twice, 150 GB; 400 s
+    offload-baselines) far offload-baselines --baselines --temperatures 0.6 --prompts 1 ;;
     offload-profile) big offload-profile --offload --contexts $longer --stacks triforce --temperatures 0.6 \
         --prompts 1 --profile --trace "$out/offload-trace.json" ;; # 120 s
     card) big card --device-memory 24GB --contexts $longer --stacks $pair --temperatures 0,0.6 --prompts 1 \

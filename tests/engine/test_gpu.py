@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,20 @@ from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention
+from triforce_chat.engine.forward.attention_backend import (
+    FLASH_ATTN,
+    NAMED,
+    SDPA,
+    TRITON,
+    USUAL,
+    flash_decode,
+    flash_prefill,
+    flash_problem,
+)
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.loading.attention_choice import fastest
 
 pytestmark = pytest.mark.gpu
 
@@ -89,6 +101,72 @@ def test_many_tokens_take_the_flash_kernel(dtype: torch.dtype, length: int) -> N
     query, view = view_on("cuda", dtype, 9, 3, 100, length)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # any other kernel would now be an error
         causal_attention(query, view, 0.125)
+
+
+@pytest.fixture
+def flash() -> None:
+    if problem := flash_problem():
+        pytest.skip(problem)
+
+
+@pytest.mark.usefixtures("flash")
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "n", "length"), [(9, 3, 100, 1000), (4, 4, 17, 17), (8, 1, 513, 700)]
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 5e-3)])
+def test_flash_attn_prefills_as_torch_does(
+    heads: int, kv_heads: int, n: int, length: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    query, view = view_on("cuda", dtype, heads, kv_heads, n, length)
+    expected = causal_attention(query, view, 0.125)
+    assert torch.allclose(flash_prefill(query, view, 0.125), expected, atol=tolerance)
+
+
+@pytest.mark.usefixtures("flash")
+@pytest.mark.parametrize(("n", "at"), [(1, 0), (1, 900), (8, 700), (16, 1000)])
+@pytest.mark.parametrize("kv_heads", [1, 3, 9])
+def test_flash_attn_decodes_as_triton_does(kv_heads: int, n: int, at: int) -> None:
+    generator = torch.Generator().manual_seed(n)
+    q = torch.randn(n, 9, 64, generator=generator).to("cuda", torch.bfloat16)
+    keys, values = torch.randn(2, kv_heads, 1024, 64, generator=generator).to("cuda", torch.bfloat16)
+    given = q, keys, values, torch.tensor([at], device="cuda"), 0.125, 1024
+    assert torch.allclose(flash_decode(*given), USUAL.decode(*given), atol=2e-2)
+
+
+@pytest.mark.usefixtures("flash")
+def test_a_captured_flash_attn_follows_the_length_on_the_device() -> None:
+    q, at = torch.randn(4, 8, 64, device="cuda", dtype=torch.bfloat16), torch.zeros(1, device="cuda").long()
+    keys, values = torch.randn(2, 2, 4096, 64, device="cuda", dtype=torch.bfloat16)
+    flash_decode(q, keys, values, at, 0.125, 4096)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = flash_decode(q, keys, values, at, 0.125, 4096)
+    for length in (0, 100, 4000):
+        at.fill_(length)
+        graph.replay()
+        assert torch.allclose(found, USUAL.decode(q, keys, values, at, 0.125, 4096), atol=2e-2)
+
+
+@pytest.mark.parametrize("name", [TRITON, FLASH_ATTN, SDPA])
+def test_every_backend_answers_as_it_decodes_plainly(name: str, request: pytest.FixtureRequest) -> None:
+    if name == FLASH_ATTN:
+        request.getfixturevalue("flash")
+    torch.manual_seed(11)
+    model = random_model(head_dim=64).to("cuda", torch.bfloat16)
+    options = StackOptions(name="triforce", gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
+    forwards = [Runner(copy.deepcopy(model), backend=NAMED[name]) for _ in range(2)]
+    engine = Engine(forwards[0], 512, TextCodec(spell), forwards[1], options)
+    assert forwards[0].captures == (name != SDPA)
+    assert greedy_test(engine, Request(PROMPT, 80)).mismatches == 0
+
+
+@pytest.mark.usefixtures("flash")
+def test_auto_measures_both_kernels(empty_cache: Any) -> None:
+    shape = Shape(2, 32, 8, 128, torch.bfloat16, torch.device("cuda"))
+    found = fastest(shape, True)
+    (kept,) = json.loads((empty_cache / "attention.json").read_text()).values()
+    assert list(found) == kept["backend"]
+    assert all(0 < ms < 1000 for of_kind in kept["ms"].values() for ms in of_kind.values())
 
 
 def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ SAID: dict[str, tuple[Any, Any, Any]] = {
     "middle": ("full", "int8", "full"),
     "dtype": ("float32", "float16", "bfloat16"),
     "kv": ("float32", "float16", "auto"),
+    "attention": ("triton", "sdpa", "flash-attn"),
     "think": ("on", "off", "auto"),
     "tree": ("sequoia", "specinfer", "auto"),
     "budget": (200, 300, 400),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,6 +99,13 @@ class BenchOptions:
         ),
     ] = None
     stock: Annotated[bool, typer.Option("--stock", help="Measure transformers' generate as well.")] = False
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines",
+            help="With --offload, measure transformers' offloaded cache and attention on the host as well.",
+        ),
+    ] = False
     peer: Annotated[
         str | None,
         typer.Option(metavar="llama.cpp", help="Measure llama.cpp on the same GGUF file as well, greedily."),
@@ -173,14 +180,19 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     if chosen.same_text and chosen.profile:
         raise UsageError("--profile looks at rounds of any text; leave out --same-text")
     several = "--shared" if chosen.shared else "--batch" if chosen.batch else ""
-    if several and (chosen.profile or chosen.same_text or chosen.stock or chosen.peer):
-        raise UsageError(f"{several} goes without --profile, --same-text, --stock and --peer")
+    others = chosen.profile or chosen.same_text or chosen.stock or chosen.peer or chosen.baselines
+    if several and others:
+        raise UsageError(f"{several} goes without --profile, --same-text, --stock, --peer and --baselines")
     if chosen.shared and chosen.batch:
         raise UsageError(
             "--shared asks about one text, --batch about several; measure them one after the other"
         )
     if chosen.peer and (chosen.inflate or chosen.profile):
         raise UsageError("--peer measures a model as it is; leave out --inflate and --profile")
+    if chosen.baselines:
+        from triforce_chat.lab.bench.baselines import require_baselines
+
+        require_baselines(options.settings, chosen.stacks.split(","), chosen.profile)
     screen = screen_of(options)
     peer = peer_of(chosen, options)
     shape, cap = shape_and_cap(chosen)
@@ -198,6 +210,7 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     record: dict[str, Any] = {
         **recipe.record(),
         **({"kv": run.loaded.kv_format} if run.loaded.kv_format else {}),
+        "attention": dict(zip(("prefill", "decoding"), run.loaded.attention, strict=True)),
         "offloaded": run.loaded.offloaded,
         "load_s": seconds,
         "warmup": chosen.warmup,
@@ -215,7 +228,7 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     if chosen.batch:
         show_batches(run, prompts, recipe, record, options, screen)
         return
-    show_rows(measure(run, prompts, recipe), record, options, screen)
+    show_rows(measure(run, prompts, recipe, screen.note), record, options, screen)
     if run.interrupted:
         raise Interrupted("interrupted: the figures cover what had been measured by then")
 
@@ -292,11 +305,16 @@ def prompts_per_length(
     return [prompts_of(target, ids, length, skip + count)[skip:] for length, count in wanted]
 
 
-def measure(run: Bench, prompts: Sequence[Sequence[Sequence[int]]], recipe: Recipe) -> list[Row]:
+def measure(
+    run: Bench, prompts: Sequence[Sequence[Sequence[int]]], recipe: Recipe, note: Callable[[str], None]
+) -> list[Row]:
     """Rows of all lengths, up to an interrupt."""
     rows: list[Row] = []
     for same_length in prompts:
-        rows += run.rows(same_length, recipe.cases)
+        found = [*run.rows(same_length, recipe.cases)]
+        rows += found
+        if recipe.chosen.baselines and not run.interrupted:
+            rows += run.baselines(same_length[-1], found, note)
         if run.interrupted:
             return rows
     if recipe.chosen.stock:

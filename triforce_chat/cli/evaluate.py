@@ -214,7 +214,9 @@ def acceptance(
     options: Options,
     contexts: Contexts = LENGTHS,
     temperatures: Annotated[str, typer.Option(help="Temperatures of the target's texts.")] = "0,0.6,1",
-    policies: Annotated[str, typer.Option(help="Policies of the retrieval cache.")] = "mean,minmax",
+    policies: Annotated[
+        str, typer.Option(help="Policies of the retrieval cache; streaming: none, the latest tokens.")
+    ] = "mean,minmax",
     tokens: Annotated[int, typer.Option(min=1, help="Longest text, in tokens.")] = 128,
     samples: Annotated[int, typer.Option(min=1, help="Texts per prompt and temperature.")] = 4,
     places: Annotated[int, typer.Option(min=1, help="Places in the documents.")] = 2,
@@ -230,8 +232,11 @@ def acceptance(
 ) -> None:
     """Expected acceptance of every level on text that the target writes."""
     lengths, degrees, names = parse_list(contexts), parse_list(temperatures, float, 0), policies.split(",")
+    from triforce_chat.lab.evaluation.acceptance import WINDOW, Plan
+
     for name in names:
-        dataclasses.replace(options.settings, policy=name)  # raises UsageError for an unknown one
+        if name != WINDOW:
+            dataclasses.replace(options.settings, policy=name)  # raises UsageError for an unknown one
     for degree in degrees:
         dataclasses.replace(options.settings, temperature=degree)
     screen = screen_of(options)
@@ -240,7 +245,6 @@ def acceptance(
     engine, loaded = opened(options.settings, max(lengths) + tokens, screen)
     from triforce_chat.engine.cache.layout import Budget
     from triforce_chat.lab.evaluation import runs
-    from triforce_chat.lab.evaluation.acceptance import Plan
     from triforce_chat.settings.engine_options import LARGEST_BUDGET
 
     budget = Budget(tokens=options.budget or LARGEST_BUDGET, chunk=options.chunk)

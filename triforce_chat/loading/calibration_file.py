@@ -20,6 +20,7 @@ import filelock
 import torch
 
 from triforce_chat import __version__
+from triforce_chat.engine.forward.attention_backend import USUAL
 from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.loading.json_file import read_object, write_object
@@ -94,6 +95,7 @@ def about(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> dict[st
         "draft_shape": _digest(draft.model.config, draft.head) if draft else None,
         "draft_dtype": draft.format if draft else None,
         **({"kv": target.kv_format} if target.kv_format else {}),
+        **({"attention": target.attention} if target.attention != USUAL else {}),
         "offloaded": target.offloaded,
         "ranks": ranks,
     }

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from triforce_chat.engine.forward.attention_backend import AttentionBackend
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.forward.shards import Embedding, local_shard
@@ -22,12 +23,15 @@ def runners(
 
     A draft that is built on the target gets its embedding and output matrix, and reads the target's state.
     """
+    backend = AttentionBackend(*target.attention)
     if draft is None or draft.head is None:
-        return Runner(target.model, group=group, kv=target.kv), draft_runner(draft, target) if draft else None
+        runner = Runner(target.model, group=group, kv=target.kv, backend=backend)
+        return runner, draft_runner(draft, target) if draft else None
     model = target.model
     state = TargetState(model.config.hidden_size, model.dtype, model.device)
     share_matrices(draft, draft.head, target, group)  # before the target's runner repacks them
-    return Runner(model, group=group, state=state, kv=target.kv), draft_runner(draft, target, state)
+    runner = Runner(model, group=group, state=state, kv=target.kv, backend=backend)
+    return runner, draft_runner(draft, target, state)
 
 
 def draft_runner(draft: LoadedModel, target: LoadedModel, state: TargetState | None = None) -> Runner:
@@ -36,7 +40,8 @@ def draft_runner(draft: LoadedModel, target: LoadedModel, state: TargetState | N
     if head is not None and state is not None:
         reader = StateReader(state, head.state.to(state.hidden), head.ages.to(state.hidden))
     ids = known.target_ids if known else None
-    return Runner(draft.model, target.vocab_size, target_ids=ids, reader=reader)
+    backend = AttentionBackend(*target.attention)
+    return Runner(draft.model, target.vocab_size, target_ids=ids, reader=reader, backend=backend)
 
 
 def share_matrices(draft: LoadedModel, head: DraftHead, target: LoadedModel, group: RankGroup) -> None:

@@ -15,6 +15,7 @@ from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.errors import ModelError, OutOfMemory
+from triforce_chat.loading.attention_choice import choose_attention, require_gpu_for_attention
 from triforce_chat.loading.device import (
     cap_memory,
     device_and_dtype,
@@ -62,6 +63,7 @@ def load_engine(
     settings = spec.settings
     device, dtype = device_and_dtype(settings)
     require_cpu_if_endless(settings, device)
+    require_gpu_for_attention(settings, device)
     if spec.device_memory:
         cap_memory(torch.device(device), spec.device_memory)
     attention.register()
@@ -105,6 +107,7 @@ def load_engine(
         )
     largest = LARGEST_BUDGET if settings.budget else group.all_reduce_min(plan.workload.caches.budget)
     target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest, kv=kv)
+    target = dataclasses.replace(target, attention=choose_attention(settings, target.model, group))
     engine = build_engine(spec, hooks, group, plan, target, draft)
     return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
 

@@ -70,6 +70,7 @@ class LoadedModel:
     head: DraftHead | None = None  # of a draft that is built on its target, which has yet to be joined to it
     stored: StoredWeights | None = None  # of a GGUF file, if they stay as they are
     kv: torch.dtype | None = None  # of keys and values, if they are kept in another dtype than the weights'
+    attention: tuple[str, str] = ("sdpa", "triton")  # kernels on a GPU for a prefill and for few tokens
 
     @property
     def format(self) -> str:

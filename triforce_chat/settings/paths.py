@@ -56,6 +56,11 @@ def cpu_speed_file() -> Path:
     return cache_folder() / "cpu-speed.json"
 
 
+def attention_file() -> Path:
+    """The attention kernels that were fastest on this machine's GPU, as JSON."""
+    return cache_folder() / "attention.json"
+
+
 def calibration_file() -> Path:
     """The step times and the acceptance that planners have measured on this machine, as JSON."""
     return cache_folder() / "calibration.json"

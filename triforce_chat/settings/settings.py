@@ -23,6 +23,7 @@ THINK = ("auto", "on", "off")
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
 QUANTIZED = ("int8", "int4")  # formats of keys and values in the target's own cache
 KVS = ("auto", "float32", "float16", *QUANTIZED)
+ATTENTIONS = ("auto", "triton", "flash-attn", "sdpa")
 MAX_CHUNK = 1024  # tokens
 MAX_PASSAGES = 64
 KEPT_TOKENS = 96  # of a budget: the smallest one holds them and one chunk
@@ -127,6 +128,12 @@ class Parameters:
         "CPU. float16 halves what float32 takes there, int8 halves that, and int4 nearly halves that again; answers "
         "are exact relative to it.",
         choices=KVS,
+    )
+    attention: str = setting(
+        "auto",
+        "Attention kernels on a GPU: triton (torch's own for the prefill), flash-attn (with that extra installed) or "
+        "sdpa (torch's own throughout, without CUDA graphs); auto takes those that are fastest on this GPU.",
+        choices=ATTENTIONS,
     )
     temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
     top_p: float | None = setting(

@@ -21,7 +21,9 @@ from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.storage import KVBuffer, KVView
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text
+from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.attention import read_attention
+from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import retrieval_cache
 
@@ -292,6 +294,15 @@ def test_turns_with_rewinds_stay_greedy(lab: Lab, stack: str, policy: str, chunk
         for cache in caches(engine, InPlaceCache):
             check(cache)
         prompt = [*prompt, *answer][: len(prompt) + 16 - cut] + lab.text(4, seed=turn)
+
+
+@pytest.mark.parametrize("policy", ["attention", "h2o"])
+def test_keys_in_16_bits_are_weighed_in_fp32(lab: Lab, policy: str) -> None:
+    """Also by queries from before the first verification that is weighed."""
+    half = Lab(lab.stock, Runner(copy.deepcopy(lab.stock), kv=torch.float16), lab.draft)
+    engine, prompt = engine_of(half, policy=policy), half.text(80)
+    assert answer_of(engine, prompt) == tokens_of(engine, Request(prompt, 16), plain=True)
+    assert caches(engine, InPlaceCache)
 
 
 def test_an_answer_with_a_seed_depends_on_no_earlier_one(lab: Lab) -> None:

@@ -12,7 +12,6 @@ from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
 from triforce_chat.engine.cache.layout import Budget
-from triforce_chat.engine.cache.selection import Recent
 from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import Preparation
@@ -24,7 +23,6 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import CUTOFF
-from triforce_chat.engine.speculation.stacks import POLICIES
 from triforce_chat.engine.tree import Branches
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation import acceptance as module
@@ -40,18 +38,13 @@ SAMPLING = Sampling(temperature=0.7, repetition_penalty=1.3)
 def plan(**changes: Any) -> Plan:
     settings: dict[str, Any] = {
         "temperatures": [0.7],
-        "policies": ["recent"],
+        "policies": ["streaming"],
         "budget": SMALL_BUDGET,
         "tokens": 30,
         "samples": 1,
         "seed": 0,
     }
     return Plan(**{**settings, **changes})
-
-
-@pytest.fixture
-def recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(POLICIES, "recent", Recent)
 
 
 def law(logits: Tensor, answer: Sequence[int]) -> Tensor:
@@ -112,7 +105,6 @@ def latest_longest(ids: Sequence[int]) -> tuple[int, int]:
     return 0, 0
 
 
-@pytest.mark.usefixtures("recent")
 def test_acceptance_equals_a_calculation_by_hand(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = lab.text(420)
     made = [*prompt[40:70], *lab.text(12, seed=7), *prompt[100:110]]
@@ -143,7 +135,12 @@ def test_acceptance_equals_a_calculation_by_hand(lab: Lab, monkeypatch: pytest.M
     for match in (1, 2, 8):
         average: Any = pytest.approx(sum(passed[match]) / len(passed[match]), rel=1e-5)
         assert found.means[f"match_{match}"] == Mean(average, None, len(passed[match]), 1)
-    assert (scored.context, scored.kind, scored.temperature, scored.policy) == (420, "summary", 0.7, "recent")
+    assert (scored.context, scored.kind, scored.temperature, scored.policy) == (
+        420,
+        "summary",
+        0.7,
+        "streaming",
+    )
 
 
 def test_levels_that_see_everything_are_always_accepted(lab: Lab) -> None:

@@ -139,7 +139,7 @@ class InPlaceCache(KVCache):
             return None
         mass = ChunkMass(self.mass[layer], self.budget.chunk)
         if self.known is None:
-            self._begin_anew(layer, mass, view.keys[0], n)
+            self._begin_anew(layer, mass, view, n)
         elif self.half_life is not None:
             mass.total.mul_(0.5 ** (n / self.half_life))
         return mass
@@ -152,16 +152,15 @@ class InPlaceCache(KVCache):
         if self.weighs_all or (self.requested and n <= MOST_ROWS):
             self.weighed, self.unselected, self.seconds = self.source.length, False, 0.0
 
-    def _begin_anew(self, layer: int, mass: ChunkMass, keys: Tensor, n: int) -> None:
+    def _begin_anew(self, layer: int, mass: ChunkMass, view: KVView, n: int) -> None:
         """Begin with the attention of the latest queries before the present forward's n."""
         started, before = time.perf_counter(), self.source.length
         mass.total.zero_()
         queries = self.source.queries.latest(layer, before + n, self.budget.queries + n)[:, n:].flip(1)
         if queries.shape[1]:
             held = self.source.held
-            mass.total[:, : -(-held // mass.chunk)] = chunk_mass(queries, keys[:, :held], mass.chunk).sum(
-                (1, 2)
-            )
+            keys = view.whole[0][0, :, :held].to(queries.dtype)
+            mass.total[:, : -(-held // mass.chunk)] = chunk_mass(queries, keys, mass.chunk).sum((1, 2))
         self.seconds += time.perf_counter() - started
 
     def on_graph_forward(self, slot: WriteSlot, n: int) -> None:  # noqa: ARG002

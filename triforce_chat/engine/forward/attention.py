@@ -16,6 +16,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from triforce_chat.engine.cache.storage import KVCache, KVView
 from triforce_chat.engine.forward import onednn, prefill_attention
+from triforce_chat.engine.forward.attention_backend import OverView
 from triforce_chat.engine.forward.prefill_attention import merged
 
 NAME = "triforce"
@@ -42,18 +43,25 @@ def attend(
     """Attention of n new tokens over the caches that were passed to the model as ``kv=``, in transformers' signature.
 
     query: [1, Hq, n, D], key and value: [1, Hkv, n, D], all after RoPE; ``kv`` is a sequence of ``Part``, whose tokens
-    are n in all. Returns [1, n, Hq, D].
+    are n in all, and ``many``, if given, as in ``read_attention``. Returns [1, n, Hq, D].
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
-    return update_and_read(kwargs["kv"], layer, query, key, value, scale).transpose(1, 2), None
+    mixed = update_and_read(kwargs["kv"], layer, query, key, value, scale, kwargs.get("many"))
+    return mixed.transpose(1, 2), None
 
 
 def update_and_read(
-    parts: Sequence[Part], layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+    parts: Sequence[Part],
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    many: OverView | None = None,
 ) -> Tensor:
     """Append one layer's keys and values to each part's cache, and attend over it: [1, Hq, n, D]."""
-    return read(updated(parts, layer, query, key, value), scale)
+    return read(updated(parts, layer, query, key, value), scale, many)
 
 
 def updated(
@@ -72,9 +80,9 @@ def seen_by(part: Part, view: KVView) -> KVView:
     return view if part.visible is None else view._replace(visible=part.visible)
 
 
-def read(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
+def read(asked: Sequence[tuple[Tensor, KVView]], scale: float, many: OverView | None = None) -> Tensor:
     """``read_attention`` of one sequence or several: [1, Hq, n, D]."""
-    return read_attention(*asked[0], scale) if len(asked) == 1 else read_together(asked, scale)
+    return read_attention(*asked[0], scale, many) if len(asked) == 1 else read_together(asked, scale)
 
 
 class RotaryEmbedding:
@@ -102,7 +110,13 @@ class RotaryEmbedding:
 
 
 def attend_in(
-    parts: Sequence[Part], layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding
+    parts: Sequence[Part],
+    many: OverView | None,
+    layer: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rotary: RotaryEmbedding,
 ) -> Tensor:
     """``update_and_read`` before RoPE: q and k are rotated here.
 
@@ -110,20 +124,22 @@ def attend_in(
     """
     q, k = rotary.rotate(q, k)
     query, key, value = (each.transpose(0, 1)[None] for each in (q, k, v))
-    return update_and_read(parts, layer, query, key, value, q.shape[-1] ** -0.5)[0].transpose(0, 1)
+    return update_and_read(parts, layer, query, key, value, q.shape[-1] ** -0.5, many)[0].transpose(0, 1)
 
 
-def read_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
+def read_attention(query: Tensor, view: KVView, scale: float, many: OverView | None = None) -> Tensor:
     """Attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D].
 
-    Causal, unless the view says what they see.
+    Causal, unless the view says what they see. ``many`` is what more than ``FEW`` tokens on a GPU take in place of
+    ``causal_attention``.
     """
     if view.shared is not None:
         if not query.is_cuda:
             return shared_attention([(query, view)], scale)
         view = KVView(*view.whole, view.end)  # as one, for the few forwards that no graph takes
-    many = query.is_cuda and query.shape[2] > FEW and view.visible is None
-    return (causal_attention if many else folded_attention)(query, view.gathered, scale)
+    if query.is_cuda and query.shape[2] > FEW and view.visible is None:
+        return (many or causal_attention)(query, view.gathered, scale)
+    return folded_attention(query, view.gathered, scale)
 
 
 def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:

@@ -13,6 +13,7 @@ from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
 from triforce_chat.engine.cuda_graph import ForwardInputs, Graph, LogitsAndStates, fitting, pool_of
 from triforce_chat.engine.forward.attention import RotaryEmbedding
+from triforce_chat.engine.forward.attention_backend import USUAL, AttentionBackend
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.target_state import StateReader
 
@@ -67,8 +68,15 @@ class ForwardGraph:
 class ForwardGraphs:
     """All captured forwards of one model, by KV buffer and number of tokens."""
 
-    def __init__(self, decoder: Decoder, device: torch.device, reader: StateReader | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: torch.device,
+        reader: StateReader | None = None,
+        backend: AttentionBackend = USUAL,
+    ) -> None:
         self.decoder, self.device, self.reader = decoder, device, reader
+        self.backend = backend
         self.made: WeakKeyDictionary[KVBuffer, dict[int, ForwardGraph]] = WeakKeyDictionary()
         decoder.group.register_graphs(self)
 
@@ -116,6 +124,7 @@ class ForwardGraphs:
         # Holds the tensors, not the buffer object, which must stay collectable: it is a weak key.
         ring, keys, values = slot.queries, slot.storage.keys, slot.storage.values
         scale, most = slot.storage.shape.head_dim**-0.5, slot.storage.capacity
+        decode = self.backend.decode
 
         def forward(inputs: ForwardInputs) -> LogitsAndStates:
             positions = inputs.position + inputs.steps
@@ -125,7 +134,7 @@ class ForwardGraphs:
                 kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], inputs.slot)
                 if ring is not None:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
-                return kernels.decode_attention(q, keys[layer], values[layer], inputs.slot, scale, most)
+                return decode(q, keys[layer], values[layer], inputs.slot, scale, most)
 
             states = self.decoder(inputs.ids, positions, attend, inputs.added)
             return self.decoder.logits(states), states

@@ -17,6 +17,8 @@ from torch.nn.functional import pad
 from triforce_chat.engine.cache.storage import KVCache, KVPool, Shape
 from triforce_chat.engine.cuda_graph import USUAL, LogitsAndStates, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
+from triforce_chat.engine.forward.attention_backend import USUAL as USUAL_BACKEND
+from triforce_chat.engine.forward.attention_backend import AttentionBackend
 from triforce_chat.engine.forward.cpu_layer import CpuLayer, fuse_layers
 from triforce_chat.engine.forward.loops import FusedLoop, LoopForward, SequencesLoop
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
@@ -171,10 +173,12 @@ class Runner:
         state: TargetState | None = None,
         reader: StateReader | None = None,
         kv: torch.dtype | None = None,
+        backend: AttentionBackend = USUAL_BACKEND,
     ) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
         self.model, self.group, self.state, self.reader = model, group, state, reader
+        self.backend = backend
         self.gathering: Gathering | None = None  # None: every forward runs by itself
         self.alone = self  # the runner of which this one is a copy for one of several sequences
         self.shared: WeakKeyDictionary[KVPool, Any] = WeakKeyDictionary()  # see ``in_common``
@@ -189,7 +193,7 @@ class Runner:
         self.decoder: Decoder | None = None
         self.graphs: ForwardGraphs
         self.of_sequences: SequencesGraphs
-        if group.all_reduce_min(fusible(model)):
+        if group.all_reduce_min(backend.captures and fusible(model)):
             from triforce_chat.engine.forward.fused import Decoder
 
             self.decoder = Decoder(model, self.shape, group)
@@ -217,7 +221,7 @@ class Runner:
         from triforce_chat.engine.forward.graphs import ForwardGraphs
         from triforce_chat.engine.forward.sequences import SequencesGraphs
 
-        self.graphs = ForwardGraphs(decoder, self.device, self.reader)
+        self.graphs = ForwardGraphs(decoder, self.device, self.reader, self.backend)
         self.of_sequences = SequencesGraphs(decoder)
 
     @property
@@ -491,11 +495,12 @@ class Runner:
             added = joined([self._added(len(own), cache, tree) for own, cache, tree in fed])
         parts = [attention.Part(cache, len(own), tree and tree.visible) for own, cache, tree in fed]
         if self.decoder:
-            return self.decoder(ids, positions, partial(attention.attend_in, parts), added)
+            return self.decoder(ids, positions, partial(attention.attend_in, parts, self.backend.many), added)
+        many = {"many": self.backend.many} if self.backend.many else {}
         given = {"input_ids": ids[None]}
         if added is not None:
             given = {"inputs_embeds": self.model.get_input_embeddings()(ids[None]) + added}
-        out = self.model.base_model(**given, position_ids=positions[None], use_cache=False, kv=parts)
+        out = self.model.base_model(**given, position_ids=positions[None], use_cache=False, kv=parts, **many)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.forward.attention import causal_attention
+from triforce_chat.engine.forward.attention_backend import flash_decode, flash_lacks
 from triforce_chat.engine.kernels.blocking import Blocking
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
 from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, WeightFormat
@@ -175,11 +175,14 @@ def attention_cases(model: Model, length: int, n: int, sweep: bool) -> Iterator[
     def run(each: Attended, tiles: Tiling | None = None, parts: int | None = None) -> Tensor:
         return kernels.decode_attention(*each, scale, length, tiles, parts)
 
+    def flash(each: Attended) -> Tensor:
+        return flash_decode(*each, scale, length)
+
     if not sweep:
         yield Case("attention", shape, moved, copies, run, plain)
         yield Case("attention: sdpa", shape, moved, copies, plain)
-        if DEVICE.type == "cuda" and find_spec("flash_attn"):
-            yield Case("attention: flash-attn", shape, moved, copies, partial(flash_attn, scale=scale))
+        if DEVICE.type == "cuda" and not flash_lacks(DEVICE, DTYPE, model.dim):
+            yield Case("attention: flash-attn", shape, moved, copies, flash)
         return
     rows = n * model.heads // model.kv_heads
     base = tiling(rows, model.dim, DTYPE)
@@ -190,14 +193,6 @@ def attention_cases(model: Model, length: int, n: int, sweep: bool) -> Iterator[
         for parts in sorted({max(1, usual // 2), usual, min(128, usual * 3 // 2), min(128, usual * 2)}):
             name = f"attention {'x'.join(map(str, tiles))} splits {parts}"
             yield Case(name, shape, moved, copies, partial(run, tiles=tiles, parts=parts))
-
-
-def flash_attn(each: Attended, scale: float) -> Any:
-    from flash_attn import flash_attn_with_kvcache
-
-    q, (keys, values) = each.q[None], (part.transpose(0, 1)[None] for part in each[1:3])
-    lengths = (each.at + len(each.q)).int()
-    return flash_attn_with_kvcache(q, keys, values, cache_seqlens=lengths, softmax_scale=scale, causal=True)
 
 
 def score_cases(model: Model, length: int, n: int) -> Iterator[Case]:

@@ -10,16 +10,18 @@ from dataclasses import replace
 
 from triforce_chat.chat.events import Tally
 from triforce_chat.engine.cache.full import QUERY_WINDOW
-from triforce_chat.engine.engine import PLAIN, Request
+from triforce_chat.engine.engine import PLAIN, Engine, Request
 from triforce_chat.engine.events import Prefilled
 from triforce_chat.engine.exactness import Doubts, doubts
 from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.lab.bench.baselines import baselines
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.peer import Peer
 from triforce_chat.lab.bench.row import Measured, Read, Row, Run, against, row_of
 from triforce_chat.lab.bench.stock import Stock
 from triforce_chat.lab.machine import finish, peak_bytes, reset_peak
 from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.progress import Note
 from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import Settings
 
@@ -115,6 +117,15 @@ class Bench:
             fresh=None,
             peak_bytes=peak_bytes(),
         )
+
+    def baselines(self, ids: Sequence[int], rows: Sequence[Row], note: Note) -> Iterator[Row]:
+        """Other ways to decode over keys and values in host memory, beside those rows that are of plain decoding."""
+        assert isinstance(self.engine, Engine)
+        plain = [row for row in rows if row.contender == PLAIN.name]
+        try:
+            yield from baselines(self.engine, self.loaded, ids, plain, self.repeats, note)
+        except KeyboardInterrupt:
+            self.interrupted = True
 
     def peer(self, peer: Peer, prompts: Sequence[Sequence[int]], tokens: int) -> Iterator[Row]:
         """Another program on the same prompts of one length."""

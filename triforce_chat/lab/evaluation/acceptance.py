@@ -17,8 +17,10 @@ from torch import Tensor
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.retrieval import RetrievalCache
+from triforce_chat.engine.cache.selection import Recent
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.events import Event
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.lookup import ORDERS
@@ -29,6 +31,7 @@ from triforce_chat.lab.evaluation.forced import Lookups, drafted, forced, looked
 from triforce_chat.lab.evaluation.means import Mean, Sum, mean
 from triforce_chat.lab.evaluation.places import Prompt
 
+WINDOW = "streaming"  # in place of a policy: sinks and the latest tokens (StreamingLLM)
 SURE = 3  # tokens of a match from which lookup goes before the draft model
 DIMENSIONS = ("context", "kind", "temperature", "policy")
 MEASURES = {
@@ -56,6 +59,10 @@ class Plan:
     verify: int | None = (
         None  # tokens between two verifications; None: a text is one, and nothing is selected in it
     )
+
+
+def ignore(_event: Event) -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,9 @@ class Acceptance:
         budget = replace(self.plan.budget, stride=max(stride, self.plan.tokens) if frozen else stride)
         target, full = self.engine.target, self.engine.full
         return {
-            policy: retrieval_cache(target, full, budget, policy, lambda _: None)
+            policy: RetrievalCache(full, budget, Recent(), ignore)
+            if policy == WINDOW
+            else retrieval_cache(target, full, budget, policy, ignore)
             for policy in self.plan.policies
         }
 
