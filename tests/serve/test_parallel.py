@@ -13,6 +13,7 @@ import pytest
 from support import soak
 from support.serving import Running, save_chat_model, serving, until
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.prefix_cache import common
@@ -169,9 +170,9 @@ def test_a_long_prompt_is_read_in_pieces_between_the_tokens_of_others(
             (job,) = [each for each in server.worker.running.values() if each.request.question == question]
             post = job.post
 
-            def counted(item: Any) -> None:
+            def counted(event: ChatEvent) -> None:
                 said.append(len(long.tally.token_ids))
-                post(item)
+                post(event)
 
             job.post = counted  # type: ignore[method-assign]
             text = "".join(chunk.choices[0].delta.content or "" for chunk in reading)

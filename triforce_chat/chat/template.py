@@ -68,7 +68,8 @@ class ChatFormat:
 
     def without_structural(self, ids: Sequence[int]) -> list[int]:
         """The ids without structural ones, so that an answer opens no turn in the next prompt."""
-        return [token for token in ids if token not in self.structural]
+        structural = self.structural
+        return [token for token in ids if token not in structural]
 
     @property
     def structural(self) -> frozenset[int]:
@@ -100,8 +101,9 @@ class ChatFormat:
     def _piece_token_ends(self, start: int, piece: str) -> Iterator[int]:
         options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         found = self.tokenizer(piece, return_offsets_mapping=True, **options)
+        structural = self.structural
         for token, (_, end) in zip(found["input_ids"], found["offset_mapping"], strict=True):
-            if token not in self.structural:
+            if token not in structural:
                 yield start + end
 
     def render(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:

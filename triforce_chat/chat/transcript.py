@@ -40,6 +40,11 @@ class TokenizedDocument:
         """All tokens in reading order."""
         return [*self.heading, *chain.from_iterable(self.pages), *self.ending]
 
+    @property
+    def length(self) -> int:
+        """How many tokens those are."""
+        return len(self.heading) + sum(map(len, self.pages)) + len(self.ending)
+
     def page_weights(self, weights: Sequence[float], start: int) -> Iterator[PageWeights]:
         """The weights of each page's tokens.
 
@@ -140,8 +145,7 @@ class Transcript:
 
     def question_ids(self, question: str, passages: int = 0) -> list[int]:
         """The tokens of a question, behind at most ``passages`` quoted passages of documents that are long."""
-        documents = self.tokenized_documents
-        if not passages or sum(len(each.ids) for each in documents) < LONG:
+        if not passages or sum(each.length for each in self.tokenized_documents) < LONG:
             return self.format.encode(question)
         return self.format.encode(quoted_before(question, self.documents, passages))
 
@@ -177,7 +181,7 @@ class Transcript:
     def without_turns(self, system: str | None = None) -> Transcript:
         """A new transcript over the same documents; ``system`` replaces the system text unless it is None."""
         made = Transcript(self.format, self.eos_ids, self.decode, self._system if system is None else system)
-        made.pending, made.think = self.tokenized_documents, self.think
+        made.pending, made.think, made._frame = self.tokenized_documents, self.think, self._frame
         return made
 
     def restore(self, turns: Sequence[StoredTurn], pending: Sequence[Document], vocabulary: str) -> int:
@@ -219,7 +223,8 @@ class Transcript:
     @property
     def length(self) -> int:
         """Tokens of the next prompt with an empty question."""
-        return len(self.prompt([]).ids)
+        frame = self._framed()
+        return len(frame.before) + len(frame.after)
 
     def prompt(self, question: Sequence[int]) -> Prompt:
         """The whole conversation, with ``question`` in tokens as its last message."""

@@ -6,6 +6,7 @@ round can be launched before the host knows how many tokens the previous one com
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -79,7 +80,9 @@ class TokenBuffer:
     def of(tokens: Sequence[int], room: int, device: torch.device, forced: Sequence[int] = ()) -> TokenBuffer:
         """One sequence that may grow by ``room`` tokens, the first of which are forced to be ``forced``."""
         ids = torch.zeros(1, len(tokens) + room, dtype=torch.long)
-        ids[0, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+        if tokens:
+            # By way of an array, which takes a fifth of the time that torch takes for a list.
+            ids[0, : len(tokens)] = torch.frombuffer(array("q", tokens), dtype=torch.long)
         length = torch.tensor([len(tokens)], device=device)
         made = TokenBuffer(ids.to(device), length, len(tokens))
         if forced:

@@ -73,9 +73,9 @@ class Request:
     thinking: Thinking | None = None  # how the model marks a thought; None: it has none
 
     @property
-    def history(self) -> list[int]:
+    def history(self) -> Sequence[int]:
         """The tokens before the next one."""
-        return [*self.prompt, *self.said]
+        return [*self.prompt, *self.said] if self.said else self.prompt
 
 
 class Room(Protocol):

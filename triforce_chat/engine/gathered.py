@@ -150,7 +150,12 @@ class Gathered(Generic[Made]):
             member.close()
 
     def step(self) -> Iterator[tuple[int, Made | Ended]]:
-        """Bring every sequence to its next task, then run the cheapest ones, those that are alike as one.
+        """``advance``, then ``compute``."""
+        yield from self.advance()
+        self.compute()
+
+    def advance(self) -> Iterator[tuple[int, Made | Ended]]:
+        """Bring every sequence to its next task.
 
         Yields what the sequences yield, with their numbers, and ``Ended`` for one that is no longer among
         ``members``. Of those that still read their prompts one goes on, in turn, by one piece, so that the others'
@@ -163,7 +168,20 @@ class Gathered(Generic[Made]):
             for member in ready:
                 yield from self._advance(member, paused)
             ready = paused
-        self._compute()
+
+    def compute(self) -> None:
+        """Run the cheapest tasks, those that are alike as one and the others one after the other."""
+        orders = {member: member.task.order for member in self.members if member.task}
+        cheapest = min(orders.values(), default=None)
+        alike: dict[Hashable, list[tuple[Member[Made], Task]]] = {}
+        for member, order in orders.items():
+            if member.task and order == cheapest:
+                alike.setdefault(member.task.alike, []).append((member, member.task))
+        for waiting in alike.values():
+            results = results_of([task for _, task in waiting])
+            for (member, task), result in zip(waiting, results, strict=True):
+                member.task = None
+                member.result = kept(result) if len(alike) > 1 and not task.lasting else result
 
     def close(self) -> None:
         """End all sequences where they are."""
@@ -196,20 +214,6 @@ class Gathered(Generic[Made]):
         self.members.remove(member)
         if member in self._readers:
             self._readers.remove(member)
-
-    def _compute(self) -> None:
-        """Run the cheapest tasks, those that are not alike one after the other."""
-        orders = {member: member.task.order for member in self.members if member.task}
-        cheapest = min(orders.values(), default=None)
-        alike: dict[Hashable, list[tuple[Member[Made], Task]]] = {}
-        for member, order in orders.items():
-            if member.task and order == cheapest:
-                alike.setdefault(member.task.alike, []).append((member, member.task))
-        for waiting in alike.values():
-            results = results_of([task for _, task in waiting])
-            for (member, task), result in zip(waiting, results, strict=True):
-                member.task = None
-                member.result = kept(result) if len(alike) > 1 and not task.lasting else result
 
 
 def results_of(tasks: Sequence[Task]) -> list[Result | Exception]:

@@ -74,8 +74,7 @@ class PrefixCache:
         started = time.perf_counter()
         queue = PrefillQueue(self.target.device, self.target.group, preparations)
         self.spans = spans
-        plan, recalled = split_prompt(prompt, spans, self.chunk_size), 0
-        self._reuse(prompt, plan)
+        recalled, plan = 0, self._reuse(prompt, spans)
         self._align(plan)
         for recalled in self._recall(plan):
             done = len(self.ids)
@@ -94,7 +93,7 @@ class PrefixCache:
         self.ids = list(tokens[: min(self.full.length, len(tokens) - 1)])
         self.rollback(len(self.ids))
         if len(self.ids) - self.complete >= self.chunk_size:
-            self._store_complete(split_prompt(self.ids, self.spans, self.chunk_size))
+            self._store_complete(split_prompt(self.ids, self.spans, self.chunk_size, self.chunks))
 
     def rollback(self, length: int) -> None:
         """Drop everything after the first ``length`` tokens, in the other caches of the stack as well.
@@ -115,12 +114,14 @@ class PrefixCache:
         """Tokens in complete chunks."""
         return self.chunks[-1].end if self.chunks else 0
 
-    def _reuse(self, prompt: Sequence[int], plan: Sequence[Chunk]) -> None:
-        """Keep the longest common prefix of the cache and ``prompt``."""
+    def _reuse(self, prompt: Sequence[int], spans: Sequence[DocumentSpan]) -> list[Chunk]:
+        """Keep the longest common prefix of the cache and ``prompt``; returns the chunks of the latter."""
         self.rollback(common(self.ids, prompt))
+        plan = split_prompt(prompt, spans, self.chunk_size, self.chunks)
         pairs_of_chunks = zip(self.chunks, plan, strict=False)
         same = sum(mine.prefix_hash == theirs.prefix_hash for mine, theirs in pairs_of_chunks)
         del self.chunks[same:]
+        return plan
 
     def _align(self, plan: Sequence[Chunk]) -> None:
         """Drop a partial chunk that was prefilled in other pieces, so that one forward computes it in every process.

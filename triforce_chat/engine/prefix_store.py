@@ -42,10 +42,13 @@ class Chunk:
         return self.start + len(self.ids)
 
 
-def split_prompt(prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int) -> list[Chunk]:
+def split_prompt(
+    prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int, known: Sequence[Chunk] = ()
+) -> list[Chunk]:
     """Split a prompt into chunks of ``most`` tokens, with a chunk boundary at the end of every document.
 
     A last chunk that is shorter only because the prompt ends is left out: a longer prompt has another chunk there.
+    ``known``: chunks of tokens with which the prompt begins. Where its own are the same, they are not hashed again.
     """
     titles = {span.end: span.title for span in spans}
     borders = sorted(end for end in titles if end > 0)
@@ -56,10 +59,18 @@ def split_prompt(prompt: Sequence[int], spans: Sequence[DocumentSpan], most: int
         end = min(at + most, border)
         if end > len(prompt):
             return made
-        ids = tuple(prompt[at:end])
-        parent, prefix_hash = prefix_hash, hashlib.sha256(prefix_hash + array("q", ids).tobytes()).digest()
-        made.append(Chunk(at, ids, parent, prefix_hash, titles.get(end, "")))
-        at = end
+        mine = known[len(made)] if len(made) < len(known) else None
+        if mine is None or (mine.end, mine.parent) != (end, prefix_hash):
+            mine = chunk_of(prompt[at:end], at, prefix_hash, titles.get(end, ""))
+        made.append(mine)
+        at, prefix_hash = end, mine.prefix_hash
+
+
+def chunk_of(ids: Sequence[int], start: int, parent: bytes, title: str) -> Chunk:
+    """The chunk of these tokens, after others with the prefix hash ``parent``."""
+    return Chunk(
+        start, tuple(ids), parent, hashlib.sha256(parent + array("q", ids).tobytes()).digest(), title
+    )
 
 
 class PrefixStore(Protocol):

@@ -18,6 +18,7 @@ from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.gathered import Ended, Gathered
+from triforce_chat.engine.prefix_cache import common
 from triforce_chat.engine.prefix_store import split_prompt
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.errors import TriforceError
@@ -158,12 +159,10 @@ class Place:
 def shared_prefix(engine: Engine, requests: Sequence[Request]) -> int:
     """How many tokens all prompts begin with, in whole chunks of a prefill; each keeps at least one of its own."""
     first = requests[0]
-    common = min(len(request.history) for request in requests) - 1
-    for request in requests[1:]:
-        pairs = zip(first.prompt, request.prompt, strict=False)
-        common = next((i for i, (a, b) in enumerate(pairs) if i == common or a != b), common)
+    most = min(len(request.history) for request in requests) - 1
+    most = min([most, *(common(first.prompt, request.prompt) for request in requests[1:])])
     plan = split_prompt(first.prompt, first.spans, engine.prefix.chunk_size)
-    return max((chunk.end for chunk in plan if chunk.end <= common), default=0)
+    return max((chunk.end for chunk in plan if chunk.end <= most), default=0)
 
 
 def _prepared(engine: Engine, request: Request, places: Places) -> Iterator[Event]:

@@ -122,9 +122,10 @@ class ForkedEngines:
         alike = [seat for seat in self.seats if seat.shared == shares]
         idle = sorted((seat for seat in alike if not seat.busy), key=lambda seat: seat.lent)
         start = self.shared if shares else 0
-        known = {seat: common(seat.engine.cached, history) - start for seat in idle}
+        own = history[start:]
+        known = {seat: common(seat.engine.cached[start:], own) for seat in idle}
         seat = max(idle, key=known.__getitem__, default=None)
-        if seat is None or 2 * known[seat] < len(history) - start:
+        if seat is None or 2 * known[seat] < len(own):
             seat = self._new(shares, len(alike)) if len(alike) < self.width else idle[0]
         self._require(seat, most - start)
         if seat not in self.seats:

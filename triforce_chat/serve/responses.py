@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -62,9 +62,9 @@ class CompletionResponse:
         return JsonResponse(self.encoder.completion())
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = self.job.events()
+        events, nothing = self.job.events(), list[ChatEvent]()
         try:
-            first = await anext(events, None)
+            first = await anext(events, nothing)
         except ApiError as error:  # nothing was sent yet, so the status can still be an error
             await error_response(error)(scope, receive, send)
             return
@@ -73,13 +73,18 @@ class CompletionResponse:
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _parts(self, first: ChatEvent | None, events: AsyncIterator[ChatEvent]) -> AsyncIterator[bytes]:
-        yield self.encoder.first_chunk()
+    async def _parts(
+        self, first: Sequence[ChatEvent], events: AsyncIterator[Sequence[ChatEvent]]
+    ) -> AsyncIterator[bytes]:
+        """What is to be sent at once."""
+        yield self.encoder.first_chunk() + self._encoded(first)
         try:
-            if first is not None:
-                yield self.encoder.chunk(first)
-            async for event in events:
-                yield self.encoder.chunk(event)
+            async for more in events:
+                if part := self._encoded(more):
+                    yield part
             yield self.encoder.last_chunks()
         except ApiError as error:
             yield sse_event(error.body)
+
+    def _encoded(self, events: Sequence[ChatEvent]) -> bytes:
+        return b"".join(map(self.encoder.chunk, events))

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Hashable
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -24,15 +24,20 @@ MAX_QUEUED_PER_CLIENT = 16  # requests
 
 Answer = Callable[[ChatCompletionRequest], Generator[ChatEvent, None, None]]
 Log = Callable[["Job"], None]
+Item = list[ChatEvent] | ApiError | None  # that the event loop reads; None ends an answer
 
 
 class Job:
-    """A request in progress: the worker's thread posts its events, the event loop reads them."""
+    """A request in progress: the worker's thread posts its events, the event loop reads them.
+
+    What the thread posts is handed over at intervals, as each time costs it more than many an event.
+    """
 
     def __init__(self, client: Hashable, request: ChatCompletionRequest) -> None:
         self.client, self.request = client, request
         self.loop = asyncio.get_running_loop()
-        self.items: asyncio.Queue[ChatEvent | ApiError | None] = asyncio.Queue()  # None ends it
+        self.posted: list[ChatEvent] = []  # and not handed over yet
+        self.items: asyncio.Queue[Item] = asyncio.Queue()
         self.cancelled = False
         self.tally = Tally()
         self.arrived, self.started = time.perf_counter(), 0.0
@@ -42,20 +47,39 @@ class Job:
         """Seconds that the request waited in the queue."""
         return max(0.0, self.started - self.arrived)
 
-    def post(self, item: ChatEvent | ApiError | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: there is no reader
-            self.loop.call_soon_threadsafe(self.items.put_nowait, item)
+    def post(self, event: ChatEvent) -> None:
+        self.posted.append(event)
 
-    def fail(self, error: ApiError) -> None:
-        self.post(error)
-        self.post(None)
+    def taken(self) -> list[ChatEvent]:
+        """What was posted, which is now to be handed over."""
+        posted, self.posted = self.posted, []
+        return posted
 
-    async def events(self) -> AsyncIterator[ChatEvent]:
-        """The events of the answer. Raises ApiError if the answer fails, before or after its first events."""
+    def end(self, error: ApiError | None = None) -> None:
+        """Hand over what was posted, an error if there is one, and the end."""
+        hand_over([(self, item) for item in (self.taken() or None, error) if item] + [(self, None)])
+
+    async def events(self) -> AsyncIterator[list[ChatEvent]]:
+        """The events of the answer, as many at a time as were handed over together.
+
+        Raises ApiError if the answer fails, before or after its first events.
+        """
         while (item := await self.items.get()) is not None:
             if isinstance(item, ApiError):
                 raise item
             yield item
+
+
+def hand_over(items: Sequence[tuple[Job, Item]]) -> None:
+    """Wake the event loop, which all jobs share, to give each job its items."""
+
+    def put() -> None:
+        for job, item in items:
+            job.items.put_nowait(item)
+
+    if items:
+        with suppress(RuntimeError):  # the loop is closed: there is no reader
+            items[0][0].loop.call_soon_threadsafe(put)
 
 
 class Worker:
@@ -96,12 +120,12 @@ class Worker:
         """Remove a job from the queue, or stop it at its next event or forward."""
         job.cancelled = True
         if self.queue.remove(job.client, job):
-            job.post(None)
+            job.end()
 
     def close(self) -> None:
         """Reject all waiting and future jobs; those that run continue."""
         for job in self.queue.close():
-            job.fail(api_error.shutting_down())
+            job.end(api_error.shutting_down())
 
     def stop(self) -> None:
         """Stop the running jobs at their next event or forward."""
@@ -111,8 +135,10 @@ class Worker:
     def _run(self) -> None:
         while self._admit():
             try:
-                for number, made in self.gathered.step():
+                for number, made in self.gathered.advance():
                     self._pass_on(number, made)
+                hand_over([(job, job.taken()) for job in self.running.values() if job.posted])
+                self.gathered.compute()
                 for number in [number for number, job in self.running.items() if job.cancelled]:
                     self._stop(number)
             except Exception as error:
@@ -154,6 +180,4 @@ class Worker:
         self.metrics.ended(job)
         with suppress(OSError, ValueError):  # the log's terminal or file is gone
             self.log(job)
-        if error:
-            job.post(to_api_error(error))
-        job.post(None)
+        job.end(to_api_error(error) if error else None)

@@ -273,16 +273,17 @@ class Planner:
 
     def _best(self, arm: Arm | None, rates: dict[int, float]) -> int:
         """The number of drafted tokens with the highest rate for which nothing too costly is to be captured; else 0."""
-        slowest = self._slowest(arm, rates)
+        slowest: float | None = None  # looked for where it matters, as that takes the host a while
         for n in sorted(rates, key=rates.__getitem__, reverse=True):
+            if self.investment.unlimited or not self._lacked(arm, n):
+                return n
+            slowest = self._slowest(arm, rates) if slowest is None else slowest
             if self._affordable(arm, n, slowest - 1 / rates[n]):
                 return n
         return 0
 
     def _slowest(self, arm: Arm | None, rates: dict[int, float]) -> float:
         """Seconds per token of the best plan that needs no captures, as far as it is known."""
-        if self.investment.unlimited:
-            return math.inf
         ready = [rate for n, rate in rates.items() if not self._lacked(arm, n)]
         if self.may_be_plain and self.undrafted.weight:
             ready.append(1 / self.undrafted.mean)
