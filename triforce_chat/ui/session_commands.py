@@ -20,7 +20,7 @@ class SessionCommands(CommandTable):
     """Settings, system text and model; other sessions; files; the end."""
 
     def cmd_role(self, name: str) -> None:
-        """Show the roles, or take the system text from one, or from a file.
+        """List the roles, or use one, or a file, as the system text.
 
         Usage: [ROLE]
         """
@@ -35,7 +35,7 @@ class SessionCommands(CommandTable):
         return [(name, "") for name in role_names()]
 
     def cmd_model(self, name: str) -> None:
-        """Show the model, or go on with another one; documents and turns stay.
+        """Show the model, or switch to another one; documents and turns stay.
 
         Usage: [NAME]
         """
@@ -47,7 +47,7 @@ class SessionCommands(CommandTable):
         return [(name, "") for name in self._models()]
 
     def cmd_session(self, name: str) -> None:
-        """Go on with another session, or begin one of this name.
+        """Switch to another session, or start a new one with this name.
 
         Usage: NAME
         """
@@ -63,7 +63,7 @@ class SessionCommands(CommandTable):
         self.next, self.leaving = wanted, True
 
     def cmd_system(self, text: str) -> None:
-        """Show or change the system text; "" empties it.
+        """Show or change the system text; "" clears it.
 
         Usage: [TEXT]
         """
@@ -113,7 +113,7 @@ class SessionCommands(CommandTable):
         self.cmd_export(file)
 
     def cmd_sessions(self, _arguments: str) -> None:
-        """List the sessions; * is this one."""
+        """List the sessions; * marks this one."""
         saved = self._sessions()
         if saved:
             show_table(("session", "turns", "used", "documents"), [*map(_row, saved)], self._screen)
@@ -136,7 +136,7 @@ class SessionCommands(CommandTable):
         self.leaving = True
 
     def cmd_quit(self, arguments: str) -> None:
-        """Leave."""
+        """Leave, as /exit does."""
         self.cmd_exit(arguments)
 
 
