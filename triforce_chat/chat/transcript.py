@@ -158,7 +158,7 @@ class Transcript:
     def undo(self) -> Turn:
         """Take back the last turn, whose documents become pending. Raises UsageError if there is none."""
         if not self.exchanges:
-            raise UsageError("there is no question to take back")
+            raise UsageError("there is no question to remove")
         last = self.exchanges.pop()
         self.pending = [*last.documents, *self.pending]
         return last.turn
@@ -175,7 +175,7 @@ class Transcript:
         return self.pending.pop(number).document
 
     def without_turns(self, system: str | None = None) -> Transcript:
-        """A new transcript over the same documents; ``system`` replaces the system text unless it is None."""
+        """A new transcript over the same documents; ``system`` replaces the system prompt unless it is None."""
         made = Transcript(self.format, self.eos_ids, self.decode, self._system if system is None else system)
         made.pending, made.think = self.tokenized_documents, self.think
         return made

@@ -101,7 +101,7 @@ class AnswerCommands(CommandTable):
     def cmd_undo(self, _arguments: str) -> None:
         """Remove the last question and its answer."""
         turn = self._conversation.undo()
-        self._screen.note(f"took back: {formatting.shorten(one_line(turn.question), SHOWN_QUESTION)}")
+        self._screen.note(f"removed: {formatting.shorten(one_line(turn.question), SHOWN_QUESTION)}")
 
     def cmd_edit(self, question: str) -> None:
         """Answer a changed question in place of the last one; without one, edit the last one at the prompt.

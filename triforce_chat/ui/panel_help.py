@@ -14,7 +14,7 @@ EXPLAINED = (
     ),
     (
         ACCEPTED,
-        "Of the proposed tokens that a level tested, the share that it kept. Tokens behind a rejected one are "
+        "Of the proposed tokens that a level tested, the share that it kept. Tokens after a rejected one are "
         "not tested. The answer is the same whatever the share is; a low one only costs time.",
     ),
     ("tokens/s", "Tokens of this answer per second of decoding; reading is not counted."),

@@ -1,4 +1,4 @@
-"""The slash commands about a session: its settings and system text, and where it goes on."""
+"""The slash commands about a session: its settings and system prompt, and where it goes on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from triforce_chat.ui.tables import show_table
 
 
 class SessionCommands(CommandTable):
-    """Settings, system text and model; other sessions; files; the end."""
+    """Settings, system prompt and model; other sessions; files; the end."""
 
     def cmd_role(self, name: str) -> None:
-        """List the roles, or use one, or a file, as the system text.
+        """List the roles, or use one, or a file, as the system prompt.
 
         Usage: [ROLE]
         """
@@ -29,7 +29,7 @@ class SessionCommands(CommandTable):
             there = f"roles: {', '.join(names)}" if names else "there are no roles yet"
             return self._screen.note(f"{clean(there)}; they are the text files in {roles_folder()}")
         self._conversation.set_system(read_role(name))
-        return self._screen.note(self._conversation.system or "the system text is empty")
+        return self._screen.note(self._conversation.system or "the system prompt is empty")
 
     def complete_role(self) -> Iterable[Choice]:
         return [(name, "") for name in role_names()]
@@ -63,13 +63,13 @@ class SessionCommands(CommandTable):
         self.next, self.leaving = wanted, True
 
     def cmd_system(self, text: str) -> None:
-        """Show or change the system text; "" clears it.
+        """Show or change the system prompt; "" clears it.
 
         Usage: [TEXT]
         """
         if text:
             self._conversation.set_system("" if text in ('""', "''") else text)
-        self._screen.note(self._conversation.system or "the system text is empty")
+        self._screen.note(self._conversation.system or "the system prompt is empty")
 
     def cmd_set(self, arguments: str) -> None:
         """Show the settings, or change one.
