@@ -55,9 +55,9 @@ def main() -> None:
 
 def compare(session: ChatSession) -> None:
     columns = Columns(session.context_limit)
-    columns.complete = True
     for item in session.compare(QUESTION):
         if isinstance(item, Comparison):
+            columns.end()
             draw("compare", [Text(f"> /compare {QUESTION}", "bold"), columns, summary(item)])
         else:
             columns.add(*item)

@@ -20,7 +20,7 @@ class UsageError(TriforceError):
 
 
 class StateError(TriforceError):
-    """What was kept between runs cannot be read or written."""
+    """Data kept between runs cannot be read or written."""
 
 
 class DocumentError(TriforceError):

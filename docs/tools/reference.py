@@ -75,7 +75,7 @@ def exit_codes() -> str:
     lines = [("0", "", "Success.")]
     for each in classes:
         unexpected = each is errors.TriforceError
-        about = "A defect of this program." if unexpected else (each.__doc__ or "").split("\n")[0]
+        about = "A bug in this program." if unexpected else (each.__doc__ or "").split("\n")[0]
         lines.append((str(each.exit_code), "" if unexpected else f"`{each.__name__}`", about))
     intro = (
         "# Exit codes\n\nEvery error that a user can act on is one line on standard error and one of these codes; "

@@ -68,7 +68,7 @@ def test_ctrl_c_lets_the_running_answer_finish(output: OutputFile) -> None:
     assert output.answered == {"0", "1"}
     assert signal.getsignal(signal.SIGINT) is before
     assert missing(LINES, output) == "8 of 10 answers are missing (book 1, book 2, book 3 and 1 more)"
-    with pytest.raises(Interrupted, match="the same command goes on"):
+    with pytest.raises(Interrupted, match="the same command continues"):
         require_all(LINES, output, True)
 
 

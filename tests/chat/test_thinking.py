@@ -118,7 +118,7 @@ def test_a_model_without_thoughts_refuses_to_be_told_to_think(tmp_path: Path) ->
     with pytest.raises(UsageError, match="does not think before it answers"):
         session.set_option("think", "on")
     assert session.options()["think"] == "auto"
-    with pytest.raises(UsageError, match="leave --think on out"):
+    with pytest.raises(UsageError, match="leave out --think on"):
         session_of(folder, think="on")
     assert asked(session_of(folder, think="off")).thought_tokens == 0
 

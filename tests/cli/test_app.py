@@ -121,7 +121,9 @@ def test_a_summary_of_each_chapter(ask: Ask) -> None:
     told = ask("summarize", "novel.txt", "--by", "chapter").out
     summaries = first["text"].strip(), second["text"].strip()
     assert told == "## novel, CHAPTER I\n\n{}\n\n## novel, CHAPTER II\n\n{}\n".format(*summaries)
-    ask("summarize", "a.txt", "--by", "chapter").is_refusal(2, "a has no chapters that its headings tell")
+    ask("summarize", "a.txt", "--by", "chapter").is_refusal(
+        2, "a has no chapters that can be told from its headings"
+    )
     ask("summarize", "novel.txt", "--by", "chapter", "--jsonl").is_refusal(2, "--by chapter")
 
 
@@ -395,7 +397,7 @@ def test_a_question_of_undecodable_bytes(ask: Ask) -> None:
         (["ask", "-"], "no question given"),
         (["ask", "a.txt", "  "], "the question is empty"),
         (["ask", "-", "-", "Why?"], "standard input can be read only once"),
-        (["chat", "--json"], "--json and --jsonl go with ask and summarize"),
+        (["chat", "--json"], "--json and --jsonl are for ask and summarize"),
         (["chat", "-"], "give it the document as a file"),
     ],
 )
@@ -475,19 +477,19 @@ def test_what_is_much_too_long_is_refused_before_the_weights_are_read(
     assert int(found[1].replace(",", "")) > CONTEXT
     ask("chat", "huge.txt").is_refusal(4, "huge: about ")
     ask("ask", "Why?", "--think", "on").is_refusal(
-        2, "does not think before it answers; leave --think on out"
+        2, "does not think before it answers; leave out --think on"
     )
 
 
 def test_a_question_that_does_not_fit(ask: Ask) -> None:
-    ask("ask", "b.md", "x " * 400, "--context", 600).is_refusal(4, "the context holds 600")
+    ask("ask", "b.md", "x " * 400, "--context", 600).is_refusal(4, "the context has room for 600")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--model", "absent"], "no model 'absent'"),
-        (["--model", "empty"], "holds neither .safetensors nor .gguf weights"),
+        (["--model", "empty"], "contains neither .safetensors nor .gguf weights"),
         (["--model", "a.txt"], "a model is a folder or a .gguf file"),
         (["--model", "tiny", "--draft", "other"], "choose a draft of the same family"),
         (["--model", "tiny", "--draft", "absent"], "no model 'absent'"),

@@ -304,7 +304,7 @@ def test_a_full_disk_stops_at_once_and_the_next_run_goes_on(batch: Batch) -> Non
         (["--requests", "none.jsonl"], "none.jsonl: No such file"),
         (["--requests", "q.txt", "-"], "batch reads files"),
         (["books", "--question", "Who?", "--jsonl"], "--jsonl goes with ask"),
-        (["books", "--question", "Who?", "--out", "q.txt"], "q.txt: line 1 is no answer of such a batch"),
+        (["books", "--question", "Who?", "--out", "q.txt"], "q.txt: line 1 is not an answer of such a batch"),
         (["books", "--question", "Who?", "--out", "books"], "books is no file"),
     ],
 )
@@ -512,7 +512,7 @@ def test_shards_are_the_whole(batch: Batch) -> None:
 
 def test_what_is_no_shard(batch: Batch) -> None:
     for text in ("3/3", "1", "0/0", "-1/3", "a/b"):
-        batch(*BOOK, f"--shard={text}").is_refusal(2, f"'{text}' is no shard")
+        batch(*BOOK, f"--shard={text}").is_refusal(2, f"'{text}' is not a shard")
 
 
 # Real processes

@@ -83,7 +83,7 @@ def test_another_session_and_back(chat: Chat) -> None:
 
 def test_what_a_session_is_called_already(chat: Chat) -> None:
     done = chat("Why?\n/session first\n/session <bad>\n", "--model", "tiny", "--session", "first")
-    assert "this chat is the session first" in done.err
+    assert "this chat is already the session first" in done.err
     assert "cannot be called" in done.err
 
 

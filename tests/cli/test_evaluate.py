@@ -195,10 +195,10 @@ def test_sparsity_by_layer_and_distance(shelf: Path) -> None:
     [
         (("sparsity", "--policies", "best"), 2, "no policy 'best'"),
         (("sparsity", "--policies", "mean,h2o"), 2, "the policy 'h2o' scores no chunks"),
-        (("sparsity", "--budgets", "64"), 2, "the least is 88"),
+        (("sparsity", "--budgets", "64"), 2, "the minimum is 88"),
         (("sparsity", "--contexts", "100000"), 4, "add documents"),
         (("perplexity", "--contexts", "many"), 2, "'many' is not a list of numbers"),
-        (("eviction", "--rules", "luck"), 2, "no rule 'luck'; choose of window, streaming"),
+        (("eviction", "--rules", "luck"), 2, "no rule 'luck'; choose from window, streaming"),
         (("eviction", "--keep", "100"), 2, "--keep 100 is too small: 16 sinks, a window of 240"),
         (("eviction", "--tokens", "500", "--keep", "600"), 4, "600 would not be forgotten"),
         (("perplexity", "--contexts", "1"), 2, "2 or more"),
@@ -305,7 +305,7 @@ def test_comprehension_of_own_questions(tmp_path: Path, shelf: Path) -> None:
     for folder in (shelf, tmp_path / "nowhere"):
         refused = run(*arguments, "--questions", folder)
         assert (refused.exit_code, refused.stdout) == (2, "")
-        assert "holds no .toml files with questions" in " ".join(refused.stderr.split())
+        assert "contains no .toml files with questions" in " ".join(refused.stderr.split())
 
 
 def test_comprehension_needs_a_novel_with_questions(shelf: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_signal_ends_a_server_and_is_no_failure(number: signal.Signals) -> Non
         (["--token", ""], "the token must not be empty"),
         (["--token", "two words"], "the token must not be empty or contain spaces"),
         (["--token", "schlüssel"], "the token must be printable ASCII"),
-        (["--json"], "--json and --jsonl go with ask and summarize"),
+        (["--json"], "--json and --jsonl are for ask and summarize"),
         (["--host", "192.0.2.1", "--token", "x"], "cannot listen on 192.0.2.1:8000: "),
     ],
 )

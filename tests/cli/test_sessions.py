@@ -165,7 +165,7 @@ def test_another_model_of_other_tokens(chat: Chat) -> None:
 
 def test_a_context_that_is_too_short_for_the_session(chat: Chat) -> None:
     chat("a.txt", "--session", "one")
-    chat("-c", "--context", 200, lines="How?\n").is_refusal(4, "tokens, but the context holds 200")
+    chat("-c", "--context", 200, lines="How?\n").is_refusal(4, "tokens, but the context has room for 200")
 
 
 def test_nothing_to_continue(chat: Chat) -> None:

@@ -199,7 +199,7 @@ def test_questions_about_none_of_the_texts(shelf: Path, questions: Path, tmp_pat
     left_out = ("--data", shelf / "novels", "--exclude", "ships", "--questions", questions)
     refused(train_context(shelf, tmp_path / "out", *left_out), 2, "are about none of the texts")
     empty = train_context(shelf, tmp_path / "out", "--questions", shelf / "novels")
-    refused(empty, 2, "holds no .toml files with questions")
+    refused(empty, 2, "contains no .toml files with questions")
     long = ("--data", shelf / "novels", "--questions", questions, "--lengths", "1200,4090")
     refused(train_context(shelf, tmp_path / "out", *long), 2, "no book with questions has 4,090 tokens")
 
@@ -295,7 +295,7 @@ def test_a_draft_that_is_built_on_its_target_can_be_trained_further(
     assert result.exit_code == 0, result.output
     assert read_draft_head(tmp_path / "made") is not None
     for other in (("--built-on-target", "--vocabulary", 200, "--layers", 2), ("--vocabulary", 200)):
-        told = "holds no draft of this --vocabulary, --hidden"
+        told = "contains no draft of this --vocabulary, --hidden"
         refused(train_draft(shelf, tmp_path / "out", *more, *other), 2, told)
 
 
@@ -322,7 +322,9 @@ def test_a_draft_of_another_vocabulary_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr(jobs, "teach_some", lambda *_: pytest.fail("minutes were spent before"))
     more = ("--model", shelf / "base", "--from", reduced, "--vocabulary", vocabulary)
-    refused(train_draft(shelf, tmp_path / "out", *more), 2, "holds no draft of this --vocabulary, --hidden")
+    refused(
+        train_draft(shelf, tmp_path / "out", *more), 2, "contains no draft of this --vocabulary, --hidden"
+    )
 
 
 def test_targets_of_different_tokens_share_no_draft(shelf: Path, tmp_path: Path) -> None:
@@ -461,4 +463,4 @@ def test_no_time(shelf: Path, tmp_path: Path, flag: str) -> None:
 
 
 def test_the_folder_of_another_training(shelf: Path, adapter: Path) -> None:
-    refused(train_context(shelf, adapter, "--rank", 4), 2, "holds another training; choose another --out")
+    refused(train_context(shelf, adapter, "--rank", 4), 2, "contains another training; choose another --out")

@@ -80,7 +80,7 @@ def test_scanned_pages_keep_their_numbers(path: Path, install: Install) -> None:
         (4, "read 120 x 90\nsecond line\n"),
         (5, ""),
     ]
-    assert document.warning == "pages 3, 5 hold no text: scanned?"
+    assert document.warning == "pages 3, 5 contain no text: scanned?"
 
 
 def test_a_page_that_is_turned(path: Path, install: Install) -> None:
@@ -122,7 +122,7 @@ def test_images_that_cannot_be_read() -> None:
 def test_without_tesseract_one_line_and_exit_code_3(path: Path) -> None:
     result = CliRunner().invoke(app, ["ask", str(path), "What?", "--ocr"])
     assert result.exit_code == 3
-    line = "pages 2-5 without text, and --ocr needs tesseract: install it or leave --ocr out"
+    line = "pages 2-5 without text, and --ocr needs tesseract: install it or leave out --ocr"
     assert result.stderr == f"error: {path}: {line}\n"
 
 

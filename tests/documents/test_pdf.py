@@ -82,11 +82,11 @@ def test_an_empty_user_password_needs_none() -> None:
 def test_pages_without_text_are_named() -> None:
     document = opened(pdf("a", "", "", "d", ""))
     assert document.empty_pages == (2, 3, 5)
-    assert document.warning == "pages 2-3, 5 hold no text: scanned?"
+    assert document.warning == "pages 2-3, 5 contain no text: scanned?"
 
 
 def test_scans_are_refused() -> None:
-    with pytest.raises(DocumentError, match="pages 1-2 hold no text; if this is a scan, try --ocr"):
+    with pytest.raises(DocumentError, match="pages 1-2 contain no text; if this is a scan, try --ocr"):
         opened(pdf("", ""))
 
 

@@ -20,7 +20,7 @@ from triforce_chat.errors import DocumentError, UsageError
 
 REAL_PDFS = sorted((ROOT.parent / "shared" / "data" / "pdf").glob("*.pdf"))
 REAL_REFUSALS = {
-    "grayscale-image.pdf": "page 1 holds no text",
+    "grayscale-image.pdf": "page 1 contains no text",
     "libreoffice-writer-password.pdf": "--password",
     "unreadablemetadata.pdf": "damaged",
 }
@@ -83,11 +83,11 @@ def test_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("name", "data", "says"),
     [
         ("empty.txt", b"", "empty"),
-        ("blank.txt", b" \n\n\t ", "holds no text"),
+        ("blank.txt", b" \n\n\t ", "contains no text"),
         ("photo.txt", bytes(range(256)) * 8, "binary data"),
         ("fake.pdf", b"just words", "damaged, cannot be read as PDF"),
         ("fake.epub", b"just words", "damaged, cannot be read as EPUB"),
-        ("blank.html", b"<html><script>var x</script>", "holds no text"),
+        ("blank.html", b"<html><script>var x</script>", "contains no text"),
     ],
 )
 def test_unusable_files_are_one_line(tmp_path: Path, name: str, data: bytes, says: str) -> None:
@@ -191,13 +191,13 @@ def test_select_what_was_left_out_before() -> None:
 def test_warning_names_every_gap() -> None:
     document = Document("B", "b", tuple(Page(i, "x" * (i in (1, 7))) for i in range(1, 8)), broken=(3,))
     assert document.empty_pages == (2, 3, 4, 5, 6)
-    assert document.warning == "pages 2, 4-6 hold no text: scanned?; page 3 is damaged and left out"
-    assert document.select(parse_pages("1-2")).warning == "page 2 holds no text: scanned?"
+    assert document.warning == "pages 2, 4-6 contain no text: scanned?; page 3 is damaged and left out"
+    assert document.select(parse_pages("1-2")).warning == "page 2 contains no text: scanned?"
     assert document.select(parse_pages("1,7")).warning is None
 
 
 def test_selected_pages_need_text() -> None:
-    with pytest.raises(DocumentError, match="pages 2-3 hold no text; if this is a scan"):
+    with pytest.raises(DocumentError, match="pages 2-3 contain no text; if this is a scan"):
         pages("a", "", " \n", "d").select(parse_pages("2-3"))
 
 

@@ -153,7 +153,7 @@ def test_text_without_any_paragraph_is_cut_all_the_same() -> None:
 def test_form_feeds_are_pages() -> None:
     document = from_bytes(b"one\n\ftwo\n\f \n\ffour\n\f")
     assert [page.text for page in document.pages] == ["one\n\f", "two\n\f", " \n\f", "four\n\f"]
-    assert (document.unit, document.warning) == ("page", "page 3 holds no text: scanned?")
+    assert (document.unit, document.warning) == ("page", "page 3 contains no text: scanned?")
 
 
 def test_markdown_headings() -> None:

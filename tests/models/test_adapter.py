@@ -155,7 +155,7 @@ A, B = (f"base_model.model.{Q0}.lora_{side}.weight" for side in "AB")
         (weighted(lambda w: w.update({name.replace("q_", "x_"): w.pop(name) for name in (A, B)})),
          "the model has no .*x_proj"),
         (weighted(lambda w: w.update({"base_model.model.odd": torch.zeros(1)})), "odd is not a LoRA weight"),
-        (weighted(lambda w: w.clear()), "holds no weights"),
+        (weighted(lambda w: w.clear()), "contains no weights"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(adapter: Path, damage: Callable[[Path], None], message: str) -> None:

@@ -206,7 +206,9 @@ def test_the_context_is_what_memory_holds(
     else:
         plan, shortened = notes
         assert re.fullmatch(r"8,192 tokens take [0-9]+ MB: weights [0-9]+ KB, KV .*; [0-9]+ MB free", plan)
-        assert shortened == f"context of {context:,} tokens, because memory does not hold the 8,192 of {long}"
+        assert (
+            shortened == f"context of {context:,} tokens, because memory has no room for the 8,192 of {long}"
+        )
 
 
 def test_the_plan_is_told_before_anything_is_loaded(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:

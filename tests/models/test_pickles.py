@@ -90,7 +90,7 @@ def test_no_model_is_loaded_from_a_pickle(
 def test_other_repositories_and_folders_stay_unread(calls: list[dict[str, Any]], folder: Path) -> None:
     for name in ("owner/other", str(folder)):
         with pytest.raises(
-            ModelError, match=r"holds only pickled weights .*never read; convert them to safetensors"
+            ModelError, match=r"contains only pickled weights .*never read; convert them to safetensors"
         ):
             resolve(name)
     assert not any("pytorch_model*.bin" in call["allow_patterns"] for call in calls)
@@ -100,7 +100,7 @@ def test_code_in_a_pickle_does_not_run(folder: Path, tmp_path: Path) -> None:
     trace, made = tmp_path / "trace", tmp_path / "made"
     made.mkdir()
     torch.save({"weight": Evil(trace)}, folder / "pytorch_model-00001-of-00002.bin")
-    with pytest.raises(ModelError, match=r"m: pytorch_model-00001.* holds more than weights") as caught:
+    with pytest.raises(ModelError, match=r"m: pytorch_model-00001.* contains more than weights") as caught:
         convert_pickles("m", folder, made, ignore_progress)
     assert not trace.exists()
     assert "\n" not in str(caught.value)
@@ -110,7 +110,7 @@ def test_code_in_a_pickle_does_not_run(folder: Path, tmp_path: Path) -> None:
 def test_what_is_no_table_of_weights_is_refused(folder: Path, tmp_path: Path, content: Any) -> None:
     torch.save(content, folder / "pytorch_model-00002-of-00002.bin")
     (tmp_path / "made").mkdir()
-    with pytest.raises(ModelError, match="holds more than weights"):
+    with pytest.raises(ModelError, match="contains more than weights"):
         convert_pickles("m", folder, tmp_path / "made", ignore_progress)
 
 

@@ -97,7 +97,7 @@ def at_once(client: openai.OpenAI, wanted: list[dict[str, Any]]) -> list[tuple[s
 
 
 def test_answers_of_all_kinds_are_those_of_each_alone(server: Running, alone: openai.OpenAI) -> None:
-    """More requests than places, with their own lengths, stops, sampling, stacks, forms and system texts."""
+    """More requests than places, with their own lengths, stops, sampling, stacks, forms and system prompts."""
     text, _ = answer(alone, {"question": "Who lit it?", "max_tokens": 40})
     wanted: list[dict[str, Any]] = [
         {"question": "Who lit it?", "max_tokens": 40},

@@ -101,7 +101,7 @@ class ScriptedConversation:
 
     def undo(self) -> Turn:
         if not self._turns:
-            raise UsageError("nothing to take back")
+            raise UsageError("there is no question to remove")
         return self._turns.pop()
 
     def drop(self, number: int) -> Document:

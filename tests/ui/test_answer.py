@@ -247,15 +247,39 @@ def test_panel_while_answering(plain_measured: bool) -> None:
     panel.add(Verified("retrieval", 6, 5, "draft"))
     lines = drawn(panel, 120)
     assert lines[0].startswith("╭─ stack ─")
-    assert "drafting         draft model → retrieval cache " in lines[1]
+    assert "drafting          draft model → retrieval cache " in lines[1]
     assert "target ━━━━━━━━━━━━━━━━━━━━ 100 %   retrieval ━━━━━━━━━━━━━━━━━━━━ 83 %" in lines[2]
     # 5 tokens in 0.4 s, where plain decoding takes 160 ms for each
     how = "measured" if plain_measured else "expected"
-    assert f"12.5 tokens/s   2.0x plain decoding ({how})   80.0 ms/token   5.0 tokens per round" in lines[3]
-    assert "retrieval cache  built twice, last 3 tokens ago because acceptance fell " in lines[4]
-    assert "█ accepted per round" in lines[5]
-    assert "^ rebuilt" in lines[6]
+    assert f"12.5 tokens/s   2.0x plain decoding ({how})   80.0 ms/token " in lines[3]
+    assert "retrieval cache   built twice, last 3 tokens ago because acceptance fell " in lines[4]
+    assert "tokens per round  5.0   █ drafts accepted" in lines[5]
+    assert "                    ^ cache built" in lines[6]
     assert " 5 of at most 512 tokens · context 41,005 / 131,072 tokens (31 %)" in lines[7]
+
+
+@pytest.mark.parametrize("width", [50, 64, 73, 74, 80])
+def test_a_narrow_panel_has_all_figures(width: int) -> None:
+    panel = EnginePanel("stack", LIMIT, ticking(0.05), most=512)
+    panel.add(Prefilled(41_000, 41_000, 0, 5.0))
+    for number in range(40):
+        if number == 30:
+            panel.add(Rebuilt(41_150, "first", 0.1))
+        panel.add(Verified("retrieval", 6, 5, "draft"))
+        panel.add(Verified("target", 4, 4, "retrieval", 160.0, False))
+        panel.add(Text((1, 2, 3, 4, 5), "abc"))
+    lines = "\n".join(drawn(panel, width))
+    drafts = ("draft model → retrieval cache", " 100 %", " 83 %", "built once, 50 tokens ago")
+    figures = (
+        "33.1 tokens/s ",
+        "5.3x plain",
+        "(expected)",
+        "per round",
+        " 5.0 ",
+        "█ drafts accepted",
+        " ^ cache",
+    )
+    assert [text for text in (*drafts, *figures, "200 of ", " context ") if text not in lines] == []
 
 
 def test_panel_without_drafts() -> None:
@@ -270,7 +294,7 @@ def test_panel_without_drafts() -> None:
     assert "not needed yet" in lines[4]
 
 
-@pytest.mark.parametrize(("width", "height"), [(40, 6), (80, 8), (120, 8)])
+@pytest.mark.parametrize(("width", "height"), [(40, 6), (50, 8), (73, 8), (80, 8), (120, 8)])
 def test_the_panel_never_wraps(width: int, height: int) -> None:
     panel = EnginePanel("a stack with a long name, longer than the panel is wide, to see what happens", LIMIT)
     heights = set()

@@ -81,7 +81,7 @@ def test_set_and_system() -> None:
     assert chat.ask("/set top_p=0.5", "/set top_p")[1] == "top_p = 0.5\n" * 2
     assert "no setting heat; there are temperature" in chat.ask("/set heat")[1]
     assert chat.ask("/system Be brief.")[1] == "Be brief.\n"
-    assert chat.ask('/system ""')[1] == "the system text is empty\n"
+    assert chat.ask('/system ""')[1] == "the system prompt is empty\n"
 
 
 def test_stats_retry_tokens_clear() -> None:
@@ -129,7 +129,7 @@ class TerminalFile(io.StringIO):
 def test_copy() -> None:
     chat = Chat("Zwölf\x1b[2J Boxer.\n")
     assert "there is no answer to copy" in chat.ask("/copy")[1]
-    assert "standard output is no terminal" in chat.ask("q", "/copy")[1]
+    assert "standard output is not a terminal" in chat.ask("q", "/copy")[1]
     chat.out.file = TerminalFile()
     assert "sent 12 characters" in chat.ask("/copy")[1]
 
@@ -140,7 +140,7 @@ def test_what_a_copy_writes() -> None:
     assert written(screen.out) == "\x1b]52;c;WnfDtmxm\x07"
     with pytest.raises(UsageError, match="has 80,000 bytes"):
         copy_to_clipboard("ö" * 40_000, screen)
-    with pytest.raises(UsageError, match="no terminal that has one"):
+    with pytest.raises(UsageError, match="not a terminal that has one"):
         copy_to_clipboard(
             "x", Screen(Console(file=TerminalFile(), _environ={"TERM": "dumb"}), screen.err, "plain")
         )
@@ -233,10 +233,10 @@ def test_help_explains_the_panel() -> None:
 
 def test_undo_and_edit() -> None:
     chat = Chat("one", "two", "three")
-    assert "nothing to take back" in chat.ask("/undo")[1]
+    assert "there is no question to remove" in chat.ask("/undo")[1]
     assert "no question to change" in chat.ask("/edit")[1]
     chat.ask("first?", "second?")
-    assert "took back: second?" in chat.ask("/undo")[1]
+    assert "removed: second?" in chat.ask("/undo")[1]
     assert [turn.question for turn in chat.conversation.turns] == ["first?"]
     assert chat.ask("/edit changed?")[0] == "three\n"
     assert [turn.question for turn in chat.conversation.turns] == ["changed?"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -16,10 +17,11 @@ from rich.console import Console
 from support.consoles import written
 from support.fakes import LIMIT, answer_events, tally_of
 
-from triforce_chat.chat.events import Citation, LookedUp, Place, Source, Sourced
+from triforce_chat.chat.events import Citation, Comparison, LookedUp, Place, Source, Sourced
 from triforce_chat.cli.sessions import table_of
 from triforce_chat.storage.sessions.values import SessionSummary
 from triforce_chat.ui.answer import show_answer
+from triforce_chat.ui.compare import Columns, summary
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.panel_help import EXPLAINED
 from triforce_chat.ui.statistics import show_statistics
@@ -113,8 +115,25 @@ def test_the_panel(width: int) -> None:
     narrow, broad = screen(width), screen(220)
     narrow.out.print(panel)
     broad.out.print(wide)
-    assert "…" not in written(narrow.out)
-    whole(written(narrow.out), width, written(broad.out) + " accepted cache (31 %)")
+    shown, source = written(narrow.out), written(broad.out)
+    assert "…" not in shown
+    bars = " ".join(re.findall("[▁▂▃▄▅▆▇█]+", shown))
+    whole(shown, width, f"{source} accepted cache (31 %) per round {bars}")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_comparisons(width: int) -> None:
+    def show(on: Screen) -> None:
+        columns = Columns(LIMIT)
+        for event in EVENTS:
+            columns.add("speculative", event)
+            columns.add("autoregressive", event)
+        on.out.print(columns)
+        on.out.print(summary(Comparison(tally_of(EVENTS), tally_of(EVENTS), identical=True, ties=2)))
+
+    on = screen(width)
+    show(on)
+    whole(re.sub("[╭╮╰╯├┤┬┴┼│]", " ", written(on.out)), width, unlimited(show))
 
 
 @pytest.mark.parametrize("width", [50, 80])

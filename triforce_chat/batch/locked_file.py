@@ -33,7 +33,7 @@ class LockedFile:
     def of(cls, path: Path) -> Self:
         """Open a file, which is made if need be. Raises OSError, and UsageError if another process has it."""
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is no file; name one that answers can be appended to")
+            raise UsageError(f"{path} is not a file; name one that answers can be appended to")
         is_new = not path.exists()
         while True:
             file = cls.open(path)

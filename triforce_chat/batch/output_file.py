@@ -112,7 +112,9 @@ class OutputFile:
         return dict(record)
 
     def _foreign(self, number: int) -> UsageError:
-        return UsageError(f"{self.path}: line {number} is no answer of such a batch; choose another --out")
+        return UsageError(
+            f"{self.path}: line {number} is not an answer of such a batch; choose another --out"
+        )
 
     def _count(self, record: dict[str, Any]) -> None:
         (self.answered if record["error"] is None else self.failed).add(record[self._key])

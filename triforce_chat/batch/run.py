@@ -55,13 +55,13 @@ def require_all(lines: Sequence[Line], output: OutputFile, interrupted: bool) ->
     if not told:
         return
     if interrupted:
-        raise Interrupted(f"interrupted: {told}; the same command goes on")
+        raise Interrupted(f"interrupted: {told}; the same command continues")
     raise Incomplete(f"{told}: {output.path} says why; --retry-failed answers them again")
 
 
 def stopped(error: TriforceError, lines: Sequence[Line], output: OutputFile) -> Incomplete:
     """The end of a batch that cannot go on now."""
-    return Incomplete(f"{error}; {missing(lines, output)}; the same command goes on")
+    return Incomplete(f"{error}; {missing(lines, output)}; the same command continues")
 
 
 def what_changed(lines: Sequence[Line], output: OutputFile, maker: Maker) -> dict[str, str]:

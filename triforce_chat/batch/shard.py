@@ -26,7 +26,9 @@ class Shard:
         """Read "0/8", the first of eight parts. Raises UsageError."""
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
         if found is None or int(found[1]) >= int(found[2]):
-            raise UsageError(f"'{text}' is no shard; write 0/8 for the first of eight and 7/8 for the last")
+            raise UsageError(
+                f"'{text}' is not a shard; write 0/8 for the first of eight and 7/8 for the last"
+            )
         return cls(int(found[1]), int(found[2]))
 
     def of(self, lines: Sequence[Line]) -> list[Line]:

@@ -71,7 +71,7 @@ def check_question(prompt_tokens: int, max_tokens: int, limit: int) -> None:
     )
     raise DoesNotFit(
         f"the conversation has {prompt_tokens:,} tokens and the answer may take {max_tokens:,}, but the "
-        f"context holds {limit:,}; choose {choices}a shorter question, /clear, or fewer pages"
+        f"context has room for {limit:,}; choose {choices}a shorter question, /clear, or fewer pages"
     )
 
 

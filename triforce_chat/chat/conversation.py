@@ -44,7 +44,7 @@ class SavedSession:
 
 
 class ChatHistory(Protocol):
-    """The documents, turns and system text of a conversation, live or stored."""
+    """The documents, turns and system prompt of a conversation, live or stored."""
 
     @property
     def documents(self) -> Sequence[Document]: ...
@@ -107,7 +107,7 @@ class Conversation(ChatHistory, Protocol):
         ...
 
     def set_system(self, text: str) -> None:
-        """Replace the system text."""
+        """Replace the system prompt."""
         ...
 
     def set_option(self, name: str, value: str) -> None:

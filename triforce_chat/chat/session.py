@@ -49,7 +49,7 @@ class ChatSession:
         transcript: Transcript | None = None,
         stop: tuple[str, ...] = (),
     ) -> None:
-        """``system``: None for the default text. ``transcript``: one to continue, with a system text of its own.
+        """``system``: None for the default text. ``transcript``: one to continue, with a system prompt of its own.
 
         ``stop``: strings that end an answer, in addition to those of the chat format.
         """
@@ -136,7 +136,7 @@ class ChatSession:
         retokenized = self.transcript.restore(known, pending, self.vocabulary)
         if self.context_used > self.engine.context:
             raise DoesNotFit(
-                f"the session has {self.context_used:,} tokens, but the context holds {self.engine.context:,}; "
+                f"the session has {self.context_used:,} tokens, but the context has room for {self.engine.context:,}; "
                 "choose a longer --context or a model that has one"
             )
         return retokenized
@@ -245,7 +245,7 @@ class ChatSession:
         if self.schema is None:
             return None
         if self.settings.tp > 1:
-            raise UsageError("answers of a JSON schema are made in one process: leave --tp out")
+            raise UsageError("answers of a JSON schema are made in one process: leave out --tp")
         make = partial(grammars(self.loaded).of_schema, self.schema)
         make()
         if thinking is None or self.transcript.think is False:

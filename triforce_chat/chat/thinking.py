@@ -21,9 +21,9 @@ def checked_think(think: str, form: ChatFormat) -> bool | None:
     """Whether thoughts are switched on or off, None if the template decides. Raises UsageError if they cannot be."""
     wanted, marks = THINK[think], form.thought_marks
     if wanted and marks is None:
-        raise UsageError("this model does not think before it answers; leave --think on out")
+        raise UsageError("this model does not think before it answers; leave out --think on")
     if wanted is False and marks is not None and not form.can_switch_thoughts:
-        raise UsageError("this model always thinks before it answers; leave --think off out")
+        raise UsageError("this model always thinks before it answers; leave out --think off")
     return wanted
 
 

@@ -162,7 +162,7 @@ class Transcript:
     def undo(self) -> Turn:
         """Take back the last turn, whose documents become pending. Raises UsageError if there is none."""
         if not self.exchanges:
-            raise UsageError("there is no question to take back")
+            raise UsageError("there is no question to remove")
         last = self.exchanges.pop()
         self.pending = [*last.documents, *self.pending]
         return last.turn
@@ -179,7 +179,7 @@ class Transcript:
         return self.pending.pop(number).document
 
     def without_turns(self, system: str | None = None) -> Transcript:
-        """A new transcript over the same documents; ``system`` replaces the system text unless it is None."""
+        """A new transcript over the same documents; ``system`` replaces the system prompt unless it is None."""
         made = Transcript(self.format, self.eos_ids, self.decode, self._system if system is None else system)
         made.pending, made.think, made._frame = self.tokenized_documents, self.think, self._frame
         return made

@@ -72,13 +72,13 @@ def batch(
         ),
     ] = None,
 ) -> None:
-    """Answer questions about many books, or a file of requests; the same command goes on after an interruption."""
+    """Answer questions about many books, or a file of requests; after an interruption the same command continues."""
     from triforce_chat.batch.driver import NoWorkerLeft
     from triforce_chat.batch.output_file import NotWritten
     from triforce_chat.batch.run import require_all, stopped
 
     if options.jsonl:
-        raise UsageError("--jsonl goes with ask and summarize")
+        raise UsageError("--jsonl is for ask and summarize")
     if how.ray is not None:
         check_ray(options)
     plan = plan_of(paths, documents or [])

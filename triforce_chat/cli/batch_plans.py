@@ -85,7 +85,7 @@ class RequestPlan:
         assert paths.requests is not None
         if paths.question or paths.questions or paths.files:
             raise UsageError(
-                "--requests holds the questions; --question, --questions and --files go without it"
+                "--requests contains the questions; leave out --question, --questions and --files"
             )
         if "-" in named:
             raise UsageError("batch reads files, not standard input")

@@ -53,7 +53,11 @@ class BenchOptions:
     ] = 32
     plain_tokens: Annotated[
         int | None,
-        typer.Option(min=2, help="Most tokens of plain decoding, where each takes long.", show_default=False),
+        typer.Option(
+            min=2,
+            help="At most this many tokens of plain decoding, where each takes long.",
+            show_default=False,
+        ),
     ] = None
     prompts: Annotated[
         int, typer.Option(min=1, help="Prompts, each from another place of the documents.")
@@ -87,7 +91,7 @@ class BenchOptions:
         int | None,
         typer.Option(
             min=2,
-            help="Measure so many questions about each text, answered at once, beside one alone.",
+            help="Measure this many questions about each text, answered at once, beside one alone.",
             show_default=False,
         ),
     ] = None

@@ -78,7 +78,9 @@ def _parts(documents: list[Document]) -> Iterator[tuple[str, Chapter, Document]]
     for document in documents:
         chapters = chapters_of(document)
         if not chapters:
-            raise UsageError(f"{document.title} has no chapters that its headings tell; leave --by out")
+            raise UsageError(
+                f"{document.title} has no chapters that can be told from its headings; leave out --by"
+            )
         for chapter in chapters:
             text = only(document, [chapter])
             yield (

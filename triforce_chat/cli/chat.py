@@ -41,9 +41,9 @@ def chat(
         typer.Option("--session", metavar="NAME", help="Continue this session, or start it."),
     ] = None,
 ) -> None:
-    """Talk about documents, turn by turn; /help lists the commands."""
+    """Chat about documents; /help lists the commands."""
     if options.json or options.jsonl:
-        raise UsageError("--json and --jsonl go with ask and summarize")
+        raise UsageError("--json and --jsonl are for ask and summarize")
     if last and name is not None:
         raise UsageError("--continue takes the last session; omit it to name one with --session")
     documents = documents or []

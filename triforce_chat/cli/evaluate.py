@@ -77,16 +77,19 @@ def eviction(
     options: Options,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the stream.")] = 65_536,
     rules: Annotated[
-        str, typer.Option(help="By what the cache forgets.")
+        str, typer.Option(help="Eviction rules to compare.")
     ] = "window,streaming,h2o,streaming-h2o,recomputation",
     sample: Annotated[
-        int, typer.Option(min=1, help="Read one of so many windows again, for recomputation.")
+        int, typer.Option(min=1, help="Read one window in this many again, for recomputation.")
     ] = 8,
     example: Annotated[
-        int, typer.Option(min=0, help="Continue so many tokens by each rule with a fifth of them; 0: do not.")
+        int,
+        typer.Option(
+            min=0, help="Continue this many tokens by each rule with a fifth of them kept; 0 for none."
+        ),
     ] = 2048,
 ) -> None:
-    """Perplexity of a stream that the model's own cache, of --keep tokens, forgets as it goes."""
+    """Perplexity of a stream while the model's own cache evicts all but --keep tokens."""
     names = rules.split(",")
     screen = screen_of(options)
     from triforce_chat.lab.evaluation import runs
@@ -94,7 +97,7 @@ def eviction(
 
     for name in names:
         if name not in RULES:
-            raise UsageError(f"no rule '{name}'; choose of {', '.join(RULES)}")
+            raise UsageError(f"no rule '{name}'; choose from {', '.join(RULES)}")
         for keep in () if name == RECOMPUTED else (options.keep, *([example // SHARE] if example else [])):
             rule_of(name, keep)  # raises UsageError for a cache that is too small
     texts = read_all(documents, options, screen)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triforce_chat.settings.settings import Settings
     from triforce_chat.ui.terminal import Screen
 
-app = typer.Typer(help="List, download and delete the models that have a name.", no_args_is_help=True)
+app = typer.Typer(help="List, download and delete named models.", no_args_is_help=True)
 
 Name = Annotated[
     str,
@@ -40,7 +40,7 @@ Name = Annotated[
 
 @app.command("ls")
 def list_models(json: Json = False, debug: Debug = False) -> None:
-    """List the models that have a name, and the GGUF files whose conversion is kept."""
+    """List the named models, and the GGUF files whose conversion is kept."""
     with failures(debug):
         from triforce_chat.models.gguf_cache import conversions
         from triforce_chat.models.presets import PRESETS

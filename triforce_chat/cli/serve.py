@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def serve(
     options: Options,
     documents: Annotated[
-        list[str] | None, typer.Argument(metavar="[DOC...]", help="Documents to talk about.")
+        list[str] | None, typer.Argument(metavar="[DOC...]", help="Documents to answer from.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 picks a free one.")] = 8000,
@@ -31,17 +31,17 @@ def serve(
     cors: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ORIGIN", help="Let pages of this origin call the server; repeatable, * for all."
+            metavar="ORIGIN", help="Let web pages of this origin call the server; may be repeated, * for all."
         ),
     ] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Requests answered at once.")] = 1,
 ) -> None:
-    """Answer programs over HTTP, with OpenAI's chat completions interface."""
+    """Serve an OpenAI-compatible API and a chat page over HTTP."""
     from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.serve.listen_address import ListenAddress, require_extra, url
 
     if options.json or options.jsonl:
-        raise UsageError("--json and --jsonl go with ask and summarize")
+        raise UsageError("--json and --jsonl are for ask and summarize")
     require_extra()
     address, screen = ListenAddress(host, port, token), screen_of(options)
     with address.bind() as listener:

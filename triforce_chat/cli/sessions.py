@@ -66,7 +66,7 @@ def show(name: OrLast = None, json: Json = False, debug: Debug = False) -> None:
 
 @app.command("rename")
 def rename(name: Name, new: Annotated[str, typer.Argument(metavar="NEW")], debug: Debug = False) -> None:
-    """Give a session another name."""
+    """Rename a session."""
     with failures(debug), opened() as catalog:
         catalog.rename(name, new)
 

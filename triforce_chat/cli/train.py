@@ -61,7 +61,7 @@ class ContextOptions:
     ] = "2048,8192,32768,124928"
     tokens: Annotated[int, typer.Option(help="Tokens per step, in every process.")] = 131_072
     rank: Annotated[int, typer.Option(help="Rank of the low-rank updates.")] = 32
-    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 4e-4
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 4e-4
     chats: Annotated[int, typer.Option(help="Conversations that the model has with itself first.")] = 2048
     checkpoint: Annotated[
         bool,
@@ -69,7 +69,7 @@ class ContextOptions:
             "--checkpoint", help="Recompute activations in the backward pass: less memory, more time."
         ),
     ] = False
-    steps: Annotated[int, typer.Option(help="Most steps.", min=1)] = 300
+    steps: Annotated[int, typer.Option(help="Maximum number of steps.", min=1)] = 300
     minutes: Minutes = 25.0
     seed: Seed = 0
     device: Device = "auto"
@@ -117,14 +117,14 @@ class DraftOptions:
     ] = 0
     hidden: Annotated[int, typer.Option(help="Width of the draft.")] = 256
     layers: Annotated[int, typer.Option(help="Layers of the draft.")] = 3
-    writing: Annotated[float, typer.Option(help="Minutes that the target writes answers.")] = 5.0
+    writing: Annotated[float, typer.Option(help="Minutes for which the target writes answers.")] = 5.0
     sequences: Annotated[int, typer.Option(help="Answers that the target writes at once.")] = 2048
     texts: Annotated[int, typer.Option(help="Texts that the target reads, of 8,192 tokens each.")] = 640
     lengths: Annotated[str, typer.Option(help="Tokens before an answer.")] = (
         "1024,2048,4096,8192,32768,124928"
     )
-    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 3e-3
-    steps: Annotated[int, typer.Option(help="Most steps.", min=1)] = 20_000
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3
+    steps: Annotated[int, typer.Option(help="Maximum number of steps.", min=1)] = 20_000
     minutes: Minutes = 6.0
     seed: Seed = 0
     device: Device = "auto"

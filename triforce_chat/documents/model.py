@@ -92,7 +92,7 @@ class Document:
         """One line that names everything the reader of these pages would miss, or None."""
         silent = [number for number in self.empty_pages if number not in (*self.broken, *self.garbled)]
         lines = [
-            self._told(silent, "holds no text: scanned?", "hold no text: scanned?"),
+            self._told(silent, "contains no text: scanned?", "contain no text: scanned?"),
             self._told(self.broken, "is damaged and left out", "are damaged and left out"),
             self._told(self.garbled, f"has {GARBLED}", f"have {GARBLED}"),
             *self.notices,
@@ -128,11 +128,11 @@ class Document:
         if self.broken and len(self.broken) == len(numbers):
             return f"damaged, none of its {len(numbers)} {self.unit}(s) can be read"
         if self.unit != "page":
-            return "holds no text"
+            return "contains no text"
         if self.garbled:
             return self._told(numbers, f"has {GARBLED}", f"have {GARBLED}")
         advice = "no text; if this is a scan, try --ocr or run OCR on it first"
-        return self._told(numbers, f"holds {advice}", f"hold {advice}")
+        return self._told(numbers, f"contains {advice}", f"contain {advice}")
 
     def _told(self, numbers: Sequence[int], one: str, many: str) -> str:
         if not numbers:

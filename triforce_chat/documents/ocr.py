@@ -30,7 +30,7 @@ class Tesseract:
         path, pages = shutil.which("tesseract"), f"page{'s' * (len(numbers) > 1)} {fold(numbers)}"
         if path is None:
             raise DocumentError(
-                f"{pages} without text, and --ocr needs tesseract: install it or leave --ocr out"
+                f"{pages} without text, and --ocr needs tesseract: install it or leave out --ocr"
             )
         try:
             import PIL.Image  # noqa: F401  # pypdf takes images out of pages with it

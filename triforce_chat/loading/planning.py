@@ -159,7 +159,7 @@ def shortened_to_fit(plan: MemoryPlan, settings: Settings, note: Note) -> Memory
         raise no_memory(wanted, shortage(plan, most))
     context = min(wanted, max(most, CONTEXT_STEP))
     note(plan_line(plan))
-    note(f"context of {context:,} tokens, because memory does not hold the {wanted:,} of {settings.model}")
+    note(f"context of {context:,} tokens, because memory has no room for the {wanted:,} of {settings.model}")
     return place_kv(plan.with_context(context).workload, plan.memory, offload)
 
 

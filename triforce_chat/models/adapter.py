@@ -153,7 +153,7 @@ def _pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
             raise ModelError(f"{adapter.folder}: {name} is not a LoRA weight")
         pairs.setdefault(path, {})[side] = tensor
     if not pairs:
-        raise ModelError(f"{adapter.folder}: {WEIGHTS} holds no weights")
+        raise ModelError(f"{adapter.folder}: {WEIGHTS} contains no weights")
     return pairs
 
 

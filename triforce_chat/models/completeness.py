@@ -70,6 +70,7 @@ def no_weights(name: str, folder: Path) -> NoSafetensors:
     pickles = [file for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern)]
     if pickles:
         return NoSafetensors(
-            f"{name}: holds only pickled weights ({pickles[0].name}), which are never read; convert them to safetensors"
+            f"{name}: contains only pickled weights ({pickles[0].name}), which are never read; "
+            "convert them to safetensors"
         )
-    return NoSafetensors(f"{name}: holds neither .safetensors nor .gguf weights")
+    return NoSafetensors(f"{name}: contains neither .safetensors nor .gguf weights")

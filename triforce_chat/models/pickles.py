@@ -75,7 +75,7 @@ def convert_pickles(name: str, source: Path, made: Path, report: Report) -> None
     check_index(name, source / INDEX, ".bin")
     pickles = sorted(source.glob(PICKLES))
     if not pickles:
-        raise NoSafetensors(f"{name}: holds neither .safetensors nor .bin weights")
+        raise NoSafetensors(f"{name}: contains neither .safetensors nor .bin weights")
     file_of: dict[str, str] = {}
     for n, pickle in enumerate(pickles):
         report(Progress("converting", n, len(pickles)))
@@ -113,8 +113,8 @@ def _read(name: str, pickle: Path) -> dict[str, Tensor]:
         weights = torch.load(pickle, map_location="cpu", weights_only=True, mmap=mapped)
     except (UnpicklingError, RuntimeError, EOFError) as error:
         raise ModelError(
-            f"{name}: {pickle.name} is damaged or holds more than weights; it is not read"
+            f"{name}: {pickle.name} is damaged or contains more than weights; it is not read"
         ) from error
     if not isinstance(weights, dict) or not all(isinstance(each, torch.Tensor) for each in weights.values()):
-        raise ModelError(f"{name}: {pickle.name} holds more than weights; it is not read")
+        raise ModelError(f"{name}: {pickle.name} contains more than weights; it is not read")
     return {key: weight.contiguous() for key, weight in weights.items()}

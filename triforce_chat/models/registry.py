@@ -71,7 +71,7 @@ def _of_folder(name: str, path: Path, report: Report) -> ModelSource:
     if len(ggufs) == 1:
         return ModelSource(name, path.absolute(), ggufs[0], None)
     if ggufs:
-        raise ModelError(f"{name}: holds {len(ggufs)} .gguf files ({', '.join(ggufs)}); name one of them")
+        raise ModelError(f"{name}: contains {len(ggufs)} .gguf files ({', '.join(ggufs)}); name one of them")
     raise no_weights(name, path)
 
 

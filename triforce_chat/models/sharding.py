@@ -25,12 +25,12 @@ def check_ranks(name: str, config: Any, ranks: int, sizes: Mapping[str, int]) ->
     ``sizes`` are the divided dimensions by name.
     """
     if not getattr(config, "base_model_tp_plan", None):
-        raise UsageError(f"{name}: transformers has no plan to split {config.model_type!r}; leave --tp out")
+        raise UsageError(f"{name}: transformers has no plan to split {config.model_type!r}; leave out --tp")
     if all(size % ranks == 0 for size in sizes.values()):
         return
     common = math.gcd(*sizes.values())
     possible = [str(n) for n in range(2, MAX_LISTED + 1) if common % n == 0]
-    advice = f"choose --tp {' or '.join(possible)}" if possible else "leave --tp out"
+    advice = f"choose --tp {' or '.join(possible)}" if possible else "leave out --tp"
     counts = ", ".join(f"{size:,} {what}" for what, size in sizes.items())
     raise UsageError(f"--tp {ranks} does not divide what {name} has ({counts}); {advice}")
 

@@ -76,7 +76,7 @@ class SessionAdapter:
         if prompt + most > limit:
             raise ApiError(
                 400,
-                f"the context holds {limit:,} tokens; documents and messages have {prompt:,} and the answer "
+                f"the context has room for {limit:,} tokens; documents and messages have {prompt:,} and the answer "
                 f"may take {most:,}, which is {prompt + most - limit:,} too many",
                 "context_length_exceeded",
                 "messages",

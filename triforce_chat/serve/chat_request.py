@@ -278,7 +278,7 @@ def _include_usage(fields: Mapping[str, Any], stream: bool) -> bool:
 
 
 def parse_messages(given: Any) -> tuple[str | None, tuple[tuple[str, str], ...], str]:
-    """Split a list of messages into (system text, answered turns, question).
+    """Split a list of messages into (system prompt, answered turns, question).
 
     The messages are an optional system or developer message, then user and assistant in turn, ending with the user.
     Several of the user in a row are one question.

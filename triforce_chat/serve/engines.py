@@ -89,7 +89,7 @@ class Seat:
 class ForkedEngines:
     """Lends up to ``width`` engines at a time, forked from one that has read the documents and keeps them for all.
 
-    A prompt that does not begin with them, as another system text comes before, is read and kept by an engine by
+    A prompt that does not begin with them, as another system prompt comes before, is read and kept by an engine by
     itself. Raises OutOfMemory.
     """
 

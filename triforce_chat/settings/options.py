@@ -35,9 +35,9 @@ class Options(Parameters):
         None, "Only these chapters, as in 1-4,7, or one by words of its title.", persistent=False
     )
     until: str | None = setting(
-        None, "Nothing behind this page or chapter, as in 120, IV or 'chapter 4'.", persistent=False
+        None, "Read nothing after this page or chapter, as in 120, IV or 'chapter 4'.", persistent=False
     )
-    password: str | None = setting(None, "For encrypted documents.", persistent=False)
+    password: str | None = setting(None, "Password of encrypted documents.", persistent=False)
     ocr: bool = setting(False, "Read the images on PDF pages without text with tesseract.", flags=("--ocr",))
     json: bool = setting(False, "Print one JSON object.", flags=("--json",), persistent=False)
     jsonl: bool = setting(False, "Print every event as a JSON line.", flags=("--jsonl",), persistent=False)
@@ -47,7 +47,7 @@ class Options(Parameters):
     )
     notify: str = setting(
         "off",
-        f"Tell when reading or an answer took long: {', '.join(NOTIFICATIONS)}.",
+        f"Notify when a long read or answer ends: {', '.join(NOTIFICATIONS)}.",
         choices=NOTIFICATIONS,
     )
     vi: bool = setting(False, "Edit the prompt of a chat with vi's keys.", flags=("--vi",))

@@ -1,4 +1,4 @@
-"""Roles: system texts kept in files, each under the name of its file."""
+"""Roles: system prompts kept in files, each under the name of its file."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Parameters:
     )
     offload: bool = setting(
         False,
-        "Keep all keys and values in host memory (by itself: those of the layers a GPU has no room for).",
+        "Keep all keys and values in host memory (default: only those of the layers that do not fit on a GPU).",
         flags=("--offload",),
     )
     device: str = setting("auto", "auto, cpu or cuda.", suggestions=("auto", "cpu", "cuda"))
@@ -135,7 +135,9 @@ class Parameters:
         "sdpa (torch's own throughout, without CUDA graphs); auto takes those that are fastest on this GPU.",
         choices=ATTENTIONS,
     )
-    temperature: float | None = setting(None, "0 is greedy.", changeable=True, sampling=True, example=0.7)
+    temperature: float | None = setting(
+        None, "Sampling temperature; 0 is greedy.", changeable=True, sampling=True, example=0.7
+    )
     top_p: float | None = setting(
         None,
         "Keep the likeliest tokens up to this total probability (nucleus sampling).",
@@ -191,7 +193,7 @@ class Settings(Parameters):
             raise UsageError(f"budget must be at least {smallest} tokens for chunks of {self.chunk}")
         Sampling(**{name: getattr(self, name) for name in SAMPLED if getattr(self, name) is not None})
         if self.eviction and self.tp > 1:
-            raise UsageError(f"--endless {self.endless} runs on a CPU in one process, so far: leave --tp out")
+            raise UsageError(f"--endless {self.endless} runs on a CPU in one process, so far: leave out --tp")
         if self.eviction and self.kv in QUANTIZED:
             raise UsageError(
                 f"--endless {self.endless} moves tokens one by one, and --kv {self.kv} keeps groups of them"

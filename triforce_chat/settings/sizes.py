@@ -26,7 +26,7 @@ def parsed_batch(text: str) -> list[Group]:
     groups = [Group(int(each[1]), int(each[2])) for each in found if each]
     if len(groups) < len(found):
         raise UsageError(
-            f"'{text}' is no batch; write for example 2x57344,6x19456: sequences x tokens of each"
+            f"'{text}' is not a batch; write for example 2x57344,6x19456: sequences x tokens of each"
         )
     return groups
 

@@ -44,12 +44,12 @@ class AnswerCommands(CommandTable):
         show_comparison(self._conversation.compare(question), self._screen, limit=limit)
 
     def cmd_continue(self, _arguments: str) -> None:
-        """Continue an answer that was stopped, or cut at the length limit."""
+        """Continue an answer that was stopped, by you or by a limit."""
         turns = self._conversation.turns
         self._show(self._conversation.resume(), turns[-1].answer if turns else "")
 
     def cmd_copy(self, _arguments: str) -> None:
-        """Put the last answer on the clipboard of your terminal."""
+        """Copy the last answer to the clipboard of your terminal."""
         if not self._conversation.turns:
             raise UsageError("there is no answer to copy")
         text = clean(self._conversation.turns[-1].answer).strip()
@@ -99,12 +99,12 @@ class AnswerCommands(CommandTable):
         self.answered_with = self._conditions()
 
     def cmd_undo(self, _arguments: str) -> None:
-        """Take back the last question and its answer."""
+        """Remove the last question and its answer."""
         turn = self._conversation.undo()
-        self._screen.note(f"took back: {formatting.shorten(one_line(turn.question), SHOWN_QUESTION)}")
+        self._screen.note(f"removed: {formatting.shorten(one_line(turn.question), SHOWN_QUESTION)}")
 
     def cmd_edit(self, question: str) -> None:
-        """Change the last question and answer it anew; without a text it is put into the prompt.
+        """Answer a changed question in place of the last one; without one, edit the last one at the prompt.
 
         Usage: [QUESTION]
         """

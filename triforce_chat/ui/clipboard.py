@@ -14,7 +14,7 @@ def copy_to_clipboard(text: str, screen: Screen) -> None:
     """Ask the terminal to put ``text`` on its clipboard. Raises UsageError if that cannot work."""
     if not screen.is_terminal or screen.out.is_dumb_terminal:
         raise UsageError(
-            "there is no clipboard: standard output is no terminal that has one; /export writes a file"
+            "there is no clipboard: standard output is not a terminal that has one; /export writes a file"
         )
     data = text.encode("utf-8", "replace")
     if len(data) > MAX_BYTES:

@@ -26,7 +26,8 @@ from triforce_chat.ui.thoughts import FoldedThought
 
 HEADINGS: Mapping[Side, str] = {"speculative": "with speculation", "autoregressive": "without"}
 WAITING = Text("waiting: the two run one after the other", "dim")
-EDGES = 6  # rows that the borders, the headings and the cursor need
+EDGES = 7  # rows that the borders, the headings in two lines and the cursor need
+ONE_LINE = 72  # columns; below, the speeds stand under the names
 Items = Iterator[tuple[Side, ChatEvent] | Comparison]
 
 
@@ -93,16 +94,17 @@ class Columns:
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=box.ROUNDED, expand=True, border_style=BORDER)
+        between = "  " if options.max_width >= ONE_LINE else "\n"
         for side in HEADINGS:
-            table.add_column(self._heading(side), ratio=1)
+            table.add_column(self._heading(side, between), ratio=1)
         rows = None if self._complete else options.size.height - EDGES
         table.add_row(*(LastLines(self._sides.get(side, WAITING), rows) for side in HEADINGS))
         yield table
 
-    def _heading(self, side: Side) -> Text:
+    def _heading(self, side: Side, between: str) -> Text:
         heading = Text(HEADINGS[side], "bold", no_wrap=True, overflow="ellipsis")
         speed = self._sides[side].panel.speed if side in self._sides else []
-        return heading.append(f"  {speed[0]}" if speed else "", "none")
+        return heading.append(f"{between}{speed[0]}" if speed else "", "none")
 
 
 class Column:

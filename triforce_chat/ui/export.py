@@ -15,12 +15,12 @@ from triforce_chat.ui.source_lines import sources_line
 
 
 def as_markdown(history: ChatHistory, heading: str = "Conversation") -> str:
-    """Markdown of documents, system text and turns: questions as quotations, answers verbatim."""
+    """Markdown of documents, system prompt and turns: questions as quotations, answers verbatim."""
     return "\n".join(_parts(history, heading)) + "\n"
 
 
 def as_json(history: ChatHistory) -> str:
-    """JSON of documents, system text and turns, with token ids and measurements."""
+    """JSON of documents, system prompt and turns, with token ids and measurements."""
     value = {
         "schema": SCHEMA,
         "documents": [

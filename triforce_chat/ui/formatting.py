@@ -16,9 +16,9 @@ SEPARATOR = " · "
 BARS = "▁▂▃▄▅▆▇█"
 REASONS: Mapping[str, str] = {
     "first": "first use",
-    "stride": "many tokens are new",
+    "stride": "the text grew",
     "acceptance": "acceptance fell",
-    "rewind": "the conversation changed",
+    "rewind": "the chat changed",
 }
 MEASURING = "measuring this machine once, for repeatable answers"
 

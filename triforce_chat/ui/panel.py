@@ -16,16 +16,17 @@ from triforce_chat.engine.events import Calibrated, Finished, Prefilled
 from triforce_chat.engine.events import Text as TextEvent
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
-from triforce_chat.ui.panel_help import ACCEPTED, CACHE, DRAFTING, FORGOTTEN, SPEED
+from triforce_chat.ui.panel_help import ACCEPTED, CACHE, DRAFTING, FORGOTTEN, ROUNDS, SPEED
 from triforce_chat.ui.theme import BAR, BAR_BACK, BORDER, BORDER_ALERT
 
 GAP = "   "
-WIDE, NARROW = 110, 64  # columns: from WIDE on bars are long, below NARROW there are none
+# columns: from WIDE on meters are long, below NARROW there are none and words are left out, below LEAST also the rounds
+WIDE, NARROW, LEAST = 110, 74, 50
 BORDER_WIDTH, FOOT_EDGES = 4, 6  # columns
-LABEL_WIDTH, SHORT_LABEL_WIDTH = 17, 10  # columns; the short one below NARROW
+LABEL_WIDTH, SHORT_LABEL_WIDTH = 18, 10  # columns; the short one below NARROW
 MOST_BARS = 60  # rounds
-PER_ROUND = " accepted per round"
-SHORT_LABELS = {ACCEPTED: "accepted", CACHE: "cache"}
+BARS_ARE, MARKS_ARE = " drafts accepted", " cache built"
+SHORT_LABELS = {ACCEPTED: "accepted", CACHE: "cache", ROUNDS: "per round"}
 DRAFTERS = {"draft": "draft model", "retrieval": "retrieval cache", "streaming": "streaming cache"}
 
 
@@ -92,22 +93,28 @@ class EnginePanel:
         width = options.max_width
         body = self._prefill_rows(width) if self.reading else self._answer_rows(width)
         title = f"{self._title} · stopping, Ctrl-C again leaves" if self.stopping else self._title
-        known = self._limit and self.tally.prefill
-        used = formatting.context_usage(formatting.context_used(self.tally), self._limit) if known else ""
-        used = used if width >= NARROW else used.replace(" tokens", "")
-        made = len(self.tally.token_ids)
-        foot = [f"{made:,} of at most {formatting.count(self._most, 'token')}"] if self._most and made else []
-        foot += [f"context {used}"] if used else []
-        if len(formatting.SEPARATOR.join(foot)) > width - FOOT_EDGES:
-            foot = foot[-1:]
+        foot = self._foot(width - FOOT_EDGES)
         yield Panel(
             body,
             title=Text(title, "not dim bold") if title else None,
-            subtitle=Text(formatting.SEPARATOR.join(foot), "not dim not bold") if foot else None,
+            subtitle=Text(foot, "not dim not bold") if foot else None,
             title_align="left",
             subtitle_align="right",
             border_style=BORDER_ALERT if self.stopping else BORDER,
         )
+
+    def _foot(self, room: int) -> str:
+        """Tokens of the answer and of the context, of the most that they can have, in the longest words that fit."""
+        known, made = self._limit and self.tally.prefill, len(self.tally.token_ids)
+        used = formatting.context_used(self.tally)
+        context = f"context {formatting.context_usage(used, self._limit)}" if known else ""
+        short = f"context {formatting.percent(used / self._limit)}" if known else ""
+        most = formatting.count(self._most, "token")
+        forms = [(f"{made:,} of at most {most}", context)]
+        forms += [(f"{made:,} of {most}", each) for each in (context.replace(" tokens", ""), short)]
+        forms = forms if self._most and made else [("", context), ("", context.replace(" tokens", ""))]
+        lines = [formatting.SEPARATOR.join(filter(None, form)) for form in forms]
+        return next((line for line in lines if len(line) <= room), lines[-1])
 
     def _prefill_rows(self, width: int) -> RenderableType:
         read = self.tally.prefill or Prefilled(0, 0, 0, 0.0)
@@ -122,7 +129,7 @@ class EnginePanel:
         rows = [
             (DRAFTING, [Text(self._drafting)]),
             (ACCEPTED, self._meters(width)),
-            (SPEED, [Text(piece) for piece in self._pace_pieces()]),
+            (SPEED, [Text(piece) for piece in self._pace_pieces(width)]),
             (CACHE, [Text(piece) for piece in self._rebuild_pieces()]),
         ]
         rows_shown = [_row(label, pieces, width) for label, pieces in rows]
@@ -151,9 +158,11 @@ class EnginePanel:
         tested = [(name, level) for name, level in formatting.levels_from_top(self.tally) if level.tested]
         return [_meter(name, level.acceptance, cells) for name, level in tested] or [Text("no drafts yet")]
 
-    def _pace_pieces(self) -> list[str]:
-        rounds = [f"{self.tally.tokens_per_round:.1f} tokens per round"] if self.tally.rounds else []
-        return [*self.speed[:1], *self._speedup, *self.speed[1:], *rounds]
+    def _pace_pieces(self, width: int) -> list[str]:
+        faster = (
+            self._speedup if width >= NARROW else [each.replace(" decoding", "") for each in self._speedup]
+        )
+        return [*self.speed[:1], *faster, *self.speed[1:]]
 
     @property
     def _speedup(self) -> list[str]:
@@ -175,15 +184,18 @@ class EnginePanel:
         return [f"built {formatting.times(len(built))}, {last}{ago} ago", *([why] if why else [])]
 
     def _history_rows(self, width: int) -> list[Text]:
-        """The accepted tokens of the latest rounds, and under them the rounds that rebuilt the cache."""
-        if width < NARROW:
+        """Tokens per round, accepted ones of the latest rounds, and under them the rounds that built the cache."""
+        if width < LEAST:
             return []
-        accepted = self.tally.accepted[-min(MOST_BARS, width - BORDER_WIDTH - LABEL_WIDTH - len(PER_ROUND)) :]
+        mean = f"{self.tally.tokens_per_round:.1f}{GAP}" if self.tally.rounds else ""
+        room = width - BORDER_WIDTH - _label_width(width) - len(mean) - max(len(BARS_ARE), len(MARKS_ARE))
+        accepted = self.tally.accepted[-min(MOST_BARS, room) :]
         first = len(self.tally.accepted) - len(accepted)
         built = {min(at - first, len(accepted) - 1) for at in self.tally.rebuilt_in if at >= first}
         bars, marks = formatting.sparkline(accepted, built, MOST_BARS)
-        shown = Text.assemble((bars, BAR), (PER_ROUND, "dim")) if bars else Text()
-        return [_row("", [shown], width), _row("", [Text(f"{marks} rebuilt" if marks else "", "dim")], width)]
+        shown = Text.assemble(mean, (bars, BAR), (BARS_ARE, "dim")) if bars else Text(mean)
+        under = Text(f"{'':<{len(mean)}}{marks}{MARKS_ARE}" if marks else "", "dim")
+        return [_row(ROUNDS, [shown], width), _row("", [under], width)]
 
 
 def _bar(read: Prefilled) -> Table:
@@ -218,9 +230,8 @@ def _row(label: str, pieces: list[Text], width: int) -> Text:
 
     A piece that begins with a space belongs to the one before it.
     """
-    wide = width >= NARROW
-    gap, taken_by_label = (GAP, LABEL_WIDTH) if wide else (GAP[1:], SHORT_LABEL_WIDTH)
-    label = label if wide else SHORT_LABELS.get(label, label)
+    wide, taken_by_label = width >= NARROW, _label_width(width)
+    gap, label = (GAP, label) if wide else (GAP[1:], SHORT_LABELS.get(label, label))
     room = width - BORDER_WIDTH - taken_by_label
     row, taken = Text(no_wrap=True, overflow="ellipsis").append(f"{label:<{taken_by_label}}", "dim"), 0
     for piece in pieces:
@@ -230,6 +241,10 @@ def _row(label: str, pieces: list[Text], width: int) -> Text:
         row.append(between).append_text(piece)
         taken += len(between) + piece.cell_len
     return row
+
+
+def _label_width(width: int) -> int:
+    return LABEL_WIDTH if width >= NARROW else SHORT_LABEL_WIDTH
 
 
 def _meter(name: str, value: float | None, cells: int) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DRAFTING, ACCEPTED, SPEED, CACHE = "drafting", "drafts accepted", "speed", "retrieval cache"
-FORGOTTEN = "forgotten"
+ROUNDS, FORGOTTEN = "tokens per round", "forgotten"
 
 PANEL = "panel"  # the topic of /help
 
@@ -14,7 +14,7 @@ EXPLAINED = (
     ),
     (
         ACCEPTED,
-        "Of the proposed tokens that a level tested, the share that it kept. Tokens behind a rejected one are "
+        "Of the proposed tokens that a level tested, the share that it kept. Tokens after a rejected one are "
         "not tested. The answer is the same whatever the share is; a low one only costs time.",
     ),
     ("tokens/s", "Tokens of this answer per second of decoding; reading is not counted."),
@@ -25,7 +25,7 @@ EXPLAINED = (
         "timed here. Expected: their time follows from the forwards that verify drafts.",
     ),
     (
-        "tokens per round",
+        ROUNDS,
         "Tokens of the answer for each verification by the target, over the full cache: the accepted ones and "
         "one more.",
     ),
@@ -37,7 +37,7 @@ EXPLAINED = (
     ),
     (
         "bars",
-        "Accepted tokens in each of the last rounds; ^ marks the rounds in which the retrieval cache was built.",
+        "Drafts accepted in each of the last rounds; ^ marks the rounds in which the retrieval cache was built.",
     ),
     ("tokens of the limit", "Tokens of the answer so far, of the most that it may have (/set max-tokens)."),
     ("context", "Tokens of documents, questions and answers, of the most that the model can read."),

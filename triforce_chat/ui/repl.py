@@ -34,7 +34,7 @@ from triforce_chat.ui.terminal import Leave, Screen, print_line
 FIRST_HINTS = (
     "Ask about your documents; the pages that an answer came from are listed below it.",
     "/doc FILE adds a document, /find WORDS searches, /help panel explains the figures.",
-    "Ctrl-C stops an answer, Alt-Enter starts a new line; chat -c goes on where you left.",
+    "Ctrl-C stops an answer, Alt-Enter starts a new line; chat -c continues the last chat.",
 )
 HINT = "Ctrl-D leaves, Ctrl-C stops an answer, /help shows the commands"
 
@@ -114,7 +114,7 @@ class Repl:
         self.handle(line)
         if self._commands.draft is not None:
             self._commands.draft = None
-            raise UsageError("/editor needs a keyboard: standard input is no terminal")
+            raise UsageError("/editor needs a keyboard: standard input is not a terminal")
         if self._commands.prompted:
             self._commands.prompted = ""
             raise UsageError("/edit needs a keyboard or a question: /edit QUESTION")

@@ -1,4 +1,4 @@
-"""The slash commands about a session: its settings and system text, and where it goes on."""
+"""The slash commands about a session: its settings and system prompt, and where it goes on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from triforce_chat.ui.tables import show_table
 
 
 class SessionCommands(CommandTable):
-    """Settings, system text and model; other sessions; files; the end."""
+    """Settings, system prompt and model; other sessions; files; the end."""
 
     def cmd_role(self, name: str) -> None:
-        """Show the roles, or take the system text from one, or from a file.
+        """List the roles, or use one, or a file, as the system prompt.
 
         Usage: [ROLE]
         """
@@ -29,13 +29,13 @@ class SessionCommands(CommandTable):
             there = f"roles: {', '.join(names)}" if names else "there are no roles yet"
             return self._screen.note(f"{clean(there)}; they are the text files in {roles_folder()}")
         self._conversation.set_system(read_role(name))
-        return self._screen.note(self._conversation.system or "the system text is empty")
+        return self._screen.note(self._conversation.system or "the system prompt is empty")
 
     def complete_role(self) -> Iterable[Choice]:
         return [(name, "") for name in role_names()]
 
     def cmd_model(self, name: str) -> None:
-        """Show the model, or go on with another one; documents and turns stay.
+        """Show the model, or switch to another one; documents and turns stay.
 
         Usage: [NAME]
         """
@@ -47,7 +47,7 @@ class SessionCommands(CommandTable):
         return [(name, "") for name in self._models()]
 
     def cmd_session(self, name: str) -> None:
-        """Go on with another session, or begin one of this name.
+        """Switch to another session, or start a new one with this name.
 
         Usage: NAME
         """
@@ -63,13 +63,13 @@ class SessionCommands(CommandTable):
         self.next, self.leaving = wanted, True
 
     def cmd_system(self, text: str) -> None:
-        """Show or change the system text; "" empties it.
+        """Show or change the system prompt; "" clears it.
 
         Usage: [TEXT]
         """
         if text:
             self._conversation.set_system("" if text in ('""', "''") else text)
-        self._screen.note(self._conversation.system or "the system text is empty")
+        self._screen.note(self._conversation.system or "the system prompt is empty")
 
     def cmd_set(self, arguments: str) -> None:
         """Show the settings, or change one.
@@ -113,7 +113,7 @@ class SessionCommands(CommandTable):
         self.cmd_export(file)
 
     def cmd_sessions(self, _arguments: str) -> None:
-        """List the sessions; * is this one."""
+        """List the sessions; * marks this one."""
         saved = self._sessions()
         if saved:
             show_table(("session", "turns", "used", "documents"), [*map(_row, saved)], self._screen)
@@ -136,7 +136,7 @@ class SessionCommands(CommandTable):
         self.leaving = True
 
     def cmd_quit(self, arguments: str) -> None:
-        """Leave."""
+        """Leave, as /exit does."""
         self.cmd_exit(arguments)
 
 

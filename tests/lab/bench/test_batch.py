@@ -72,4 +72,4 @@ def test_what_is_refused(command: list[str]) -> None:
     both = run(*command, "--batch", "2x300", "--shared", "2")
     assert (both.exit_code, "one after the other" in both.stderr) == (2, True)
     wrong = run(*command, "--batch", "two")
-    assert (wrong.exit_code, "'two' is no batch" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "'two' is not a batch" in wrong.stderr) == (2, True)

@@ -107,7 +107,7 @@ def test_what_was_not_held_against_plain_decoding_is_left_out(tmp_path: Path) ->
 def test_files_that_are_no_records(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text(text)
     assert main([str(tmp_path / "a.json"), "--out", str(tmp_path / "a.svg")]) == 2
-    assert "is no record of bench --json" in capsys.readouterr().err
+    assert "is not a record of bench --json" in capsys.readouterr().err
 
 
 def test_without_the_library(

@@ -131,4 +131,4 @@ def test_the_plot_has_both_figures(lab: Lab, tmp_path: Path) -> None:
 def test_files_that_are_no_records(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text(text)
     assert main([str(tmp_path / "a.json"), "--out", str(tmp_path / "a.svg")]) == 2
-    assert "is no record of evaluate sparsity" in capsys.readouterr().err
+    assert "is not a record of evaluate sparsity" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_sets_come_in_the_order_of_their_files(tmp_path: Path) -> None:
 
 def test_a_folder_without_sets_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UsageError, match=r"holds no \.toml files with questions"):
+        with pytest.raises(UsageError, match=r"contains no \.toml files with questions"):
             sets_in(folder)
 
 
@@ -49,13 +49,13 @@ def test_a_folder_without_sets_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_set_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "good.toml").write_text(HEAD + ONE)
     (tmp_path / "wrong.toml").write_text(text)
-    with pytest.raises(UsageError, match=r"wrong\.toml holds no set of questions"):
+    with pytest.raises(UsageError, match=r"wrong\.toml contains no set of questions"):
         sets_in(tmp_path)
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "wrong.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match=r"wrong\.toml holds no set of questions"):
+    with pytest.raises(UsageError, match=r"wrong\.toml contains no set of questions"):
         sets_in(tmp_path)
 
 

@@ -143,7 +143,7 @@ def test_the_state_of_another_training_is_refused(tmp_path: Path, sizes: tuple[i
     advance(saved, 1)
     saved.save(tmp_path)
     other = Optimizer(parameters(*sizes), course())
-    with pytest.raises(UsageError, match=r"holds another training; choose another --out"):
+    with pytest.raises(UsageError, match=r"contains another training; choose another --out"):
         other.resume(tmp_path)
     assert torch.equal(other.parameters[0], parameters(*sizes)[0])
 

@@ -255,7 +255,7 @@ def test_a_free_name() -> None:
 def test_rename(store: SessionStore, catalog: Catalog) -> None:
     write_session(store, "one", ("Why?", "So."))
     write_session(store, "two", ("Why?", "So."))
-    with pytest.raises(UsageError, match="there is a session 'two' already"):
+    with pytest.raises(UsageError, match="a session 'two' exists already"):
         catalog.rename("one", "two")
     with pytest.raises(UsageError, match="there is no session 'three'"):
         catalog.rename("three", "four")
@@ -286,7 +286,7 @@ def test_the_same_text_is_kept_once_and_goes_with_its_last_session(
 def test_a_fork_is_a_session_of_its_own(store: SessionStore, catalog: Catalog) -> None:
     write_session(store, "one", ("Why?", "So."), titles=("A",))
     assert catalog.fork("one", "two") == "two"
-    with pytest.raises(UsageError, match="there is a session 'two' already"):
+    with pytest.raises(UsageError, match="a session 'two' exists already"):
         catalog.fork("one", "two")
     write_session(store, "two", ("And?", "Also."))
     one, two = (catalog.load(catalog.find(name)) for name in ("one", "two"))

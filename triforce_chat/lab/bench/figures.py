@@ -62,7 +62,7 @@ def rows_of(files: Iterable[Path]) -> list[dict[str, Any]]:
             record = json.loads(file.read_text("utf-8"))
             rows = [{"varied": {}, "temperature": 0.0, **row} for row in record["rows"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{file} is no record of bench --json: {error}") from None
+            raise UsageError(f"{file} is not a record of bench --json: {error}") from None
         what = {"shape": label_of(record), "on_one_chip": on_one_chip(record)}
         found += [{**row, **what} for row in rows if row.get("speedup") is not None]
     return pooled(found)

@@ -80,7 +80,7 @@ def facts(
 def replies(
     engine: Engine, name: str, form: ChatFormat, questions: Sequence[Question], sampling: Sampling
 ) -> Iterator[Replied]:
-    """Ask short questions, each in a conversation of its own without a system text."""
+    """Ask short questions, each in a conversation of its own without a system prompt."""
     for question in questions:
         prompt = form.render([Message("user", form.encode(question.text))])
         said = answer(engine, Request(prompt, QUESTION_TOKENS, sampling, form.stop))

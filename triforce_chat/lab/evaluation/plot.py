@@ -71,7 +71,7 @@ def record_of(file: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(file.read_text("utf-8"))
         panels(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} is no record of evaluate sparsity --json") from error
+        raise UsageError(f"{file} is not a record of evaluate sparsity --json") from error
     return record
 
 

@@ -69,7 +69,7 @@ def perplexity(
     """Perplexity by position in the first ``most`` tokens, beside a reference's where the text is near."""
     corpus = joined(ChatFormat(loaded.tokenizer), texts, most)
     if len(corpus.ids) < 2:
-        raise DoesNotFit("the documents have fewer than 2 tokens; there is nothing to foretell")
+        raise DoesNotFit("the documents have fewer than 2 tokens; there is nothing to predict")
     ids = joined(ChatFormat(other.tokenizer), texts, min(most, NEAR)).ids if other else []
     if other and ids != corpus.ids[:NEAR]:
         raise UsageError(f"{other.name} splits text into other tokens; perplexities cannot be compared")

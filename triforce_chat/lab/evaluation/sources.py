@@ -24,7 +24,7 @@ from triforce_chat.lab.tasks.facts import SINGLE, Fact, facts_of
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.settings import Settings
 
-FRAME = 128  # tokens around a document: system text, heading, question, answer
+FRAME = 128  # tokens around a document: system prompt, heading, question, answer
 NAMED = 3  # pages that count as named
 MEANINGS = (
     "Of the answers that are right: first: the fact's page is named first; first 3: it is among the first three; "

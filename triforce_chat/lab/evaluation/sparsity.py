@@ -44,7 +44,9 @@ class Plan:
         """Raises UsageError for a budget that leaves no room for a chunk."""
         least = self.budget.sinks + self.budget.tail + self.budget.chunk
         if min(self.budgets) < least:
-            raise UsageError(f"a budget of {min(self.budgets)} tokens holds no chunk; the least is {least}")
+            raise UsageError(
+                f"a budget of {min(self.budgets)} tokens is less than one chunk; the minimum is {least}"
+            )
 
     @property
     def names(self) -> list[str]:

@@ -90,9 +90,9 @@ def sets_in(folder: Path) -> list[QuestionSet]:
         try:
             sets.append(parse(file.read_text("utf-8")))
         except (ValueError, KeyError, TypeError, OSError) as error:
-            raise UsageError(f"{file} holds no set of questions: {error}") from error
+            raise UsageError(f"{file} contains no set of questions: {error}") from error
     if not sets:
-        raise UsageError(f"{folder} holds no .toml files with questions")
+        raise UsageError(f"{folder} contains no .toml files with questions")
     return sets
 
 

@@ -69,7 +69,7 @@ def load_books(paths: Iterable[str | Path], encode: Encode, exclude: Iterable[st
     }
     books = [book for _, book in sorted(found.items()) if book is not None]
     if not books:
-        raise UsageError("there is no text; name .txt or .md files, or folders that hold some")
+        raise UsageError("there is no text; name .txt or .md files, or folders that contain some")
     return books
 
 

@@ -95,7 +95,7 @@ class Optimizer:
             return False
         state = _state(folder / STATE)
         if [p.shape for p in self.parameters] != [p.shape for p in state["parameters"]]:
-            raise UsageError(f"{folder} holds another training; choose another --out")
+            raise UsageError(f"{folder} contains another training; choose another --out")
         self.adam.load_state_dict(state["adam"])
         with torch.no_grad():
             for parameter, saved in zip(self.parameters, state["parameters"], strict=True):
@@ -109,7 +109,7 @@ def _state(file: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, UnpicklingError) as error:
-        raise UsageError(f"{file} is damaged; delete it to begin anew") from error
+        raise UsageError(f"{file} is damaged; delete it to start over") from error
     return state
 
 

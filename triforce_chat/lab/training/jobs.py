@@ -52,7 +52,7 @@ def books(
     form = ChatFormat(loaded.tokenizer)
     found = load_books(data, form.encode, exclude)
     if not found:
-        raise UsageError("--data holds no text")
+        raise UsageError("--data contains no text")
     questioned = _questioned(form, data, exclude, questions) if questions else []
     return ExampleBuilder(loaded.tokenizer, found, questioned)
 

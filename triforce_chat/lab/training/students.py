@@ -260,7 +260,7 @@ def half_precision(like: Tensor) -> torch.autocast:
 
 
 def unfitting(folder: Path) -> UsageError:
-    return UsageError(f"--from {folder} holds no draft of this --vocabulary, --hidden and --layers")
+    return UsageError(f"--from {folder} contains no draft of this --vocabulary, --hidden and --layers")
 
 
 def save_llama(folder: Path, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:

@@ -29,7 +29,7 @@ from triforce_chat.storage.kv.fingerprint import fingerprint
 
 PATIENCE = 10.0  # seconds that an exiting program waits for unwritten entries
 SILENT = 1.0  # seconds that it waits before it says so
-WAITING = "saving what was read to the document cache; Ctrl-C exits without it"
+WAITING = "saving to the document cache; Ctrl-C exits without it"
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
 FORMATS = (*DTYPES, *BITS)  # of keys and values
 BYTES = "U8"  # of quantized ones, in a file

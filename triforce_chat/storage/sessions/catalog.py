@@ -76,7 +76,7 @@ class Catalog:
         with self._database.transaction():
             session = self.find(name).id
             if self.store.has_name(check_name(new)):
-                raise UsageError(f"there is a session '{new}' already")
+                raise UsageError(f"a session '{new}' exists already")
             self._database.query("UPDATE sessions SET name = ? WHERE id = ?", new, session)
 
     def fork(self, name: str, new: str | None = None) -> str:
@@ -85,7 +85,7 @@ class Catalog:
         Raises UsageError if ``new`` is taken or invalid.
         """
         if new is not None and self.store.has_name(check_name(new)):
-            raise UsageError(f"there is a session '{new}' already")
+            raise UsageError(f"a session '{new}' exists already")
         with self._database.transaction():
             old = self.find(name).id
             new = free_name(new or name, self.store.has_name)

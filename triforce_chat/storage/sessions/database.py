@@ -113,7 +113,7 @@ class Database:
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED:
                 raise StateError(
-                    f"{self.path} is damaged ({error}); nothing was deleted: move it away to begin anew, "
+                    f"{self.path} is damaged ({error}); nothing was deleted: move it away to start over, "
                     "or restore a copy"
                 ) from error
             raise StateError(f"{self.path}: {error}") from error

@@ -163,7 +163,7 @@ class SessionOpener:
     def require_free(self, name: str) -> None:
         """Raises UsageError for a name that no session may have, and for the session of this chat."""
         if check_name(name) == self.current:
-            raise UsageError(f"this chat is the session {name}")
+            raise UsageError(f"this chat is already the session {name}")
 
     def saved_sessions(self) -> list[SavedSession]:
         """All sessions, the last used first. Raises UsageError if this chat is not saved."""

@@ -67,7 +67,7 @@ class SessionStore:
         return session, lease
 
     def update(self, session: int, system: str, model_info: ModelInfo) -> None:
-        """Store the present system text, model and settings."""
+        """Store the present system prompt, model and settings."""
         self.database.query(
             "UPDATE sessions SET used = ?, system = ?, model = ?, settings = ? WHERE id = ?",
             *(time.time(), storable(system), model_info.model, json.dumps(model_info.settings), session),
