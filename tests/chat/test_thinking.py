@@ -13,7 +13,7 @@ import torch
 from support.chat_sessions import book
 from support.fakes import tally_of
 from support.serving import save_chat_model
-from support.thinking_models import ALWAYS, ANSWER, KEEPS, THOUGHT, save_thinking_model
+from support.thinking_models import ALWAYS, ANSWER, KEEPS, TEMPLATE, THOUGHT, save_thinking_model
 from transformers import PreTrainedTokenizerFast
 
 from triforce_chat.chat.events import Tally
@@ -21,6 +21,7 @@ from triforce_chat.chat.records import answer_object, event_object
 from triforce_chat.chat.schema import load_schema
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.chat.template import ChatFormat
+from triforce_chat.chat.thinking import SWITCHES, split_thought
 from triforce_chat.chat.thought_constraint import AfterThought
 from triforce_chat.engine.detokenizer import AnswerText, Thinking
 from triforce_chat.errors import UsageError
@@ -181,6 +182,43 @@ def test_a_turn_whose_figures_are_lost_is_split_by_its_markers(folder: Path) -> 
     bare = Tally(token_ids=tally.token_ids, text=ANSWER)
     session.transcript.append("Where?", session.encode("Where?"), bare)
     assert f"assistant\n{ANSWER}<|im_end|>" in next_prompt(session)
+
+
+@pytest.mark.parametrize(
+    ("ids", "thought"),
+    [([3, 7, 4, 8], 3), ([7, 4, 8], 2), ([3, 7], 2), ([7, 8], 0), ([], 0)],
+    ids=["whole", "begun by the prompt", "cut", "none", "empty"],
+)
+def test_the_markers_say_which_tokens_are_the_thought(ids: list[int], thought: int) -> None:
+    assert split_thought(Tally(token_ids=ids), Thinking(3, 4)) == (ids[:thought], ids[thought:])
+
+
+def test_blank_lines_between_thought_and_answer_are_not_kept(folder: Path) -> None:
+    session = session_of(folder)
+    tally = asked(session)
+    session.clear()
+    ids = [*tally.token_ids]
+    ids[tally.thought_tokens : tally.thought_tokens] = session.encode("\n\n")
+    spaced = Tally(token_ids=ids, text=ANSWER, thought_tokens=tally.thought_tokens)
+    session.transcript.append("Where?", session.encode("Where?"), spaced)
+    assert f"assistant\n{ANSWER}<|im_end|>" in next_prompt(session)
+
+
+def test_a_prompt_may_begin_the_thought(folder: Path) -> None:
+    for template, opened in ((None, False), (ALWAYS, True)):
+        transcript = session_of(folder, template).transcript
+        found = transcript.format.thinking_after(transcript.prompt([]).ids)
+        assert found is not None
+        assert found.opened == opened
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_templates_name_their_switch_in_several_ways(folder: Path, name: str) -> None:
+    session = session_of(folder, TEMPLATE.replace("enable_thinking", name))
+    session.set_option("think", "off")
+    assert next_prompt(session).endswith("<think>\n</think>")
+    again = session.transcript.without_turns()
+    assert decoded(session, again.prompt([]).ids).endswith("<think>\n</think>")
 
 
 SCHEMA: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -82,6 +83,13 @@ def post(server: Running, **more: Any) -> Any:
 
 def health(server: Running, **more: Any) -> Any:
     return server.http.get("../health", **more)
+
+
+def ends(server: Running) -> dict[str, str]:
+    """How many answers have ended in each way, by ``/metrics``."""
+    lines = server.http.get("../metrics").text.splitlines()
+    found = (re.fullmatch(r'triforce_chat_requests_total\{end="(\w+)"\} (\d+)', line) for line in lines)
+    return {match[1]: match[2] for match in found if match}
 
 
 WANTED = {"model": "default", "messages": [{"role": "user", "content": "Why?"}]}
@@ -198,6 +206,7 @@ def test_a_client_that_disconnects_during_its_answer_frees_the_engine(
     assert ask(server.client(), "next").choices[0].message.content == "You said: next"
     assert server.jobs[0].cancelled
     assert server.jobs[0].tally.finished is None
+    until(lambda: ends(server) == {"stopped": "1", "stop": "1"})
 
 
 # Errors
@@ -236,6 +245,7 @@ def test_the_traceback_of_a_bug_stays_on_the_server(
     assert "private" not in failed.value.message
     assert "something private" in capfd.readouterr().err
     assert ask(server.client(), "good").choices[0].finish_reason == "stop"
+    until(lambda: ends(server) == {"error": "1", "stop": "1"})
 
 
 def test_closing_rejects_waiting_clients(script: Scripted, server: Running) -> None:
@@ -279,6 +289,12 @@ def test_every_path_requires_the_token(guarded: Running, path: str) -> None:
         assert response.json()["error"]["code"] == "invalid_api_key"
 
 
+def test_the_page_is_shown_without_the_token_for_which_it_asks(guarded: Running) -> None:
+    response = guarded.http.get("..")
+    assert response.status_code == 200
+    assert "<html" in response.text
+
+
 def test_the_token_admits_clients(guarded: Running) -> None:
     assert ask(guarded.client(TOKEN), "Why?").choices[0].message.content == "You said: Why?"
     with pytest.raises(openai.AuthenticationError):
@@ -298,14 +314,15 @@ def test_local_hosts_are_admitted(open_: Running, host: str) -> None:
     "host",
     ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::2]"],
 )
-def test_other_hosts_are_rejected(open_: Running, host: str) -> None:
-    response = open_.http.get("models", headers={"Host": host})
+@pytest.mark.parametrize("path", ["models", ".."])
+def test_other_hosts_are_rejected(open_: Running, host: str, path: str) -> None:
+    response = open_.http.get(path, headers={"Host": host})
     assert response.status_code == 403
     assert response.json()["error"]["code"] == "host_not_allowed"
 
 
 def test_web_pages_cannot_send_requests(open_: Running) -> None:
-    origin = {"RunInfo": "https://evil.example"}
+    origin = {"Origin": "https://evil.example"}
     response = post(open_, content=b"{}", headers={**origin, "Content-Type": "text/plain"})
     assert response.status_code == 415
     preflight = {**origin, "Access-Control-Request-Method": "POST"}

@@ -17,12 +17,13 @@ from triforce_chat.serve.app import ServedModel
 from triforce_chat.serve.chat_request import ChatCompletionRequest, parse_fields
 
 SOURCED = Sourced((Source("Book", "page", 7, 0.6, "A lamp."),), (Citation("page", 7, 7, None, True),), 0.1)
+PROMPT, CACHED = 100, 10  # tokens
 ORIGIN = "https://chat.example"
 ASKED: Any = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 
 
 def answer(request: ChatCompletionRequest) -> Generator[ChatEvent, None, None]:
-    yield from answer_events(f"{request.system}: {request.question}", prompt=100, cached=10)
+    yield from answer_events(f"{request.system}: {request.question}", prompt=PROMPT, cached=CACHED)
     if request.sources:
         yield SOURCED
 
@@ -128,7 +129,10 @@ def test_metrics(server: Running) -> None:
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = reply.text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    assert float(values['triforce_chat_requests_total{end="stop"}']) >= 1
+    requests = float(values['triforce_chat_requests_total{end="stop"}'])
+    assert requests >= 1
+    assert float(values["triforce_chat_prompt_tokens_total"]) == PROMPT * requests
+    assert float(values["triforce_chat_cached_prompt_tokens_total"]) == CACHED * requests
     assert float(values["triforce_chat_completion_tokens_total"]) > 0
     assert values["triforce_chat_busy"] == "0"
     assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == {

@@ -25,6 +25,7 @@ from triforce_chat.ui.terminal import Detail, Screen
 from triforce_chat.ui.thoughts import FoldedThought
 
 LINES = [f"Thought {number}." for number in range(1, 7)]
+CONTROL = "\x1b]0;title\x07"  # sets the title of a terminal's window
 
 
 def screen(detail: Detail) -> Screen:
@@ -92,6 +93,35 @@ def test_the_last_lines_of_a_thought_are_dimmed_above_the_panel() -> None:
         panel.add(event)
         folded.add(event)
     assert "Thought" not in "".join(part.text for line in console.render_lines(folded) for part in line)
+
+
+def test_the_first_words_of_the_answer_fold_the_thought() -> None:
+    panel = EnginePanel("", 0)
+    folded = FoldedThought(panel.tally)
+    for event in thinking_events():
+        assert not folded.line
+        panel.add(event)
+        folded.add(event)
+        if isinstance(event, Text) and event.text:
+            break
+    assert folded.line.startswith("thought for 12 tokens, ")
+    assert not folded.is_open
+
+
+def test_a_thought_sends_nothing_to_the_terminal() -> None:
+    panel = EnginePanel("", 0)
+    folded, console = FoldedThought(panel.tally), Console(file=io.StringIO(), width=60)
+    event = Text((9,), "", f"A {CONTROL}lamp.", 1)
+    panel.add(event)
+    folded.add(event)
+    console.print(folded)
+    assert "lamp." in written(console)
+    assert CONTROL not in written(console)
+    notes, conversation = screen("plain"), ScriptedConversation()
+    conversation._turns.append(Turn("Where?", "", panel.tally))
+    Commands(conversation, no_document, notes, lambda *_: None, Surroundings()).run("/thought")
+    assert "lamp." in written(notes.out)
+    assert CONTROL not in written(notes.out)
 
 
 def test_a_thought_that_was_cut_is_folded_too() -> None:
