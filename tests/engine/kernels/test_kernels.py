@@ -191,6 +191,56 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     assert close(found, attention(q, keys, values, 150, 1.0))
 
 
+LISTS = [  # new tokens, group, KV heads, head dimension, chunk, chunks that are listed, slots after them
+    (1, 1, 2, 16, 1, 37, 0),
+    (3, 2, 2, 64, 1, 100, 9),
+    (5, 1, 2, 128, 8, 9, 61),
+    (7, 4, 1, 64, 16, 8, 3),
+    (17, 1, 1, 64, 4, 50, 30),
+]
+
+
+def listing(heads: int, chunk: int, chunks: int, tail: int, size: int) -> Tensor:
+    """Other chunks for every head, in reading order, then the slots from ``tail`` on: [heads, ...]."""
+    worth = noise(heads, tail // chunk)
+    places = best(worth, chunks)[..., None] * chunk + torch.arange(chunk, device=DEVICE)
+    after = torch.arange(tail, size, device=DEVICE).expand(heads, -1)
+    return torch.cat([places.flatten(1), after], 1).int()
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "group", "heads", "dim", "chunk", "chunks", "tail"), LISTS)
+def test_attention_by_a_list_of_slots(
+    n: int,
+    group: int,
+    heads: int,
+    dim: int,
+    chunk: int,
+    chunks: int,
+    tail: int,
+    dtype: torch.dtype,
+    parts: int | None,
+) -> None:
+    """As over a copy of the listed slots, each head its own; no other slot is read, nor the list's end."""
+    q, keys, values, _ = case(n, group, heads, dim, 380, dtype, 400)
+    at = chunks * chunk + tail
+    listed = listing(heads, chunk, chunks, 256, 400)
+    copies = [
+        torch.stack([part[head].index_select(0, listed[head]) for head in range(heads)])
+        for part in (keys, values)
+    ]
+    for part in (keys, values):
+        for head in range(heads):
+            unread = torch.ones(400, dtype=torch.bool, device=DEVICE)
+            unread[listed[head, : at + n].long()] = False
+            part[head, unread] = float("nan")
+    listed[:, at + n :] = -(10**6)
+    place = torch.tensor([at], device=DEVICE)
+    found = kernels.decode_attention(q, keys, values, place, 0.3, at + n, parts=parts, listed=listed)
+    assert close(found, attention(q, *copies, at, 0.3))
+
+
 TOGETHER = [  # group, KV heads, head dimension, sequences' new tokens, their slots, tokens that all begin with
     (1, 2, 16, (1, 1, 1), (5, 0, 140), 0),
     (3, 2, 16, (2, 5, 1), (60, 130, 9), 0),

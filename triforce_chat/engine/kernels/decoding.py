@@ -105,19 +105,21 @@ def decode_attention(
     most: int,
     shape: Tiling | None = None,
     parts: int | None = None,
+    listed: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of n new tokens whose own keys are in slots ``at`` .. ``at+n-1``.
 
     q [n, Hq, D], keys and values [Hkv, S, D], the last dimension contiguous; ``at`` is a device tensor with one
     integer: row i sees slots 0 .. at+i, and slots after the visible ones are not read. ``most`` is an upper bound of
     at+n and only determines the number of programs. Returns [n, Hq, D]. ``shape`` and ``parts`` override the tiling
-    and the number of programs per head. Raises ValueError unless D is a power of two.
+    and the number of programs per head. ``listed`` [Hkv, m] int32, the last dimension contiguous: slot i of a head is
+    the ``listed[i]``-th of its keys and values; None: the i-th. Raises ValueError unless D is a power of two.
     """
     heads, rows = keys.shape[0], checked_rows(q, keys)
     shape = shape or tiling(rows, q.shape[2], q.dtype)
     parts = parts or splits(heads, triton.cdiv(rows, shape.rows), most)
     partial = Partial.empty(parts, heads, rows, q.shape[2], q.device)
-    attend(partial, q, keys, values, at, scale, shape)
+    attend(partial, q, keys, values, at, scale, shape, listed=listed)
     return joined(partial, q)
 
 
@@ -169,6 +171,7 @@ def attend(
     shape: Tiling,
     sequences: Sequences | None = None,
     causal: bool = True,
+    listed: Tensor | None = None,
 ) -> None:
     """Partial attention of q [n, Hq, D]; see ``decode_attention`` and, with ``sequences``, ``attend_together``.
 
@@ -187,6 +190,7 @@ def attend(
         at,
         starts,
         places,
+        at if listed is None else listed,
         *out,
         scale * math.log2(math.e),
         n,
@@ -196,12 +200,14 @@ def attend(
         *values.stride()[-3:-1],
         keys.stride(0),
         values.stride(0),
+        0 if listed is None else listed.stride(0),
         group=group,
         dim=dim,
         height=shape.rows,
         width=shape.slots,
         several=several,
         causal=causal,
+        by_list=listed is not None,
         num_stages=shape.stages,
         num_warps=shape.warps,
     )
@@ -235,6 +241,7 @@ def _attend(
     at,
     starts,
     places,
+    listed,
     sums,
     tops,
     totals,
@@ -249,12 +256,14 @@ def _attend(
     values_slot,
     keys_place,
     values_place,
+    listed_head,
     group: tl.constexpr,
     dim: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
     several: tl.constexpr,
     causal: tl.constexpr,
+    by_list: tl.constexpr,
 ):
     part, parts, head = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     row = tl.program_id(0) * height + tl.arange(0, height)
@@ -290,13 +299,21 @@ def _attend(
 
     total, mixed = tl.zeros((height,), tl.float32), tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)
-    k_at = keys + head.to(tl.int64) * keys_head + first.to(tl.int64) * width * keys_slot
-    v_at = values + head.to(tl.int64) * values_head + first.to(tl.int64) * width * values_slot
+    k_at, v_at = keys + head.to(tl.int64) * keys_head, values + head.to(tl.int64) * values_head
+    if by_list:
+        list_at = listed + head.to(tl.int64) * listed_head
+    else:
+        k_at += first.to(tl.int64) * width * keys_slot
+        v_at += first.to(tl.int64) * width * values_slot
     # One loop that always masks: a separate loop for the last tile would restart the pipeline.
     for tile in range(first, last):
         slot = tile * width + lane
         stored = slot < end
-        k = tl.load(k_at + lane[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
+        if by_list:
+            there = tl.load(list_at + slot, mask=stored, other=0)
+        else:
+            there = lane
+        k = tl.load(k_at + there[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
         if causal:
             scores = tl.where(slot[None, :] <= before + token[:, None], scores, float("-inf"))
@@ -305,12 +322,13 @@ def _attend(
         highest = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - highest[:, None])
         fading = tl.exp2(top - highest)
-        v = tl.load(v_at + lane[:, None] * values_slot + column[None, :], mask=stored[:, None], other=0.0)
+        v = tl.load(v_at + there[:, None] * values_slot + column[None, :], mask=stored[:, None], other=0.0)
         total = total * fading + tl.sum(weights, 1)
         mixed = tl.dot(weights.to(v.dtype), v, mixed * fading[:, None], input_precision="ieee")
         top = highest
-        k_at += width * keys_slot
-        v_at += width * values_slot
+        if not by_list:
+            k_at += width * keys_slot
+            v_at += width * values_slot
 
     tl.store(tops + place, top, mask=row < rows)
     tl.store(totals + place, total, mask=row < rows)
