@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache import layout as layout_module
 from triforce_chat.engine.cache import selection
+from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
@@ -189,6 +190,99 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     keys[:, :100] *= 300
     found = kernels.decode_attention(q, keys, values, place, 1.0, 152, Tiling(16, 16), 4)
     assert close(found, attention(q, keys, values, 150, 1.0))
+
+
+LISTS = [  # new tokens, group, KV heads, head dimension, chunk, chunks that are listed, slots after them
+    (1, 1, 2, 16, 1, 37, 0),
+    (3, 2, 2, 64, 1, 100, 9),
+    (5, 1, 2, 128, 8, 9, 61),
+    (7, 4, 1, 64, 16, 8, 3),
+    (17, 1, 1, 64, 4, 50, 30),
+]
+
+
+def listing(heads: int, chunk: int, chunks: int, tail: int, size: int) -> Tensor:
+    """Other chunks for every head, in reading order, then the slots from ``tail`` on: [heads, ...]."""
+    worth = noise(heads, tail // chunk)
+    places = best(worth, chunks)[..., None] * chunk + torch.arange(chunk, device=DEVICE)
+    after = torch.arange(tail, size, device=DEVICE).expand(heads, -1)
+    return torch.cat([places.flatten(1), after], 1).int()
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "group", "heads", "dim", "chunk", "chunks", "tail"), LISTS)
+def test_attention_by_a_list_of_slots(
+    n: int,
+    group: int,
+    heads: int,
+    dim: int,
+    chunk: int,
+    chunks: int,
+    tail: int,
+    dtype: torch.dtype,
+    parts: int | None,
+) -> None:
+    """As over a copy of the listed slots, each head its own; no other slot is read, nor the list's end."""
+    q, keys, values, _ = case(n, group, heads, dim, 380, dtype, 400)
+    at = chunks * chunk + tail
+    listed = listing(heads, chunk, chunks, 256, 400)
+    copies = [
+        torch.stack([part[head].index_select(0, listed[head]) for head in range(heads)])
+        for part in (keys, values)
+    ]
+    for part in (keys, values):
+        for head in range(heads):
+            unread = torch.ones(400, dtype=torch.bool, device=DEVICE)
+            unread[listed[head, : at + n].long()] = False
+            part[head, unread] = float("nan")
+    listed[:, at + n :] = -(10**6)
+    place = torch.tensor([at], device=DEVICE)
+    found = kernels.decode_attention(q, keys, values, place, 0.3, at + n, parts=parts, listed=listed)
+    assert close(found, attention(q, *copies, at, 0.3))
+
+
+WEIGHED = [  # new tokens, those that count, group, KV heads, head dimension, chunk, at
+    (1, 1, 1, 2, 16, 1, 0),
+    (3, 3, 2, 2, 64, 8, 200),
+    (8, 5, 1, 2, 128, 8, 250),
+    (7, 4, 4, 1, 64, 16, 121),
+    (24, 20, 3, 1, 64, 4, 333),
+    (2, 0, 2, 1, 16, 2, 40),
+]
+
+
+@pytest.mark.parametrize("parts", [None, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "count", "group", "heads", "dim", "chunk", "at"), WEIGHED)
+def test_what_attention_pays_to_every_chunk(
+    n: int,
+    count: int,
+    group: int,
+    heads: int,
+    dim: int,
+    chunk: int,
+    at: int,
+    dtype: torch.dtype,
+    parts: int | None,
+) -> None:
+    """What a CPU weighs, of those tokens that count; what was there before has faded by as many."""
+    q, keys, values, place = case(n, group, heads, dim, at, dtype, 400)
+    keys[:, : at // 3] *= 3  # so that the highest score is not the last
+    before = noise(heads, -(-400 // chunk)).abs()
+    total, counted = before.clone(), torch.tensor([count], device=DEVICE)
+    weighing = kernels.Weighing(total, chunk, 16.0, counted)
+    found = kernels.decode_attention(q, keys, values, place, 0.3, at + n, parts=parts, weighing=weighing)
+    assert close(found, attention(q, keys, values, at, 0.3))
+    faded = before * 0.5 ** (count / 16)
+    if count:
+        rows = q[:count].transpose(0, 1).float()
+        paid = chunk_mass(rows, keys[:, : at + count].float(), chunk, 0.3).sum((1, 2))
+        faded[:, : paid.shape[1]] += paid
+        assert float(total.sum() - before.sum() * 0.5 ** (count / 16)) == pytest.approx(
+            count * group * heads, rel=2e-3
+        )
+    assert torch.allclose(total, faded, rtol=5e-3, atol=1e-4)
 
 
 TOGETHER = [  # group, KV heads, head dimension, sequences' new tokens, their slots, tokens that all begin with

@@ -7,7 +7,15 @@ requires triton, which torch's CUDA builds for Linux bring along.
 
 from __future__ import annotations
 
-from triforce_chat.engine.kernels.decoding import Prefix, Sequences, attend_together, decode_attention, splits
+from triforce_chat.engine.kernels.decoding import (
+    LARGEST_CHUNK,
+    Prefix,
+    Sequences,
+    Weighing,
+    attend_together,
+    decode_attention,
+    splits,
+)
 from triforce_chat.engine.kernels.expanding import expand, expanded_rows
 from triforce_chat.engine.kernels.gathering import gather_chunks
 from triforce_chat.engine.kernels.linear import quantized_linear
@@ -17,10 +25,12 @@ from triforce_chat.engine.kernels.scoring import chunk_scores
 from triforce_chat.engine.kernels.searching import search
 
 __all__ = [
+    "LARGEST_CHUNK",
     "Norm",
     "Prefix",
     "QuantizedWeight",
     "Sequences",
+    "Weighing",
     "attend_together",
     "chunk_scores",
     "decode_attention",

@@ -25,6 +25,8 @@ MOST_SPLITS = 128
 GOOD = 0.95  # occupancy that the waves of programs should reach on average
 TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
 LARGEST_ROWS = {2: 64, 4: 16}  # by bytes per element: without tensor cores, fp32 products fill registers
+WEIGHED, WEIGHED_ROWS = 256, 16  # chunks that a program adds up, and rows of them at a time
+LARGEST_CHUNK = 16  # slots of a weighed chunk; no tile is narrower
 NOTHING = tl.constexpr(
     -1.0e30
 )  # the highest score of a row that sees no slot: finite, as its weights would be NaN
@@ -78,6 +80,32 @@ class Prefix(NamedTuple):
     length: Tensor  # [1], on the device; at least 1
 
 
+class Weighing(NamedTuple):
+    """What the tokens of a forward pay to each chunk of slots is added to what earlier ones paid."""
+
+    total: Tensor  # [Hkv, C], fp32, contiguous: chunk c begins at slot c * ``chunk``
+    chunk: int  # slots, a power of two up to ``LARGEST_CHUNK``
+    half_life: float  # tokens after which what was paid counts half
+    count: Tensor  # [1], on the device: only the first so many tokens count
+
+
+class Seen(NamedTuple):
+    """The weights of a forward's attention, summed by chunk, before its rows are normalized; see ``Weighing``."""
+
+    sums: Tensor  # [Hkv, C, rows], fp16, relative to the row's highest score so far
+    tops: Tensor  # [Hkv, tiles, rows], that score after each tile
+    norms: Tensor  # [Hkv, rows], the logarithm to base 2 of the sum of all weights
+
+    @staticmethod
+    def empty(weighing: Weighing, rows: int, width: int) -> Seen:
+        heads, chunks = weighing.total.shape
+        device, tiles = weighing.total.device, triton.cdiv(chunks * weighing.chunk, width)
+        # Whole tiles are written.
+        sums = torch.empty((heads, tiles * width // weighing.chunk, rows), dtype=torch.float16, device=device)
+        tops = torch.empty((heads, tiles, rows), dtype=torch.float32, device=device)
+        return Seen(sums, tops, tops.new_empty(heads, rows))
+
+
 class Partial(NamedTuple):
     """Attention over parts of the slots, one part after the other, to be merged by ``joined``."""
 
@@ -105,20 +133,28 @@ def decode_attention(
     most: int,
     shape: Tiling | None = None,
     parts: int | None = None,
+    listed: Tensor | None = None,
+    weighing: Weighing | None = None,
 ) -> Tensor:
     """Causal attention of n new tokens whose own keys are in slots ``at`` .. ``at+n-1``.
 
     q [n, Hq, D], keys and values [Hkv, S, D], the last dimension contiguous; ``at`` is a device tensor with one
     integer: row i sees slots 0 .. at+i, and slots after the visible ones are not read. ``most`` is an upper bound of
     at+n and only determines the number of programs. Returns [n, Hq, D]. ``shape`` and ``parts`` override the tiling
-    and the number of programs per head. Raises ValueError unless D is a power of two.
+    and the number of programs per head. ``listed`` [Hkv, m] int32, the last dimension contiguous: slot i of a head is
+    the ``listed[i]``-th of its keys and values; None: the i-th. ``weighing``: adds up what is paid to each chunk of
+    all S slots. Raises ValueError unless D is a power of two.
     """
     heads, rows = keys.shape[0], checked_rows(q, keys)
     shape = shape or tiling(rows, q.shape[2], q.dtype)
     parts = parts or splits(heads, triton.cdiv(rows, shape.rows), most)
     partial = Partial.empty(parts, heads, rows, q.shape[2], q.device)
-    attend(partial, q, keys, values, at, scale, shape)
-    return joined(partial, q)
+    seen = None if weighing is None else Seen.empty(weighing, rows, shape.slots)
+    attend(partial, q, keys, values, at, scale, shape, listed=listed, seen=seen)
+    out = joined(partial, q, seen)
+    if weighing is not None and seen is not None:
+        weigh(weighing, seen, at, len(q), shape.slots)
+    return out
 
 
 def attend_together(
@@ -169,6 +205,8 @@ def attend(
     shape: Tiling,
     sequences: Sequences | None = None,
     causal: bool = True,
+    listed: Tensor | None = None,
+    seen: Seen | None = None,
 ) -> None:
     """Partial attention of q [n, Hq, D]; see ``decode_attention`` and, with ``sequences``, ``attend_together``.
 
@@ -187,6 +225,8 @@ def attend(
         at,
         starts,
         places,
+        at if listed is None else listed,
+        *(out[:2] if seen is None else seen[:2]),
         *out,
         scale * math.log2(math.e),
         n,
@@ -196,19 +236,23 @@ def attend(
         *values.stride()[-3:-1],
         keys.stride(0),
         values.stride(0),
+        0 if listed is None else listed.stride(0),
+        *((0, 0) if seen is None else (seen.sums.stride(0), seen.tops.stride(0))),
         group=group,
         dim=dim,
         height=shape.rows,
         width=shape.slots,
         several=several,
         causal=causal,
+        by_list=listed is not None,
+        pieces=0 if seen is None else seen.sums.shape[1] // seen.tops.shape[1],
         num_stages=shape.stages,
         num_warps=shape.warps,
     )
 
 
-def joined(partial: Partial, q: Tensor) -> Tensor:
-    """Merge the parts of attention by log-sum-exp: what q [n, Hq, D] gets, [n, Hq, D]."""
+def joined(partial: Partial, q: Tensor, seen: Seen | None = None) -> Tensor:
+    """Merge the parts of attention by log-sum-exp: what q [n, Hq, D] gets, [n, Hq, D]; fills the norms of ``seen``."""
     parts, heads, _, dim = partial.sums.shape
     n, query_heads = q.shape[:2]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -216,15 +260,39 @@ def joined(partial: Partial, q: Tensor) -> Tensor:
     _join[(n, query_heads)](
         *partial,
         out,
+        out if seen is None else seen.norms,
         n,
         heads,
         parts,
         group=query_heads // heads,
         dim=dim,
         block=block,
+        normed=seen is not None,
         num_warps=min(8, max(1, block * dim // 1024)),
     )
     return out
+
+
+def weigh(to: Weighing, seen: Seen, at: Tensor, n: int, width: int) -> None:
+    """Add what was seen to the chunks' totals, after those have faded by what the tokens are in half-lives."""
+    (heads, chunks), rows = to.total.shape, seen.norms.shape[1]
+    _weigh[(triton.cdiv(chunks, WEIGHED), heads)](
+        *seen,
+        to.total,
+        at,
+        to.count,
+        to.half_life,
+        n,
+        chunks,
+        rows,
+        *(part.stride(0) for part in seen[:2]),
+        chunk=to.chunk,
+        pieces=width // to.chunk,
+        group=rows // n,
+        block=WEIGHED,
+        height=min(WEIGHED_ROWS, triton.next_power_of_2(rows)),
+        num_warps=4,
+    )
 
 
 @triton.jit
@@ -235,6 +303,9 @@ def _attend(
     at,
     starts,
     places,
+    listed,
+    seen_sums,
+    seen_tops,
     sums,
     tops,
     totals,
@@ -249,12 +320,17 @@ def _attend(
     values_slot,
     keys_place,
     values_place,
+    listed_head,
+    seen_sums_head,
+    seen_tops_head,
     group: tl.constexpr,
     dim: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,
     several: tl.constexpr,
     causal: tl.constexpr,
+    by_list: tl.constexpr,
+    pieces: tl.constexpr,  # chunks of a tile whose weights are summed; 0: of no interest
 ):
     part, parts, head = tl.program_id(1), tl.num_programs(1), tl.program_id(2)
     row = tl.program_id(0) * height + tl.arange(0, height)
@@ -290,13 +366,21 @@ def _attend(
 
     total, mixed = tl.zeros((height,), tl.float32), tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)
-    k_at = keys + head.to(tl.int64) * keys_head + first.to(tl.int64) * width * keys_slot
-    v_at = values + head.to(tl.int64) * values_head + first.to(tl.int64) * width * values_slot
+    k_at, v_at = keys + head.to(tl.int64) * keys_head, values + head.to(tl.int64) * values_head
+    if by_list:
+        list_at = listed + head.to(tl.int64) * listed_head
+    else:
+        k_at += first.to(tl.int64) * width * keys_slot
+        v_at += first.to(tl.int64) * width * values_slot
     # One loop that always masks: a separate loop for the last tile would restart the pipeline.
     for tile in range(first, last):
         slot = tile * width + lane
         stored = slot < end
-        k = tl.load(k_at + lane[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
+        if by_list:
+            there = tl.load(list_at + slot, mask=stored, other=0)
+        else:
+            there = lane
+        k = tl.load(k_at + there[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
         if causal:
             scores = tl.where(slot[None, :] <= before + token[:, None], scores, float("-inf"))
@@ -305,12 +389,20 @@ def _attend(
         highest = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - highest[:, None])
         fading = tl.exp2(top - highest)
-        v = tl.load(v_at + lane[:, None] * values_slot + column[None, :], mask=stored[:, None], other=0.0)
+        if pieces:
+            summed = tl.sum(tl.reshape(weights, (height, pieces, width // pieces)), 2)
+            piece = tile * pieces + tl.arange(0, pieces)
+            to = seen_sums + head.to(tl.int64) * seen_sums_head + piece[None, :] * rows + row[:, None]
+            tl.store(to, summed.to(tl.float16), mask=row[:, None] < rows)
+            tops_to = seen_tops + head.to(tl.int64) * seen_tops_head + tile * rows + row
+            tl.store(tops_to, highest, mask=row < rows)
+        v = tl.load(v_at + there[:, None] * values_slot + column[None, :], mask=stored[:, None], other=0.0)
         total = total * fading + tl.sum(weights, 1)
         mixed = tl.dot(weights.to(v.dtype), v, mixed * fading[:, None], input_precision="ieee")
         top = highest
-        k_at += width * keys_slot
-        v_at += width * values_slot
+        if not by_list:
+            k_at += width * keys_slot
+            v_at += width * values_slot
 
     tl.store(tops + place, top, mask=row < rows)
     tl.store(totals + place, total, mask=row < rows)
@@ -323,12 +415,14 @@ def _join(
     tops,
     totals,
     out,
+    norms,
     n,
     heads,
     parts,
     group: tl.constexpr,
     dim: tl.constexpr,
     block: tl.constexpr,
+    normed: tl.constexpr,
 ):
     token, query_head = tl.program_id(0), tl.program_id(1)
     part = tl.arange(0, block)
@@ -336,10 +430,50 @@ def _join(
     place = (part * heads + query_head // group).to(tl.int64) * (n * group) + row
     top = tl.load(tops + place, mask=part < parts, other=NOTHING)
     used = top > NOTHING
-    weight = tl.exp2(top - tl.max(top, 0))
+    highest = tl.max(top, 0)
+    weight = tl.exp2(top - highest)
     total = tl.sum(weight * tl.load(totals + place, mask=used, other=0.0), 0)
+    if normed:
+        tl.store(norms + query_head // group * (n * group) + row, highest + tl.log2(total))
     column = tl.arange(0, dim)
     mixed = tl.load(sums + place[:, None] * dim + column, mask=used[:, None], other=0.0)
     joined = tl.sum(mixed * weight[:, None], 0) / total
     to = out + (token * heads * group + query_head) * dim + column
     tl.store(to, joined.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _weigh(
+    sums,
+    tops,
+    norms,
+    totals,
+    at,
+    count,
+    half_life,
+    n,
+    chunks,
+    rows,
+    sums_head,
+    tops_head,
+    chunk: tl.constexpr,
+    pieces: tl.constexpr,
+    group: tl.constexpr,
+    block: tl.constexpr,
+    height: tl.constexpr,
+):
+    head = tl.program_id(1).to(tl.int64)
+    piece = tl.program_id(0) * block + tl.arange(0, block)
+    counted = tl.minimum(tl.load(count).to(tl.int32), n)
+    seen = piece < tl.cdiv(tl.load(at).to(tl.int32) + n, chunk)
+    paid = tl.zeros((block,), tl.float32)
+    for first in range(0, counted * group, height):
+        row = first + tl.arange(0, height)
+        valid = seen[:, None] & (row < counted * group)[None, :]
+        weight = tl.load(sums + head * sums_head + piece[:, None] * rows + row, mask=valid, other=0.0)
+        top = tl.load(tops + head * tops_head + (piece // pieces)[:, None] * rows + row, mask=valid, other=0.0)
+        norm = tl.load(norms + head * rows + row, mask=row < counted * group, other=0.0)
+        paid += tl.sum(tl.where(valid, weight.to(tl.float32) * tl.exp2(top - norm[None, :]), 0.0), 1)
+    place, there = totals + head * chunks + piece, piece < chunks
+    before = tl.load(place, mask=there, other=0.0)
+    tl.store(place, before * tl.exp2(-counted.to(tl.float32) / half_life) + paid, mask=there)
