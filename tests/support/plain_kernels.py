@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.storage import KVView, rounded_up
 from triforce_chat.engine.forward.attention import folded_attention
 
@@ -47,12 +48,37 @@ def rotate_and_store(
     keys[:, slots], values[:, slots] = turned_k.transpose(0, 1), v.transpose(0, 1)
 
 
-def decode_attention(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale: float, most: int) -> Tensor:
+def decode_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
+    scale: float,
+    most: int,
+    listed: Tensor | None = None,
+    weighing: kernels.Weighing | None = None,
+) -> Tensor:
     end = int(at) + len(q)
     assert end <= most
+    if listed is not None:
+        picked = torch.nn.functional.pad(listed[:, :end].long(), (0, rounded_up(end) - end))
+        heads = torch.arange(len(keys))[:, None]
+        keys, values = keys[heads, picked], values[heads, picked]
+    if weighing is not None:
+        add(weighing, q, keys[:, :end], scale)
     width = rounded_up(end)
     view = KVView(keys[None, :, :width], values[None, :, :width], end)
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+
+def add(to: kernels.Weighing, q: Tensor, keys: Tensor, scale: float) -> None:
+    count = int(to.counted)
+    assert 0 <= count <= len(q)
+    to.total.mul_(0.5 ** (count / to.half_life))
+    if count:
+        keys = keys[:, : keys.shape[1] - (len(q) - count)]
+        paid = chunk_mass(q[:count].transpose(0, 1), keys, to.chunk, scale).sum((1, 2))
+        to.total[:, : paid.shape[1]] += paid
 
 
 def attend_together(

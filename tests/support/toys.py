@@ -95,6 +95,9 @@ class ToyCache:
     def keep(self, length: int, path: Sequence[int]) -> None:
         self.ids[length:] = [self.ids[length + at] for at in path]
 
+    def drafted(self, certain: int, count: Tensor) -> None:
+        """Toys weigh nothing."""
+
     def judged(self, proposed: int, accepted: int) -> None:
         self.verdicts.append((proposed, accepted))
 

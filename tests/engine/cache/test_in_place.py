@@ -319,7 +319,7 @@ def test_an_answer_with_a_seed_depends_on_no_earlier_one(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["_begin", "_begin_anew", "on_layer", "on_forward", "_select", "_fill", "truncate", "update"]
+    "method", ["_begin", "_add_latest", "on_layer", "on_forward", "_select", "_fill", "truncate", "update"]
 )
 @pytest.mark.parametrize("late", [False, True])
 def test_an_interrupt_at_any_step(lab: Lab, method: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_an_interrupt_at_any_step(lab: Lab, method: str, late: bool, monkeypatch
             except KeyboardInterrupt:
                 pass
             else:
-                assert method == "_begin_anew"  # which a later answer does without
+                assert method == "_add_latest"  # which a later answer does without
         check_source(lab, engine.full, engine.cached)
         prompt = [*told, 3]
         assert answer_of(engine, prompt, 9) == lab.greedy(prompt, 9)

@@ -227,10 +227,10 @@ def test_attention_by_a_list_of_slots(
     q, keys, values, _ = case(n, group, heads, dim, 380, dtype, 400)
     at = chunks * chunk + tail
     listed = listing(heads, chunk, chunks, 256, 400)
-    copies = [
+    my_keys, my_values = (
         torch.stack([part[head].index_select(0, listed[head]) for head in range(heads)])
         for part in (keys, values)
-    ]
+    )
     for part in (keys, values):
         for head in range(heads):
             unread = torch.ones(400, dtype=torch.bool, device=DEVICE)
@@ -239,7 +239,7 @@ def test_attention_by_a_list_of_slots(
     listed[:, at + n :] = -(10**6)
     place = torch.tensor([at], device=DEVICE)
     found = kernels.decode_attention(q, keys, values, place, 0.3, at + n, parts=parts, listed=listed)
-    assert close(found, attention(q, *copies, at, 0.3))
+    assert close(found, attention(q, my_keys, my_values, at, 0.3))
 
 
 WEIGHED = [  # new tokens, those that count, group, KV heads, head dimension, chunk, at

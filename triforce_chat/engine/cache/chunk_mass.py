@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+LARGEST_CHUNK = 16  # tokens that captured forwards weigh together: no tile of their attention has fewer
 
 
 class ChunkMass(NamedTuple):
@@ -19,6 +22,20 @@ class ChunkMass(NamedTuple):
         """Add the weights [Hkv, S] of the first S tokens, or [S] of one KV head."""
         sums = summed_by_chunk(weights.float(), self.chunk)
         self.total[head, ..., : sums.shape[-1]] += sums
+
+
+@dataclass(frozen=True, eq=False)
+class FadingMass:
+    """Where captured forwards add what their tokens pay to each chunk, as long as somebody holds this object."""
+
+    total: Tensor  # [layers, Hkv, C], fp32
+    chunk: int  # tokens
+    half_life: float  # tokens after which what was paid counts half
+
+
+def weighable(chunk: int) -> bool:
+    """Whether captured forwards can weigh chunks of so many tokens, which must divide every tile of theirs."""
+    return chunk <= LARGEST_CHUNK and chunk.bit_count() == 1
 
 
 def chunk_mass(queries: Tensor, keys: Tensor, chunk: int, scale: float | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from triforce_chat.engine.cache.chunk_mass import ChunkMass
+from triforce_chat.engine.cache.chunk_mass import ChunkMass, FadingMass
 from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.storage import (
     KVCache,
@@ -28,6 +28,11 @@ class CacheObserver(Protocol):
 
     A forward calls either ``on_layer`` for each layer in order or ``on_graph_forward`` once, then ``on_forward``.
     """
+
+    @property
+    def fading(self) -> FadingMass | None:
+        """Where captured forwards add what they pay to each chunk, if that is wanted."""
+        ...
 
     def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> ChunkMass | None:
         """k, v [1, Hkv, n, D] were appended to one layer of the source; ``view`` ends with them.
@@ -70,6 +75,7 @@ class FullCache(KVCache):
         self.storage = storage(shape, capacity)
         self.queries = QueryRing(shape, query_window)
         self.observers: WeakSet[CacheObserver] = WeakSet()  # those of a replaced stack vanish with it
+        self.count: Tensor | None = None  # [1], tokens of the next forward that are no padding; None: all
 
     @property
     def held(self) -> int:
@@ -90,13 +96,20 @@ class FullCache(KVCache):
         slot = self.storage.slot(self.held)
         if slot is None or (slot.storage.pool is not None and not self.observers):
             return slot  # a copy for nobody
-        return slot._replace(queries=self.queries)
+        return slot._replace(queries=self.queries, mass=self._mass, counted=self.count)
+
+    @property
+    def _mass(self) -> FadingMass | None:
+        return next((observer.fading for observer in self.observers if observer.fading), None)
+
+    def drafted(self, certain: int, count: Tensor) -> None:
+        self.count = certain + count if self._mass else None
 
     def overwrote(self, size: int) -> None:
         self.queries.mark_written(self.length, 0, size)
 
     def wrote(self, n: int, size: int) -> None:
-        slot = self.storage.slot(self.held)
+        slot = self.write_slot()
         assert slot
         self.queries.mark_written(self.length, n, size - n)
         for observer in self.observers:
@@ -104,6 +117,7 @@ class FullCache(KVCache):
 
     def advance(self, n: int) -> None:
         super().advance(n)
+        self.count = None
         for observer in self.observers:
             observer.on_forward()
 
@@ -114,6 +128,7 @@ class FullCache(KVCache):
     def truncate(self, length: int) -> None:
         length = self.rewound(length)
         super().truncate(length)
+        self.count = None
         self.storage.truncate(length - self.forgotten)
         for observer in self.observers:
             observer.truncate(length)

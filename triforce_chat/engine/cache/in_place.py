@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.chunk_mass import ChunkMass, chunk_mass
+from triforce_chat.engine.cache.chunk_mass import ChunkMass, FadingMass, chunk_mass
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import KVCache, KVView, WriteSlot
+from triforce_chat.engine.cache.storage import KVCache, KVView, SlotList, WriteSlot
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
@@ -37,7 +38,8 @@ class InPlaceCache(KVCache):
     on tokens and choices of the past alone, and an answer may break off before it.
 
     ``half_life``: verified tokens after which a query's attention counts half; None: never. ``weighs_all``: every
-    forward is weighed, prefills too, whether somebody asked or not.
+    forward is weighed, prefills too, whether somebody asked or not. ``captured``: forwards of few tokens are CUDA
+    graphs; all of these are weighed, and no others.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class InPlaceCache(KVCache):
         emit: Callable[[Event], None],
         half_life: float | None = HALF_LIFE,
         weighs_all: bool = False,
+        captured: bool = False,
     ) -> None:
         self.source, self.budget, self.emit = source, budget, emit
         self.half_life, self.weighs_all = half_life, weighs_all
@@ -54,6 +57,8 @@ class InPlaceCache(KVCache):
         heads = (shape.layers, shape.kv_heads)
         self.mass = torch.zeros(*heads, chunks, device=shape.device)
         self.slots = torch.zeros(*heads, budget.capacity, dtype=torch.int32, device=shape.device)
+        self.listed, self.rehearsed = SlotList(self.slots), False
+        self.fading = FadingMass(self.mass, budget.chunk, half_life or inf) if captured else None
         self.restart()
         source.observers.add(self)
 
@@ -62,11 +67,17 @@ class InPlaceCache(KVCache):
         self.length = 0
         self.layout = Layout.of(0, self.budget)  # of the latest selection
         self.selected = False  # the slots are what ``layout`` says
-        self.known: int | None = None  # tokens before the latest weighed forward; None: the mass says nothing
-        self.unselected = False  # the slots do not say yet what that forward found
+        self._forget()
         self.requested = False  # somebody wants to draw proposals from it
         self.weighed: int | None = None  # tokens before the present forward, if it is weighed
         self.seconds = 0.0  # that the selection takes, without what is a by-product
+
+    def _forget(self) -> None:
+        """The mass says nothing, until another forward is weighed."""
+        self.known: int | None = None  # tokens before the latest weighed forward; None: there is none
+        self.unselected = False  # the slots do not say yet what that forward found
+        if self.fading is not None:
+            self.mass.zero_()  # the next captured forward adds to it
 
     @property
     def position(self) -> int:
@@ -118,8 +129,18 @@ class InPlaceCache(KVCache):
         read = self._read(view.length)
         return view._replace(length=read, slots=self.slots[layer, :, :read])
 
-    def vacant(self) -> None:
-        """No captured forward writes to it."""
+    def write_slot(self) -> WriteSlot | None:
+        if self.length < self.source.length:
+            return None
+        held = self.length - self.source.forgotten
+        return self._slot(held, self._read(held))
+
+    def vacant(self) -> WriteSlot | None:
+        return self._slot(self.source.held, 0)
+
+    def _slot(self, held: int, read: int) -> WriteSlot | None:
+        slot = self.source.storage.slot(held)
+        return slot and slot._replace(listed=self.listed, read=read)
 
     def truncate(self, length: int) -> None:
         super().truncate(length)
@@ -129,42 +150,46 @@ class InPlaceCache(KVCache):
                 self.unselected, self.known = True, length
                 self.mass[..., -(-length // self.budget.chunk) :] = 0
             else:
-                self.unselected, self.known = False, None
+                self._forget()
 
     def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> ChunkMass | None:  # noqa: ARG002
         n = k.shape[2]
         if layer == 0:
-            self._begin(n)
+            few = self.requested and n <= MOST_ROWS and self.fading is None
+            self._begin(self.weighs_all or few)
         if self.weighed is None:
             return None
         mass = ChunkMass(self.mass[layer], self.budget.chunk)
         if self.known is None:
-            self._begin_anew(layer, mass, view, n)
+            mass.total.zero_()
+            self._add_latest(layer, mass, view.whole[0][0], n)
         elif self.half_life is not None:
             mass.total.mul_(0.5 ** (n / self.half_life))
         return mass
 
-    def _begin(self, n: int) -> None:
-        """A forward of n tokens enters the source: decide whether it is weighed."""
+    def _begin(self, weighed: bool) -> None:
+        """A forward enters the source, which is weighed or not."""
         if self.weighed is not None:  # the last one broke off within some layer
-            self.unselected, self.known = False, None
+            self._forget()
         self.weighed = None
-        if self.weighs_all or (self.requested and n <= MOST_ROWS):
+        if weighed:
             self.weighed, self.unselected, self.seconds = self.source.length, False, 0.0
 
-    def _begin_anew(self, layer: int, mass: ChunkMass, view: KVView, n: int) -> None:
-        """Begin with the attention of the latest queries before the present forward's n."""
+    def _add_latest(self, layer: int, mass: ChunkMass, keys: Tensor, n: int) -> None:
+        """Add the attention of the latest queries before the present forward's n."""
         started, before = time.perf_counter(), self.source.length
-        mass.total.zero_()
         queries = self.source.queries.latest(layer, before + n, self.budget.queries + n)[:, n:].flip(1)
         if queries.shape[1]:
             held = self.source.held
-            keys = view.whole[0][0, :, :held].to(queries.dtype)
-            mass.total[:, : -(-held // mass.chunk)] = chunk_mass(queries, keys, mass.chunk).sum((1, 2))
+            paid = chunk_mass(queries, keys[:, :held].to(queries.dtype), mass.chunk).sum((1, 2))
+            mass.total[:, : paid.shape[1]] += paid
         self.seconds += time.perf_counter() - started
 
-    def on_graph_forward(self, slot: WriteSlot, n: int) -> None:  # noqa: ARG002
-        raise TypeError("the attention of captured forwards is not weighed")
+    def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
+        self._begin(slot.mass is not None and slot.mass is self.fading)
+        if self.weighed is not None and self.known is None:
+            for layer, keys in enumerate(slot.storage.keys):
+                self._add_latest(layer, ChunkMass(self.mass[layer], self.budget.chunk), keys, n)
 
     def on_forward(self) -> None:
         self.length = self.source.length
@@ -173,4 +198,11 @@ class InPlaceCache(KVCache):
             self.weighed, self.requested = None, False
 
     def preparations(self) -> list[Preparation]:
-        return []
+        """A rehearsal of the first selection: loading its kernels takes far longer."""
+        return [] if self.rehearsed or self.fading is None else [self._rehearse]
+
+    @torch.inference_mode()
+    def _rehearse(self) -> None:
+        if not self.selected:
+            self.rehearsed = True
+            self._fill(Layout.of(self.source.storage.capacity, self.budget))

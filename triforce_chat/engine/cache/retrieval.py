@@ -74,6 +74,8 @@ class RetrievalCache(KVCache):
     forward that breaks off leaves BUILDING, and the next one begins as from STALE.
     """
 
+    fading = None  # it selects when it is built
+
     def __init__(
         self,
         source: FullCache,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from triforce_chat.engine.cache.chunk_mass import ChunkMass
+from triforce_chat.engine.cache.chunk_mass import ChunkMass, FadingMass
 from triforce_chat.engine.cache.quantization import BITS, QuantizedTokens, bytes_of
 from triforce_chat.engine.cuda_graph import Preparation
 
@@ -340,8 +340,18 @@ class QueryRing:
         return self.data[layer][..., slots, :]
 
 
+@dataclass(frozen=True, eq=False)
+class SlotList:
+    """The slots of a buffer that each KV head reads in each layer, those of tokens to come at its end."""
+
+    slots: Tensor  # [layers, Hkv, m], int32
+
+
 class WriteSlot(NamedTuple):
-    """Where a forward writes the keys and values of new tokens itself; it reads all slots before them."""
+    """Where a forward writes the keys and values of new tokens itself.
+
+    It reads all slots before them, or the first ``read`` that are listed.
+    """
 
     storage: KVBuffer
     start: int  # slot of the first new token
@@ -350,6 +360,21 @@ class WriteSlot(NamedTuple):
         None  # what comes before the storage's first slot: this one's first ``shared`` slots
     )
     shared: int = 0
+    listed: SlotList | None = None
+    read: int = 0
+    mass: FadingMass | None = None  # where to add what the tokens pay
+    counted: Tensor | None = None  # [1], the first tokens that pay, if only the device knows it; None: all
+
+    @property
+    def room(self) -> int:
+        """Slots from that of the first new token on."""
+        room = self.storage.capacity - self.start
+        return room if self.listed is None else min(room, self.listed.slots.shape[2] - self.read)
+
+    @property
+    def owner(self) -> object:
+        """What a captured forward through this slot is of no use without."""
+        return self.listed or self.mass or self.storage
 
 
 class KVCache:
@@ -407,6 +432,9 @@ class KVCache:
 
     def wrote(self, n: int, size: int) -> None:
         """A forward wrote n tokens to ``write_slot`` instead of calling ``update``, and touched ``size`` slots."""
+
+    def drafted(self, certain: int, count: Tensor) -> None:
+        """Of the next forward's tokens, those after ``certain + count`` [1] fill it up: the device counts them."""
 
     def reach(self, n: int) -> int:
         """The length after n more tokens, which are the last ones that it will cover then."""

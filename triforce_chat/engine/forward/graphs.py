@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine import kernels
-from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
+from triforce_chat.engine.cache.chunk_mass import FadingMass
+from triforce_chat.engine.cache.storage import WriteSlot
 from triforce_chat.engine.cuda_graph import ForwardInputs, Graph, LogitsAndStates, fitting, pool_of
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.attention_backend import USUAL, AttentionBackend
@@ -31,14 +32,17 @@ class ForwardGraph:
         reader: StateReader | None,
     ) -> None:
         self.ids = torch.zeros(size, dtype=torch.long, device=device)
-        self.at = torch.zeros(2, dtype=torch.long, device=device)
-        self.inputs = ForwardInputs(self.ids, self.at[:1], self.at[1:], torch.arange(size, device=device))
+        self.at = torch.zeros(3, dtype=torch.long, device=device)
+        slot, position, read = self.at.split(1)
+        self.count = torch.zeros(1, dtype=torch.long, device=device)
+        steps = torch.arange(size, device=device)
+        self.inputs = ForwardInputs(self.ids, slot, position, steps, read=read, counted=self.count)
         self.index = torch.zeros(1, dtype=torch.long, device=device)
         self.forward, self.reader = forward, reader
         self.graph: Graph[LogitsAndStates] = Graph(device, pool, retry)
 
     def __call__(
-        self, ids: Tensor, slot: int, position: int, index: int, offset: Tensor | None
+        self, ids: Tensor, slot: WriteSlot, position: int, index: int, offset: Tensor | None
     ) -> LogitsAndStates:
         """Logits and states of ``size`` rows after ids [n], n up to ``size``; valid until the next forward."""
         self.ids[: len(ids)] = ids
@@ -49,15 +53,20 @@ class ForwardGraph:
             self.index.fill_(index)
             if offset is not None:
                 self.index += offset
+        if slot.mass is not None:
+            self.graph.prepare(self._work)  # with a count of 0: running it once more must weigh nothing
+            self.count.copy_(slot.counted) if slot.counted is not None else self.count.fill_(len(ids))
         return self.graph(self._work)
 
-    def capture(self, slot: int) -> None:
-        """Capture ahead of the first use; overwrites ``size`` slots from ``slot`` on."""
-        self._aim(slot, slot)
+    def capture(self, slot: WriteSlot) -> None:
+        """Capture ahead of the first use; overwrites ``size`` slots from the given one on."""
+        self._aim(slot, slot.start)
         self.graph.prepare(self._work)
 
-    def _aim(self, slot: int, position: int) -> None:
-        torch.linspace(slot, position, 2, out=self.at)  # two of the host's numbers in one launch
+    def _aim(self, slot: WriteSlot, position: int) -> None:
+        torch.linspace(slot.start, position, 2, out=self.at[:2])  # two of the host's numbers in one launch
+        if slot.listed is not None:
+            self.at[2:].fill_(slot.read)
 
     def _work(self) -> LogitsAndStates:
         if self.reader is None:
@@ -66,7 +75,7 @@ class ForwardGraph:
 
 
 class ForwardGraphs:
-    """All captured forwards of one model, by KV buffer and number of tokens."""
+    """All captured forwards of one model, by what they read or write and by number of tokens."""
 
     def __init__(
         self,
@@ -77,21 +86,21 @@ class ForwardGraphs:
     ) -> None:
         self.decoder, self.device, self.reader = decoder, device, reader
         self.backend = backend
-        self.made: WeakKeyDictionary[KVBuffer, dict[int, ForwardGraph]] = WeakKeyDictionary()
+        self.made: WeakKeyDictionary[object, dict[int, ForwardGraph]] = WeakKeyDictionary()  # by owner
         decoder.group.register_graphs(self)
 
     def size(self, n: int, slot: WriteSlot) -> int | None:
         """Size of the captured forward that takes n tokens; None if there is none or the buffer has no room for it."""
         size = fitting(n)
-        return size if size and slot.start + size <= slot.storage.capacity else None
+        return size if size and size <= slot.room else None
 
-    def lacks(self, buffer: KVBuffer, size: int) -> bool:
+    def lacks(self, slot: WriteSlot, size: int) -> bool:
         """Whether the forward of that size is still to be captured."""
-        return size not in self.made.get(buffer, {})
+        return size not in self.made.get(slot.owner, {})
 
     def capture(self, slot: WriteSlot, size: int) -> None:
         """Capture ahead of the first use; overwrites ``size`` slots from ``slot.start`` on."""
-        self._graph(slot, size).capture(slot.start)
+        self._graph(slot, size).capture(slot)
 
     def __call__(
         self, ids: Tensor, slot: WriteSlot, position: int, index: int, size: int, offset: Tensor | None = None
@@ -100,20 +109,20 @@ class ForwardGraphs:
 
         ``index``: of the first id in the history. ``offset`` [1] is added to it, to the slot and to the position.
         """
-        logits, states = self._graph(slot, size)(ids, slot.start, position, index, offset)
+        logits, states = self._graph(slot, size)(ids, slot, position, index, offset)
         return logits[: len(ids)], states[: len(ids)]
 
     def _graph(self, slot: WriteSlot, size: int) -> ForwardGraph:
-        of_buffer = self.made.setdefault(slot.storage, {})
-        if size not in of_buffer:
+        of_owner = self.made.setdefault(slot.owner, {})
+        if size not in of_owner:
             retry = self.decoder.group.size == 1
             forward = self.forward(slot)
-            of_buffer[size] = ForwardGraph(forward, size, self.device, self.pool, retry, self.reader)
-        return of_buffer[size]
+            of_owner[size] = ForwardGraph(forward, size, self.device, self.pool, retry, self.reader)
+        return of_owner[size]
 
     def pool(self) -> Any:
         """The memory pool of the next graph."""
-        return pool_of(each.graph for of_buffer in self.made.values() for each in of_buffer.values())
+        return pool_of(each.graph for of_owner in self.made.values() for each in of_owner.values())
 
     def forget(self) -> None:
         """Drop all graphs; the next calls capture again."""
@@ -121,9 +130,11 @@ class ForwardGraphs:
 
     def forward(self, slot: WriteSlot) -> Callable[[ForwardInputs], LogitsAndStates]:
         """The function that is captured: it writes the tokens' keys and values to the slot's buffer."""
-        # Holds the tensors, not the buffer object, which must stay collectable: it is a weak key.
+        # Holds the tensors, not their owner, which must stay collectable: it is a weak key.
         ring, keys, values = slot.queries, slot.storage.keys, slot.storage.values
-        scale, most = slot.storage.shape.head_dim**-0.5, slot.storage.capacity
+        scale, weighing = slot.storage.shape.head_dim**-0.5, weighings(slot.mass)
+        listed = None if slot.listed is None else slot.listed.slots
+        most = slot.storage.capacity if listed is None else listed.shape[2]
         decode = self.backend.decode
 
         def forward(inputs: ForwardInputs) -> LogitsAndStates:
@@ -134,9 +145,29 @@ class ForwardGraphs:
                 kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], inputs.slot)
                 if ring is not None:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
-                return decode(q, keys[layer], values[layer], inputs.slot, scale, most)
+                given = q, keys[layer], values[layer]
+                if listed is not None:
+                    assert inputs.read is not None
+                    return kernels.decode_attention(*given, inputs.read, scale, most, listed=listed[layer])
+                paid = weighing(layer, inputs.counted)
+                if paid is not None:  # only Triton's kernel says what is paid
+                    return kernels.decode_attention(*given, inputs.slot, scale, most, weighing=paid)
+                return decode(*given, inputs.slot, scale, most)
 
             states = self.decoder(inputs.ids, positions, attend, inputs.added)
             return self.decoder.logits(states), states
 
         return forward
+
+
+def weighings(mass: FadingMass | None) -> Callable[[int, Tensor | None], kernels.Weighing | None]:
+    """What a layer's attention adds to the mass, given how many of its tokens count."""
+    if mass is None:
+        return lambda _layer, _count: None
+    total, chunk, half_life = mass.total, mass.chunk, mass.half_life  # not ``mass``: it must stay collectable
+
+    def weighing(layer: int, count: Tensor | None) -> kernels.Weighing:
+        assert count is not None
+        return kernels.Weighing(total[layer], chunk, half_life, count)
+
+    return weighing

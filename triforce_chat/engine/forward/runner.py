@@ -275,9 +275,7 @@ class Runner:
         slot, size = cache.vacant() if self.decoder else None, fitting(rows)
         if slot is None or size is None:
             return []
-        lacks = (
-            self.graphs.lacks(slot.storage, size) if self.captures else self.of_sequences.lacks(slot, size)
-        )
+        lacks = self.graphs.lacks(slot, size) if self.captures else self.of_sequences.lacks(slot, size)
         return (
             [partial(self._capture if self.captures else self._capture_together, cache, size)]
             if lacks
@@ -287,8 +285,7 @@ class Runner:
     @torch.inference_mode()
     def _capture(self, cache: KVCache, size: int) -> None:
         slot = cache.vacant()
-        fits = slot and slot.start + size <= slot.storage.capacity
-        if slot and fits and self.graphs.lacks(slot.storage, size):
+        if slot and size <= slot.room and self.graphs.lacks(slot, size):
             with self.on_device():
                 self.graphs.capture(slot, size)
             cache.overwrote(size)

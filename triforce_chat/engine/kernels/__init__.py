@@ -8,7 +8,6 @@ requires triton, which torch's CUDA builds for Linux bring along.
 from __future__ import annotations
 
 from triforce_chat.engine.kernels.decoding import (
-    LARGEST_CHUNK,
     Prefix,
     Sequences,
     Weighing,
@@ -25,7 +24,6 @@ from triforce_chat.engine.kernels.scoring import chunk_scores
 from triforce_chat.engine.kernels.searching import search
 
 __all__ = [
-    "LARGEST_CHUNK",
     "Norm",
     "Prefix",
     "QuantizedWeight",

@@ -26,7 +26,6 @@ GOOD = 0.95  # occupancy that the waves of programs should reach on average
 TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
 LARGEST_ROWS = {2: 64, 4: 16}  # by bytes per element: without tensor cores, fp32 products fill registers
 WEIGHED, WEIGHED_ROWS = 256, 16  # chunks that a program adds up, and rows of them at a time
-LARGEST_CHUNK = 16  # slots of a weighed chunk; no tile is narrower
 NOTHING = tl.constexpr(
     -1.0e30
 )  # the highest score of a row that sees no slot: finite, as its weights would be NaN
@@ -84,9 +83,9 @@ class Weighing(NamedTuple):
     """What the tokens of a forward pay to each chunk of slots is added to what earlier ones paid."""
 
     total: Tensor  # [Hkv, C], fp32, contiguous: chunk c begins at slot c * ``chunk``
-    chunk: int  # slots, a power of two up to ``LARGEST_CHUNK``
+    chunk: int  # slots; see ``weighable``
     half_life: float  # tokens after which what was paid counts half
-    count: Tensor  # [1], on the device: only the first so many tokens count
+    counted: Tensor  # [1], on the device: only the first so many tokens count
 
 
 class Seen(NamedTuple):
@@ -280,7 +279,7 @@ def weigh(to: Weighing, seen: Seen, at: Tensor, n: int, width: int) -> None:
         *seen,
         to.total,
         at,
-        to.count,
+        to.counted,
         to.half_life,
         n,
         chunks,
@@ -376,10 +375,7 @@ def _attend(
     for tile in range(first, last):
         slot = tile * width + lane
         stored = slot < end
-        if by_list:
-            there = tl.load(list_at + slot, mask=stored, other=0)
-        else:
-            there = lane
+        there = tl.load(list_at + slot, mask=stored, other=0) if by_list else lane
         k = tl.load(k_at + there[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
         if causal:
@@ -471,7 +467,9 @@ def _weigh(
         row = first + tl.arange(0, height)
         valid = seen[:, None] & (row < counted * group)[None, :]
         weight = tl.load(sums + head * sums_head + piece[:, None] * rows + row, mask=valid, other=0.0)
-        top = tl.load(tops + head * tops_head + (piece // pieces)[:, None] * rows + row, mask=valid, other=0.0)
+        top = tl.load(
+            tops + head * tops_head + (piece // pieces)[:, None] * rows + row, mask=valid, other=0.0
+        )
         norm = tl.load(norms + head * rows + row, mask=row < counted * group, other=0.0)
         paid += tl.sum(tl.where(valid, weight.to(tl.float32) * tl.exp2(top - norm[None, :]), 0.0), 1)
     place, there = totals + head * chunks + piece, piece < chunks

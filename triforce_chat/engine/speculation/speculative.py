@@ -172,6 +172,8 @@ class Speculative:
             seq.write(draft.tokens)
         if not seq.slack:
             fed = self.cache.pending(seq.ids[0, : seq.known + n])
+            if draft.count is not None:
+                self.cache.drafted(len(fed) - n, draft.count)
             if draft.parents is None:
                 return self.model(fed[None], self.cache, n + 1)
             return self.model(fed[None], self.cache, n + 1, tree=verified(draft.parents, len(fed) - n))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from triforce_chat.engine.cache.chunk_mass import weighable
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
@@ -272,7 +273,7 @@ def retrieval_cache(
     buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
     repeatable: bool = False,
 ) -> RetrievalCache | InPlaceCache:
-    """Of a policy; attention selects in place where forwards run layer by layer over keys that lie together.
+    """Of a policy; attention selects in place where a forward is of one sequence over keys that lie together.
 
     ``repeatable``: the same tokens come of it whether documents were prefilled or recalled from the disk, which brings
     no attention: so prefills do not count.
@@ -280,10 +281,12 @@ def retrieval_cache(
     check_policy(policy, target)
     slot = full.storage.slot(0)
     together = slot is not None and slot.prefix is None
-    if policy not in IN_PLACE or not together or target.device.type != "cpu" or target.captures:
+    weighs = target.captures and weighable(budget.chunk)
+    layered = target.device.type == "cpu" and not target.places_on_device
+    if policy not in IN_PLACE or not together or not (weighs or layered):
         # Of a prefix that sequences share, no sequence sees the attention: the latest queries' has to do.
         return RetrievalCache(full, budget, POLICIES.get(policy, AttentionMass)(), emit, buffer)
     if policy == HEAVY:
         heavy = replace(budget, chunk=1, tail=budget.tokens // 2)
         return InPlaceCache(full, heavy, emit, half_life=None, weighs_all=not repeatable)
-    return InPlaceCache(full, budget, emit)
+    return InPlaceCache(full, budget, emit, captured=target.captures)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
+from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.sampling.sampler import Sampler
@@ -29,6 +30,8 @@ PHASES: tuple[tuple[type, str, Callable[[Any], str], Callable[[Any], int]], ...]
     (Sampler, "run", lambda _: PART + SAMPLING, lambda _: 0),
     (RetrievalCache, "on_layer", lambda _: PART + RETRIEVAL, lambda _: 0),
     (RetrievalCache, "on_graph_forward", lambda _: PART + RETRIEVAL, lambda _: 0),
+    (InPlaceCache, "on_graph_forward", lambda _: PART + RETRIEVAL, lambda _: 0),
+    (InPlaceCache, "_select", lambda _: PART + RETRIEVAL, lambda _: 0),
 )
 
 
