@@ -15,6 +15,7 @@ from support.mutations import zipped
 
 from triforce_chat.documents import Document, Heading, Page, read
 from triforce_chat.documents.chapters import chapters_of, chosen, numeral, only, until
+from triforce_chat.documents.headings import page_headings, text_headings
 from triforce_chat.documents.places import located
 from triforce_chat.documents.search import find, pattern
 from triforce_chat.errors import UsageError
@@ -110,6 +111,22 @@ def test_a_pdf_without_an_outline() -> None:
         canvas.showPage()
     canvas.save()
     assert titles(opened(buffer.getvalue())) == ["CHAPTER I", "CHAPTER II", "CHAPTER III"]
+
+
+def test_names_below_the_numbers_on_pages() -> None:
+    lines = ["Chapter 1", "The Ship", *BODY.splitlines(), "Chapter 2", *BODY.splitlines()]
+    found = page_headings(["".join(f"{line}\n" for line in lines)])
+    assert [each.title for each in found] == ["Chapter 1. The Ship", "Chapter 2"]
+
+
+def test_a_name_in_quotation_marks() -> None:
+    text = f"27\n\n“Pieces of Eight”\n\n{BODY}\n\n28\n\nIn the Camp\n\n{BODY}"
+    assert [each.title for each in text_headings([text])] == ["27. “Pieces of Eight”", "28. In the Camp"]
+
+
+def test_a_title_that_stands_twice_is_no_chapter() -> None:
+    page = f"<h1>The Book</h1><h1>The Book</h1><h2>Quay</h2><p>{BODY}</p><h2>Ship</h2><p>{BODY}</p>"
+    assert titles(opened(f"<html><body>{page}</body></html>".encode())) == ["Quay", "Ship"]
 
 
 def book(contents: str, kind: str) -> bytes:

@@ -19,7 +19,7 @@ from support.documents import opened
 
 from triforce_chat.documents import pdfium
 from triforce_chat.documents.glyphs import Glyph, laid_out
-from triforce_chat.documents.mending import joined, mended
+from triforce_chat.documents.mending import joined, mended, with_tex_ligatures
 from triforce_chat.documents.pdf import parse_pdf
 from triforce_chat.documents.readable import doubt, without_glyph_names
 from triforce_chat.documents.search import find, pattern
@@ -64,6 +64,26 @@ def test_ligatures_are_found_as_letters() -> None:
     document = opened(with_codes("a X of Yuff", {"X": "ﬁlm", "Y": "ﬄ"}))
     assert document.text == "a film of ffluff\n"
     assert [hit.count for hit in find([document], pattern("film"))] == [1]
+
+
+@pytest.mark.parametrize(
+    ("codes", "text"),
+    [
+        ("o\x0ece, \x0crst a \rood o\x0b, wa\x0fes", "office, first a flood off, waffles"),
+        ("o\x1ece, \x1crst a \x1dood o\x1b, wa\x1fes", "office, first a flood off, waffles"),
+        ("one line\rand the next", "one line\rand the next"),
+        ("a \x0b + \x0e", "a \x0b + \x0e"),
+    ],
+    ids=["of TeX", "of Cork", "a line end", "signs"],
+)
+def test_codes_of_ligatures_in_fonts_of_tex(codes: str, text: str) -> None:
+    around = "Nobody saw the ship that lay before the quay. "
+    assert with_tex_ligatures(around + codes) == around + text
+
+
+def test_a_font_of_another_kind_has_no_ligatures_of_tex() -> None:
+    codes = "\x01\x0ca\x02\x0eb\x03\x04c"
+    assert with_tex_ligatures(codes) == codes
 
 
 @pytest.mark.parametrize(

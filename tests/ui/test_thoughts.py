@@ -25,7 +25,7 @@ from triforce_chat.ui.terminal import Detail, Screen
 from triforce_chat.ui.thoughts import FoldedThought
 
 LINES = [f"Thought {number}." for number in range(1, 7)]
-CONTROL = "\x1b]0;title\x07"  # sets the title of a terminal's window
+CONTROL = "\x1b[2J"  # clears a terminal
 
 
 def screen(detail: Detail) -> Screen:

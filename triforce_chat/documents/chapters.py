@@ -111,10 +111,12 @@ def numeral(label: str) -> int | None:
 def _level(headings: Sequence[Heading]) -> int | None:
     """The highest level with two headings that are not parts of the chapters below them.
 
-    One is enough if it calls itself a chapter: the others may have been left out.
+    One is enough if it calls itself a chapter: the others may have been left out. A title that stands twice at the
+    beginning, as many programs write it, counts once.
     """
     by_level: dict[int, list[Heading]] = {}
-    for heading in headings:
+    names = [(each.level, each.title.casefold()) for each in headings[:2]]
+    for heading in headings[len(names) - len({*names}) :]:
         by_level.setdefault(heading.level, []).append(heading)
     for level, found in sorted(by_level.items()):
         parts = sum(_PART.match(each.title) is not None for each in found)

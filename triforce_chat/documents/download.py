@@ -40,7 +40,8 @@ def download(url: str) -> tuple[bytes, str]:
         raise DocumentError(f"the server answers {error.code} {reason}".rstrip()) from None
     except (OSError, HTTPException, ValueError) as error:
         cause = error.reason if isinstance(error, URLError) else error
-        raise DocumentError(f"cannot be fetched ({str(cause) or type(cause).__name__})") from None
+        told = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        raise DocumentError(f"cannot be fetched ({told})") from None
 
 
 class _Redirects(HTTPRedirectHandler):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 SAME_LINE = 0.4  # of the height of a line: the most by which an index or an exponent is off it
 SPACE = 0.11  # of it: a gap between two words
 CELL = 2.2  # of it: a gap between two cells of a table
+CODES = "\x0b\x0c\r\x1c\x1d\x1e\x1f"  # white space in Unicode, but ligatures in fonts of TeX
 LINE_HYPHEN = "\u00ad"  # a hyphen that ends a line
 
 
@@ -22,6 +23,10 @@ class Glyph:
     height: float
     space: str
 
+    @property
+    def is_space(self) -> bool:
+        return self.character.isspace() and self.character not in CODES
+
     def separator(self, before: Glyph) -> str:
         """What stands between the glyph ``before`` and this one: a line end, a tab, a space or nothing.
 
@@ -33,7 +38,7 @@ class Glyph:
         if abs(self.base - before.base) > SAME_LINE * height or self.left < before.left:
             return "\n" if "\n" in self.space else self.space[:1]
         gap = self.left - before.right
-        if before.character.isspace() or self.character.isspace() or gap < SPACE * height:
+        if before.is_space or self.is_space or gap < SPACE * height:
             return ""
         return "\t" if gap > CELL * height else " "
 

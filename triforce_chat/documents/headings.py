@@ -11,6 +11,8 @@ from triforce_chat.documents.model import Heading
 
 CHAPTER_BODY = 400  # characters; less between two headings is a table of contents
 SECOND_LINE = 80  # characters of the line that names a chapter, below its number
+SHORTER = 1.5  # times: the first line of a text is so much longer than a name just below the number and just above it
+QUOTES = "”\"’'»)"
 PART, CHAPTER, NUMBER = 1, 2, 3  # ranks
 _NUMBER = (
     r"(?:\d{1,3}|[IVXLC]{1,8}|(?i:(?:the )?(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
@@ -70,8 +72,9 @@ def named(lines: Sequence[str], index: int) -> str:
         return title
     at = next((at for at in range(index + 1, min(index + 4, len(lines))) if lines[at].strip()), index)
     name = " ".join(lines[at].split())
-    alone = at + 1 >= len(lines) or not lines[at + 1].strip()
-    is_name = at > index and alone and len(name) <= SECOND_LINE and name[-1].isalnum()
+    after = lines[at + 1].strip() if at + 1 < len(lines) else ""
+    alone = not after or (at == index + 1 and len(after) > SHORTER * len(name))
+    is_name = at > index and alone and len(name) <= SECOND_LINE and name.rstrip(QUOTES)[-1:].isalnum()
     return f"{title.rstrip('.:')}. {name}" if is_name and not _HEADING.fullmatch(name) else title
 
 

@@ -6,10 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from triforce_chat.documents.readable import doubt
+
 LIGATURES = str.maketrans(
     {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st"}
     | dict.fromkeys("\uf0b7\uf0a7", "•")  # as Symbol and Wingdings have it
 )
+_NAMES = ("ff", "fi", "fl", "ffi", "ffl")
+# TeX's bitmap fonts have ligatures at these codes, in its first encoding and in Cork's, and do not say what a code is.
+_TEX = dict(zip("\x0b\x0c\x0d\x0e\x0f\x1b\x1c\x1d\x1e\x1f", _NAMES * 2, strict=True))
+_TEX_LIGATURE = re.compile("(?<=[a-z])[\x0b-\x0f\x1b-\x1f]|[\x0b-\x0f\x1b-\x1f](?=[a-z])")
+MOST = 0.1  # of the characters: more codes without a meaning belong to fonts of another kind
 PART = 4  # letters; two shorter words in a row, as in "for-get", are more likely one word than a compound
 _UNKNOWN = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]+")
 _WORD = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
@@ -22,6 +29,16 @@ _DIVIDED = re.compile(
 def mended(text: str) -> str:
     """With letters for ligatures, without NULs, and one U+FFFD for a run of characters that nothing tells."""
     return _UNKNOWN.sub("\ufffd", text.translate(LIGATURES).replace("\0", ""))
+
+
+def with_tex_ligatures(text: str) -> str:
+    """With letters for the codes within words at which fonts of TeX have ligatures.
+
+    A carriage return, which is one of them, may be what it is if there is no other.
+    """
+    if not {*_TEX_LIGATURE.findall(text)} - {"\r"} or doubt(text) > MOST:
+        return text
+    return _TEX_LIGATURE.sub(lambda match: _TEX[match[0]], text)
 
 
 def joined(texts: Sequence[str]) -> list[str]:

@@ -61,17 +61,14 @@ def parse_odf(data: bytes) -> Parsed:
     from odf.teletype import extractText
 
     document = load(BytesIO(data))
-    title = "".join(extractText(node) for node in document.meta.childNodes if node.qname[1] == "title")
-    slides = [
-        node
-        for node in getattr(document, "presentation", document.body).childNodes
-        if node.qname[1] == "page"
-    ]
-    if slides:
+    title = "".join(extractText(node) for node in document.meta.childNodes if _kind(node) == "title")
+    parts = {_kind(node): node for node in document.body.childNodes}
+    if "presentation" in parts:
+        slides = [node for node in parts["presentation"].childNodes if _kind(node) == "page"]
         return Parsed([_odf_flow(slide, extractText).text() for slide in slides], title, "page")
-    if not hasattr(document, "text"):
+    if "text" not in parts:
         raise DocumentError("an OpenDocument file without text; save spreadsheets and drawings as PDF")
-    return _parsed(_odf_flow(document.text, extractText), title)
+    return _parsed(_odf_flow(parts["text"], extractText), title)
 
 
 def _checked(data: bytes, module: str, package: str) -> Any:
@@ -175,7 +172,7 @@ def _odf_blocks(root: Any) -> Iterator[tuple[str, Any]]:
     stack = [(node, False) for node in reversed(root.childNodes)]
     while stack:
         node, inside = stack.pop()
-        kind = node.qname[1] if getattr(node, "qname", None) else ""
+        kind = _kind(node)
         if kind in ("p", "h", "table"):
             yield ("item" if inside and kind == "p" else kind), node
         elif kind != "tracked-changes":
@@ -188,7 +185,13 @@ def _below(root: Any, kind: str) -> Iterator[Any]:
     stack = list(reversed(root.childNodes))
     while stack:
         node = stack.pop()
-        if getattr(node, "qname", ("", ""))[1] == kind:
+        if _kind(node) == kind:
             yield node
         else:
             stack += reversed(node.childNodes)
+
+
+def _kind(node: Any) -> str:
+    """An element's name; nothing for text, such as the white space with which some programs indent elements."""
+    name = getattr(node, "qname", None)
+    return name[1] if name else ""

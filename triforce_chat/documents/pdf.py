@@ -12,7 +12,7 @@ from pypdf import PasswordType, PdfReader
 from triforce_chat.documents.alarm import Late, at_most
 from triforce_chat.documents.encoding import clean
 from triforce_chat.documents.headings import page_headings
-from triforce_chat.documents.mending import joined, mended
+from triforce_chat.documents.mending import joined, mended, with_tex_ligatures
 from triforce_chat.documents.model import Parsed
 from triforce_chat.documents.ocr import Tesseract
 from triforce_chat.documents.pdf_fields import typed_in
@@ -88,11 +88,15 @@ def _locks_attachments_only(data: bytes) -> bool:
 def _page_text(reader: PdfReader, index: int, seen: str | None) -> str | None:
     """What ``seen`` by PDFium is worth keeping, else what pypdf sees, and what was typed into the page."""
     if seen is None or doubt(seen) > DOUBTED:
-        other = _in_time(lambda: without_glyph_names(clean(reader.pages[index].extract_text())))
+        other = _in_time(lambda: _by_pypdf(reader, index))
         candidates = [text for text in (seen, other) if text is not None]
         seen = min(candidates, key=doubt, default=None)
     typed = _in_time(lambda: typed_in(reader.pages[index])) or ""
     return None if seen is None and not typed else _tidy(f"{seen or ''}\n{typed}")
+
+
+def _by_pypdf(reader: PdfReader, index: int) -> str:
+    return without_glyph_names(clean(with_tex_ligatures(reader.pages[index].extract_text())))
 
 
 def _in_time(work: Callable[[], Found]) -> Found | None:

@@ -17,6 +17,7 @@ from math import ceil
 from typing import Any
 
 from triforce_chat.documents.glyphs import LINE_HYPHEN, Glyph, laid_out
+from triforce_chat.documents.mending import with_tex_ligatures
 from triforce_chat.documents.readable import NO_CHARACTER, doubt
 
 ATTEMPTS = 3  # processes: all but the last may be ended by a page
@@ -129,7 +130,7 @@ def _pages(data: bytes, password: str | None, first: int) -> Iterator[tuple[int,
 def _text(page: Any) -> str:
     """The text of a text page, with U+FFFD for what its fonts do not tell if the text is no language otherwise."""
     glyphs = list(_glyphs(page))
-    text = laid_out(glyph for glyph, _ in glyphs)
+    text = with_tex_ligatures(laid_out(glyph for glyph, _ in glyphs))
     if sum(is_guessed for _, is_guessed in glyphs) <= GUESSED * len(glyphs) or not doubt(text) > GUESSED:
         return text
     return laid_out(replace(glyph, character=NO_CHARACTER) if guess else glyph for glyph, guess in glyphs)
