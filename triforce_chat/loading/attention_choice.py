@@ -39,7 +39,7 @@ from triforce_chat.settings.settings import AUTO, Settings
 
 SLOTS = 16384 + CHUNK  # of the cache that kernels are timed on
 FEW = (1, 8)  # tokens of a step and of a verification
-WARMUPS, REPEATS = 2, 5
+WARMUPS, REPEATS, LAUNCHES = 2, 5, 16
 
 
 def require_gpu_for_attention(settings: Settings, device: str) -> None:
@@ -117,16 +117,26 @@ def decoding_ms(shape: Shape, keys: Tensor, values: Tensor) -> dict[str, float]:
         at = torch.tensor([SLOTS - n], device=shape.device)
         given = q, keys, values, at, shape.head_dim**-0.5, SLOTS
         for name, run in ((TRITON, USUAL.decode), (FLASH_ATTN, flash_decode)):
-            found[name] += milliseconds(partial(run, *given))
+            found[name] += milliseconds(captured(partial(run, *given)), LAUNCHES)
     return found
+
+
+def captured(run: Callable[[], Any]) -> Callable[[], Any]:
+    """``LAUNCHES`` calls as one CUDA graph, as decoding has them: else the launches of small kernels would be timed."""
+    run()  # compiles and loads
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            run()
+    return graph.replay
 
 
 def noise(shape: Shape, *size: int) -> Tensor:
     return torch.randn(*size, shape.head_dim, dtype=shape.dtype, device=shape.device)
 
 
-def milliseconds(run: Callable[[], Any]) -> float:
-    """The median time of a call on the current GPU."""
+def milliseconds(run: Callable[[], Any], calls: int = 1) -> float:
+    """The median time on the current GPU of each of so many calls that ``run`` makes."""
     times = []
     for repeat in range(WARMUPS + REPEATS):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -137,4 +147,4 @@ def milliseconds(run: Callable[[], Any]) -> float:
         if repeat >= WARMUPS:
             times.append(first.elapsed_time(last))
     median: float = statistics.median(times)
-    return median
+    return median / calls
