@@ -168,6 +168,56 @@ def eviction() -> str:
     return table(header, lines) + "\n" + source("cpu-eviction")
 
 
+def facts_by_kv() -> str:
+    """Planted facts over keys and values in 16 and in 8 bits."""
+    names = [f"cpu-facts-4096-{kv}" for kv in ("float16", "int8")]
+    lines = []
+    for name in names:
+        there, absent = ([0, 0], [0, 0])
+        for each in record(name)["kinds"]:
+            into = absent if each["kind"] == "absent" else there
+            into[0], into[1] = into[0] + each["right"], into[1] + each["asked"]
+        kv = record(name)["settings"]["kv"]
+        lines.append((f"`--kv {kv}`", *(f"{right} of {asked}" for right, asked in (there, absent))))
+    header = ("4,096 tokens", "facts found", "not in the document, and said so")
+    return table(header, lines) + "\n" + source(names[1], names[0])
+
+
+def eviction_example() -> str:
+    """The end of a text, and how it is continued by a fifth of the cache under two rules, and by all of it."""
+    read = record("cpu-eviction")
+    whole, share = read["plan"]["example"], read["plan"]["example"] // 5
+    kinds = (
+        ("full", f"All {whole:,} tokens"),
+        ("window", f"The latest {share} of them (local window)"),
+        ("h2o", f"{share} of them by H2O, half heavy hitters and half the latest"),
+    )
+
+    def quoted(words: str, text: str) -> str:
+        return f"{words}:\n\n> {' '.join(text.split())}\n"
+
+    said = [quoted(words, read["continued"][name]) for name, words in kinds]
+    return "\n".join([quoted("The text ends", "… " + read["before"].strip()), *said])
+
+
+def policies() -> str:
+    """The middle level's acceptance by policy, at one budget, over all kinds of text."""
+    name = "cpu-acceptance-policies"
+    read = record(name)
+    words = {"h2o": "`h2o`: heavy hitters", "streaming": "the latest tokens alone (StreamingLLM)"}
+    kinds = list(dict.fromkeys(row["kind"] for row in read["rows"]))
+
+    def alpha(policy: str, kind: str) -> float:
+        (row,) = (row for row in read["rows"] if (row["policy"], row["kind"]) == (policy, kind))
+        return float(row["alpha"]["value"])
+
+    lines = []
+    for policy in read["plan"]["policies"]:
+        found = [alpha(policy, kind) for kind in kinds]
+        lines.append((words.get(policy, f"`{policy}`"), *(f"{each:.2f}" for each in [*found, fmean(found)])))
+    return table(("policy", *kinds, "mean"), lines) + "\n" + source(name)
+
+
 def _pooled(name: str, temperature: float, policy: str, context: int | None, measure: str) -> float:
     """The mean over kinds of text (and contexts, if none is given)."""
     found = [
@@ -345,7 +395,10 @@ TABLES = {
     "base-facts": base_facts,
     "questions": questions,
     "perplexity": perplexity,
+    "facts-by-kv": facts_by_kv,
     "eviction": eviction,
+    "eviction-example": eviction_example,
+    "policies": policies,
     "acceptance": acceptance,
     "acceptance-penalty": acceptance_penalty,
     "acceptance-spread": spread,

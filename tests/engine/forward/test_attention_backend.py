@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -55,20 +56,26 @@ def flash_attn_with_kvcache(
     return globals()["causal"](q, k_cache, v_cache, length, softmax_scale)  # type: ignore[no-any-return]
 
 
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    flash_problem.cache_clear()
+    yield
+    flash_problem.cache_clear()
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flash-attn that computes on a CPU."""
     module: Any = ModuleType("flash_attn")
     module.flash_attn_func, module.flash_attn_with_kvcache = flash_attn_func, flash_attn_with_kvcache
     monkeypatch.setitem(sys.modules, "flash_attn", module)
-    flash_problem.cache_clear()
+    monkeypatch.setattr(attention_backend, "find_spec", str)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
 
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    flash_problem.cache_clear()
+    monkeypatch.setattr(attention_backend, "find_spec", lambda _: None)
 
 
 def test_every_name_has_its_kernels() -> None:
@@ -139,10 +146,9 @@ def test_one_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     def broken(_: str) -> None:
         raise ImportError("undefined symbol: _ZN3c10\nand more")
 
+    monkeypatch.setattr(attention_backend, "find_spec", str)
     monkeypatch.setattr(attention_backend, "import_module", broken)
-    flash_problem.cache_clear()
     assert flash_problem() == "flash-attn is installed, but cannot be loaded: undefined symbol: _ZN3c10"
-    flash_problem.cache_clear()
 
 
 @pytest.mark.usefixtures("installed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -97,11 +98,11 @@ def flash_lacks(device: torch.device, dtype: torch.dtype, dim: int) -> str:
 @cache
 def flash_problem() -> str:
     """Why flash-attn cannot be imported here; empty if it can."""
+    if find_spec("flash_attn") is None:
+        return f"flash-attn is not installed: pip install 'triforce-chat[{EXTRA}]'"
     try:
         import_module("flash_attn")
-    except ModuleNotFoundError:
-        return f"flash-attn is not installed: pip install 'triforce-chat[{EXTRA}]'"
-    except (ImportError, OSError) as error:  # built for another torch
+    except Exception as error:  # built for another torch: whatever it raises, others can be used
         line, *_ = str(error).splitlines() or [type(error).__name__]
         return f"flash-attn is installed, but cannot be loaded: {line}"
     return ""

@@ -236,6 +236,8 @@ def handed_over(given: Baseline) -> Any:
         keys, values = (part[None, :, : given.known] for part in parts)
         layer.lazy_initialization(keys[:, :, :0].to(device), values[:, :, :0].to(device))
         layer.keys, layer.values = keys, values
+    if cache.offloading:
+        cache.prefetch(0)  # as the last layer of a forward does for the next one
     return cache
 
 
