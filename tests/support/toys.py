@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
@@ -375,6 +375,10 @@ class Walk:
 
     def __init__(self, horizon: float = math.inf) -> None:
         self.horizon = horizon
+        # By a question and the choices made since it was asked: the next choice's chances, or the answer with the
+        # history length after it.
+        self.known: dict[tuple[Hashable, Context], list[float] | tuple[SamplerOutput, int]] = {}
+        self.asked: tuple[Hashable, int] | None = None  # the open question, and the choices taken before it
         self.begin([])
 
     def begin(self, script: list[int]) -> None:
@@ -384,8 +388,29 @@ class Walk:
         self.at = 0  # history length in front of the next drawn token
         self.count: int | None = None  # drafted tokens that count; None: all
 
+    def once(self, question: Hashable, answer: Callable[[], SamplerOutput]) -> SamplerOutput:
+        """An answer that depends on the question and on choices alone: found once, then after the same choices again.
+
+        Most of a walk repeats an earlier one, up to the choice in which they differ.
+        """
+        taken, chance = self.taken, self.chance
+        while isinstance(known := self.known.get((question, self.since(taken))), list):
+            self.choose(known)
+        if known is None:
+            self.taken, self.chance, self.asked = taken, chance, (question, taken)
+            made, self.asked = answer(), None
+            known = self.known[question, self.since(taken)] = copied(made), self.at
+        made, self.at = known
+        return copied(made)
+
+    def since(self, taken: int) -> Context:
+        return tuple(self.script[taken : self.taken])
+
     def choose(self, chances: list[float]) -> int:
         """Take one outcome with positive probability and remember the others."""
+        if self.asked is not None:
+            question, taken = self.asked
+            self.known[question, self.since(taken)] = chances
         if self.taken < len(self.script):
             choice = self.script[self.taken]
         else:
@@ -422,6 +447,15 @@ class Walk:
         return torch.tensor([self.choose([w / total for w in weights[0].double().tolist()])])
 
 
+def copied(output: SamplerOutput) -> SamplerOutput:
+    """Levels may write to what they are given."""
+    return output._replace(probs=output.probs.clone(), packed=output.packed.clone())
+
+
+def content(tensor: Tensor | None) -> Hashable:
+    return None if tensor is None else (tensor.dtype, tuple(tensor.shape), tensor.numpy().tobytes())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkingVerification(Verification):
     """A verification whose random choices are those of a walk."""
@@ -431,7 +465,14 @@ class WalkingVerification(Verification):
     def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
         count = inputs.draft.count
         self.walk.count = len(inputs.draft) if count is None else int(count)
-        return Verification.__call__(self, inputs, random)
+        return self.walk.once(self._question(inputs), lambda: Verification.__call__(self, inputs, random))
+
+    def _question(self, inputs: SamplerInputs) -> Hashable:
+        """Everything that the verdict depends on but for choices; tests replace the rules."""
+        logits, draft, penalty, forced, allowed = inputs
+        tensors = (logits, draft.tokens, draft.probs, draft.count, *(penalty or ()), forced, allowed)
+        rules = tuple(vars(executor_module)[name] for name in ("verify", "verify_tree"))
+        return rules, self.candidates, draft.parents, penalty is None, self.walk.at, *map(content, tensors)
 
     def randomness(self, uniforms: Uniforms) -> Randomness:
         return Verification.randomness(self, uniforms) if self.sampling.greedy else self.walk
@@ -444,6 +485,9 @@ class Branching(Sampler):
         super().__init__(sampling, answer_start, forced=forced)
         self.walk = walk
         self.op = WalkingVerification(sampling, CANDIDATES, forced, walk=walk)
+
+    def fill(self, uniforms: Uniforms) -> None:
+        """Nobody reads them."""
 
     def draw(self, weights: Tensor) -> Tensor:
         if self.sampling.greedy:
