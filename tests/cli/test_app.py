@@ -220,6 +220,14 @@ def test_many_questions_get_the_answers_that_each_gets_alone(ask: Ask, tmp_path:
         assert schema_errors("answer", line) == []
 
 
+def test_trees_are_said_not_to_be_drafted_for_many_questions(ask: Ask, tmp_path: Path) -> None:
+    trees = ("--stack", "naive", "--draft", "tiny", "--tree", "sequoia")
+    said = asked_together(ask, tmp_path, *trees)
+    assert (said.code, said.err.count("chains drafted, no trees")) == (0, 1)
+    assert "no trees" not in ask("ask", "a.txt", "Why?", *trees).err
+    assert "no trees" not in asked_together(ask, tmp_path).err
+
+
 def test_many_questions_for_people_and_as_events(ask: Ask, tmp_path: Path) -> None:
     told = asked_together(ask, tmp_path)
     answers = [

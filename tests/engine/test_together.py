@@ -12,6 +12,7 @@ import torch
 from greenlet import getcurrent
 from support import emulated_graphs
 from support.labs import SMALL_BUDGET, Lab, spell
+from support.stored_calibrations import Shelf
 
 from triforce_chat.engine import prefix_cache, together
 from triforce_chat.engine.cache.layout import Budget
@@ -26,6 +27,7 @@ from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.calibration import bucket_of
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.together import answer_together, prepare_together, shared_prefix
@@ -184,6 +186,24 @@ def test_auto_decodes_plainly_and_others_as_they_are(lab: Lab) -> None:
         places = together.Places(engine_of(lab, stack), 0, questions(2), 2)
         forked = engine_of(lab, stack).fork(0, 300, Gathered(), places.take(0))
         assert forked.options.name == wanted
+
+
+def test_a_sequence_that_joins_begins_with_what_others_have_learnt(lab: Lab) -> None:
+    shelf, options = Shelf(), StackOptions(name="lookup", budget=SMALL_BUDGET)
+    engine = Engine(lab.target, 700, TextCodec(spell), lab.draft, options, calibrations=shelf)
+    bucket, began = bucket_of(len(BOOK)), []
+
+    def noted(sequence: EngineProtocol, request: Request) -> Generator[Event, None, None]:
+        assert isinstance(sequence, Engine)
+        began.append(sequence.calibration)
+        yield from sequence.answer(request)
+
+    requests = questions(3)
+    for _ in answer_together(engine, requests, noted, width=2):
+        pass
+    assert [bool(each.learnt.get(bucket)) for each in began] == [False, False, True]
+    assert began[2].acceptance
+    assert shelf.texts == {}
 
 
 def test_prompts_that_share_less_than_a_chunk_share_nothing(lab: Lab) -> None:

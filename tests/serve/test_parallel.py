@@ -16,10 +16,12 @@ from support.serving import Running, save_chat_model, serving, until
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.chat.session import ChatSession
 from triforce_chat.documents import Document, Page
+from triforce_chat.engine.events import Text
 from triforce_chat.engine.prefix_cache import common
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.serve import engines as engines_module
+from triforce_chat.serve import worker as worker_module
 from triforce_chat.serve.adapter import SessionAdapter
 from triforce_chat.serve.app import ServedModel
 from triforce_chat.serve.engines import ForkedEngines
@@ -255,6 +257,25 @@ def test_what_cannot_be_forked_answers_one_at_a_time(session: ChatSession) -> No
 
     single: Any = Whole()
     assert lender(single, 4).width == 1
+
+
+def test_the_event_loop_is_woken_once_for_all_answers(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken, texts = list[int](), list[Any]()
+
+    def counted(items: list[Any]) -> None:
+        if items:
+            woken.append(len(items))
+        texts.extend(each for _, item in items if isinstance(item, list) for each in item)
+        hand_over(items)
+
+    hand_over = worker_module.hand_over
+    monkeypatch.setattr(worker_module, "hand_over", counted)
+    at_once(server.client(), [{"question": f"{i}?", "max_tokens": 60} for i in range(WIDTH)])
+    until(lambda: not server.worker.running)
+    assert max(woken) == WIDTH
+    assert len(woken) < 0.8 * sum(isinstance(each, Text) for each in texts)
 
 
 def test_common_beginnings() -> None:

@@ -1,8 +1,9 @@
 """Clients of a server for a while, with answers of random lengths and disconnects, and what they saw.
 
-    python -m support.soak --seconds 600 -- triforce-chat serve book.txt --parallel 8
+    python -m support.soak --seconds 600 --out soak.json -- triforce-chat serve book.txt --parallel 8
 
-starts the server (from the folder ``tests``), asks with 8 clients, then with one, and prints a JSON object.
+starts the server (from the folder ``tests``), asks with 8 clients, then with one, and prints a record in JSON, which
+``--out`` keeps: throughput, time to first token, memory, and whether greedy answers are those that one client gets.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import re
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import torch
+
+from triforce_chat.lab.machine import machine
 
 QUESTIONS = ("Who?", "Where does it take place?", "What happens first?", "Why?", "How does it end?", "When?")
 LEAVES = 0.15  # share of the requests whose client disconnects before the end
@@ -140,25 +145,35 @@ def resident(pid: int) -> int:
     return 1024 * int(found[1]) if found else 0
 
 
+def held_on_devices() -> int:
+    """Bytes of all GPUs' memory that are in use, by whomever."""
+    return sum(total - free for free, total in map(torch.cuda.mem_get_info, range(torch.cuda.device_count())))
+
+
 def soak(command: Sequence[str], clients: int, seconds: float, longest: int) -> dict[str, Any]:
     """Many clients for ``seconds``, then one alone for a quarter of it, and whether it got the same answers."""
     with server(command) as (url, pid):
         run(url, clients, seconds / 20, longest)  # warms up
-        before = resident(pid)
+        before = resident(pid), held_on_devices()
         many = run(url, clients, seconds, longest)
-        after = resident(pid)
+        after = resident(pid), held_on_devices()
         alone = run(url, 1, seconds / 4, longest, leaves=0)
     both = many.texts.keys() & alone.texts.keys()
     differing = [f"{asked[0]} ({asked[1]})" for asked in both if many.texts[asked] != alone.texts[asked]]
     reports = many.report(seconds), alone.report(seconds / 4)
     return {
+        "schema": 1,
+        "machine": machine(),
+        "command": f"python -m support.soak {' '.join(sys.argv[1:])}",
         "clients": clients,
+        "seconds": seconds,
         "together": reports[0],
         "alone": reports[1],
         "times_alone": reports[0]["tokens_per_s"] / max(1e-9, reports[1]["tokens_per_s"]),
         "compared": len(both),
         "differing": differing,
-        "resident_bytes": [before, after],
+        "resident_bytes": [before[0], after[0]],
+        "device_bytes": [before[1], after[1]],
     }
 
 
@@ -169,9 +184,13 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--longest", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--out", type=Path, help="file for the record")
     parser.add_argument("command", nargs="+")
     chosen = parser.parse_args()
-    print(json.dumps(soak(chosen.command, chosen.clients, chosen.seconds, chosen.longest)))
+    record = json.dumps(soak(chosen.command, chosen.clients, chosen.seconds, chosen.longest))
+    print(record)
+    if chosen.out:
+        chosen.out.write_text(record + "\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import typer
 
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
+from triforce_chat.settings.settings import TREES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,6 +79,22 @@ def show_warning(options: Options, screen: Screen, line: str) -> None:
         from triforce_chat.ui.terminal import print_line as print_text
 
         print_text(screen.err, Text(one_line(line), "bold"))
+
+
+def warn_of_chains(options: Options, screen: Screen, parallel: int) -> None:
+    """Say that ``--tree`` does nothing where several answers are made at once, whose verifications take no trees."""
+    if parallel > 1 and drafts_trees(options):
+        show_warning(
+            options,
+            screen,
+            "several answers at once have chains drafted, no trees; --parallel 1 drafts trees",
+        )
+
+
+def drafts_trees(options: Options) -> bool:
+    """Whether ``--tree`` asks for trees."""
+    chain, *_ = TREES
+    return options.settings.tree != chain
 
 
 def confirm_deletion(question: str) -> None:

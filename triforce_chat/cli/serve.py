@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
-from triforce_chat.cli.output import screen_of, show_warning
+from triforce_chat.cli.output import screen_of, show_warning, warn_of_chains
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
@@ -53,6 +53,8 @@ def serve(
             show_warning(
                 options, screen, "requests are answered one at a time, as this engine runs one sequence"
             )
+        else:
+            warn_of_chains(options, screen, parallel)
         from triforce_chat.serve.server import serve as run
 
         listener.listen()

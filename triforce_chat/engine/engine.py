@@ -44,7 +44,7 @@ from triforce_chat.engine.speculation.calibrator import (
     CalibrationStore,
     Calibrator,
     NoCalibrations,
-    ReadOnlyCalibrations,
+    SharedCalibrations,
 )
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
@@ -122,6 +122,7 @@ class Engine:
         self.buffer, self.others = buffer, executor
         self.pools: dict[str, KVPool] = {}  # of the sequences of forked engines, by their role
         self.calibrations = calibrations or NoCalibrations()
+        self.shared_calibrations = SharedCalibrations(self.calibrations)  # of forked engines
         self.eos_ids, self.decode = codec.eos_ids, codec.decode
         self.group = target.group
         if eviction is None:
@@ -190,7 +191,7 @@ class Engine:
 
         Both read the same keys and values of those, so this engine must keep them for as long as the other is used.
         ``context`` and ``place``: of the new engine; the forwards of both models go through ``gathering``. What its
-        planners learn is not kept, as their times are those of several sequences.
+        planners learn, whose times are those of several sequences, is kept for other forks alone.
         """
         made = Engine(
             self.target.gathered_by(gathering),
@@ -199,7 +200,7 @@ class Engine:
             self.draft and self.draft.gathered_by(gathering),
             self.forked_options,
             storage=place.storage,
-            calibrations=ReadOnlyCalibrations(self.calibrations),
+            calibrations=self.shared_calibrations,
             buffer=place.buffer,
             executor=BatchedExecutor(self.executor, gathering, place.count if self.target.captures else 1),
         )

@@ -69,6 +69,8 @@ def test_what_goes_by_itself(command: list[str], other: str) -> None:
 
 
 def test_what_is_refused(command: list[str]) -> None:
+    trees = run(*command, "--batch", "2x300", "--tree", "sequoia")
+    assert (trees.exit_code, "leave out --tree" in trees.stderr) == (2, True)
     both = run(*command, "--batch", "2x300", "--shared", "2")
     assert (both.exit_code, "one after the other" in both.stderr) == (2, True)
     wrong = run(*command, "--batch", "two")

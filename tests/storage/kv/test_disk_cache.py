@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +18,7 @@ from support.labs import Lab, random_model
 from torch import Tensor
 
 from triforce_chat.chat.events import Tally
-from triforce_chat.engine import prefix_cache
+from triforce_chat.engine import prefix_cache, prefix_store
 from triforce_chat.engine.prefix_store import ROOT, DocumentSpan, NullStore, split_prompt
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.settings.settings import STACKS
@@ -293,6 +293,23 @@ def test_a_longer_prompt_has_the_same_chunks_first() -> None:
     for length in range(90):
         made = split_prompt(range(length), ends, 10)
         assert made == longest[: len(made)]
+
+
+def test_known_chunks_are_taken_over_where_they_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, hashed, make = [DocumentSpan(13), DocumentSpan(40)], [], prefix_store.chunk_of
+    known, other = split_prompt(range(60), ends, 10), split_prompt(range(60), [DocumentSpan(3)], 10)
+    whole = split_prompt(range(90), ends, 10)
+
+    def counted(ids: Sequence[int], *more: Any) -> Any:
+        hashed.append(len(ids))
+        return make(ids, *more)
+
+    monkeypatch.setattr(prefix_store, "chunk_of", counted)
+    assert split_prompt(range(90), ends, 10, known) == whole
+    assert sum(hashed) == 90 - known[-1].end
+    # Its chunks end elsewhere, but for some of them.
+    assert {chunk.end for chunk in other} & {chunk.end for chunk in whole}
+    assert split_prompt(range(90), ends, 10, other) == whole
 
 
 def test_the_same_tokens_in_other_chunks_have_other_hashes() -> None:

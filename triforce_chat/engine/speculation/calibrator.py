@@ -62,20 +62,30 @@ class NoCalibrations:
         return Calibration()
 
 
-class ReadOnlyCalibrations:
-    """Gives what ``store`` knows, and keeps nothing there."""
+class SharedCalibrations:
+    """Gives what ``store`` knows and what several sequences that run together have learnt, which it does not keep.
+
+    So a sequence that joins them begins with what an earlier one has learnt, and ``store`` has the times of one alone.
+    What is measured for repeatable answers comes from ``store`` only.
+    """
 
     def __init__(self, store: CalibrationStore) -> None:
         self.store = store
+        self.learnt: dict[StackOptions, Calibration] = {}
 
     def key(self, options: StackOptions) -> str:
         return self.store.key(options)
 
     def read(self, options: StackOptions) -> Calibration:
-        return self.store.read(options)
+        known = self.store.read(options)
+        known.absorb(self.learnt.get(options, Calibration()))
+        return known
 
-    def write(self, options: StackOptions, news: Calibration) -> Calibration:  # noqa: ARG002
-        return self.read(options)
+    def write(self, options: StackOptions, news: Calibration) -> Calibration:
+        """See ``CalibrationStore``; ``store``, which may be a file, is not asked after every answer."""
+        known = self.learnt.setdefault(options, Calibration())
+        known.absorb(Calibration({}, news.learnt, news.acceptance))
+        return Calibration({}, dict(known.learnt), known.acceptance)
 
 
 class MemoryCalibrations:
