@@ -90,12 +90,13 @@ def against(true: list[str], ours: list[str], poppler: list[str]) -> dict[str, f
 
 
 def program(path: Path) -> str:
-    """The program that made the file, as the file says."""
+    """The programs that wrote the text and the file, as the file says."""
     from pypdf import PdfReader
 
     try:
         said = PdfReader(path).metadata or {}
-        return str(said.get("/Producer") or said.get("/Creator") or "unknown")
+        named = [str(said[key]) for key in ("/Creator", "/Producer") if said.get(key)]
+        return ", ".join(dict.fromkeys(named)) or "unknown"
     except Exception:  # damaged files and locked ones say nothing
         return "unknown"
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from records import Json, number, record, rows, source, table
 
-PDF = "pdf-text"
+PDF, BOOKS, CLIENTS = "pdf-text", "structure", "cpu-many-clients"
+RIGHT = ("chapters", "order")
+WORD = "Microsoft Word"
 PROGRAMS = {"LibreOffice": "LibreOffice", "pdfTeX": "TeX", "Skia": "Chromium", "ReportLab": "ReportLab"}
 
 
@@ -21,13 +23,15 @@ def pdf_text() -> str:
     compared = [row for row in rows(PDF) if "words" in row]
     groups = {"all": compared} | {
         name: [row for row in compared if _program(row) == name]
-        for name in (*PROGRAMS.values(), "other programs")
+        for name in (*PROGRAMS.values(), WORD, "other programs")
     }
     lines = [(name, str(len(group)), *_figures(group)) for name, group in groups.items()]
     return "\n".join((table(header, lines), _left_out(), source(PDF)))
 
 
 def _program(row: Mapping[str, Any]) -> str:
+    if WORD in row["program"].replace("®", ""):
+        return WORD
     made = "true_order" in row  # by make_pdfs.py
     found = (name for mark, name in PROGRAMS.items() if made and mark in row["program"])
     return next(found, "other programs")
@@ -51,6 +55,50 @@ def _left_out() -> str:
     left = [f"`{row['file']}` ({row['left_out']})" for row in rows(PDF) if "left_out" in row]
     ligatures = record(PDF)["ligatures"]
     return f"Ligatures left: {ligatures}. Left out: {'; '.join(left)}.\n"
+
+
+def structure() -> str:
+    """The documents of each format whose chapters and reading order are right, and those that are not."""
+    found = rows(BOOKS)
+    lines = [
+        (f"`{kind}`", str(len(group)), *(str(sum(row[name] for row in group)) for name in RIGHT))
+        for kind in dict.fromkeys(row["format"] for row in found)
+        for group in [rows(BOOKS, format=kind)]
+    ]
+    total = ("all", str(len(found)), *(str(record(BOOKS)[name]) for name in RIGHT))
+    wrong = [f"`{row['file']}` ({_wrong(row)})" for row in found if not all(row[name] for name in RIGHT)]
+    header = ("format", "documents", "chapters right", "reading order right")
+    return "\n".join(
+        (table(header, [*lines, total]), f"Wrong: {'; '.join(wrong) or 'none'}.\n", source(BOOKS))
+    )
+
+
+def _wrong(row: Json) -> str:
+    counted = f"{row['found']} of {row['wanted']} chapters" if not row["chapters"] else ""
+    missed = f"{row['missing']} of {row['sentences']} sentences missing, or out of order"
+    return ", ".join(filter(None, (counted, missed if not row["order"] else "")))
+
+
+def clients() -> str:
+    """Who was answered by a server that got a conversation of very many messages, and when."""
+    read = record(CLIENTS)
+    asked, long = rows(CLIENTS)[:-1], rows(CLIENTS)[-1]
+    header = ("asked", "answered", "median", "slowest")
+    lines = [
+        (
+            f"{len({row['client'] for row in asked})} clients, {read['questions']} questions",
+            f"{read['answered']} of {read['questions']}",
+            f"{number(read['median_s'], 1)} s",
+            f"{number(read['slowest_s'], 1)} s",
+        ),
+        (
+            f"one client, {read['messages']:,} messages",
+            "yes" if long["status"] == 200 else f"refused: {long['refusal']}",
+            "",
+            f"{number(long['seconds'], 1)} s",
+        ),
+    ]
+    return f"{table(header, lines)}\n{source(CLIENTS)}"
 
 
 def schema_answers() -> str:
@@ -89,6 +137,8 @@ def schema_speed() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "pdf-text": pdf_text,
+    "structure": structure,
+    "many-clients": clients,
     "schema-answers": schema_answers,
     "schema-speed": schema_speed,
 }

@@ -114,9 +114,12 @@ def test_a_pdf_without_an_outline() -> None:
 
 
 def test_names_below_the_numbers_on_pages() -> None:
-    lines = ["Chapter 1", "The Ship", *BODY.splitlines(), "Chapter 2", *BODY.splitlines()]
-    found = page_headings(["".join(f"{line}\n" for line in lines)])
-    assert [each.title for each in found] == ["Chapter 1. The Ship", "Chapter 2"]
+    names = (["The Ship"], ["The Keeper of the", "Lamp"], [], ["Nobody came."])
+    chapters = [[f"Chapter {n}", *name, *BODY.splitlines()] for n, name in enumerate(names, 1)]
+    found = page_headings(["".join(f"{line}\n" for lines in chapters for line in lines)])
+    assert [each.title for each in found] == [
+        *("Chapter 1. The Ship", "Chapter 2. The Keeper of the Lamp", "Chapter 3", "Chapter 4")
+    ]
 
 
 def test_a_name_in_quotation_marks() -> None:

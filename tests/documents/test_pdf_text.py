@@ -71,13 +71,15 @@ def test_ligatures_are_found_as_letters() -> None:
     [
         ("o\x0ece, \x0crst a \rood o\x0b, wa\x0fes", "office, first a flood off, waffles"),
         ("o\x1ece, \x1crst a \x1dood o\x1b, wa\x1fes", "office, first a flood off, waffles"),
+        ("\x10a \x1crst\x11 \x16 3\x154", "“a first” — 3–4"),
+        ("\x10a \x0crst\x11", "\x10a first\x11"),
         ("one line\rand the next", "one line\rand the next"),
         ("a \x0b + \x0e", "a \x0b + \x0e"),
     ],
-    ids=["of TeX", "of Cork", "a line end", "signs"],
+    ids=["of TeX", "of Cork", "marks of Cork", "accents of TeX", "a line end", "signs"],
 )
 def test_codes_of_ligatures_in_fonts_of_tex(codes: str, text: str) -> None:
-    around = "Nobody saw the ship that lay before the quay. "
+    around = 2 * "Nobody saw the ship that lay before the quay. "
     assert with_tex_ligatures(around + codes) == around + text
 
 

@@ -12,6 +12,7 @@ from triforce_chat.documents.model import Heading
 CHAPTER_BODY = 400  # characters; less between two headings is a table of contents
 SECOND_LINE = 80  # characters of the line that names a chapter, below its number
 SHORTER = 1.5  # times: the first line of a text is so much longer than a name just below the number and just above it
+NAME_LINES = 2  # of a name on a page
 QUOTES = "”\"’'»)"
 PART, CHAPTER, NUMBER = 1, 2, 3  # ranks
 _NUMBER = (
@@ -70,12 +71,23 @@ def named(lines: Sequence[str], index: int) -> str:
     title = " ".join(lines[index].split())
     if not _UNNAMED.fullmatch(title):
         return title
-    at = next((at for at in range(index + 1, min(index + 4, len(lines))) if lines[at].strip()), index)
-    name = " ".join(lines[at].split())
-    after = lines[at + 1].strip() if at + 1 < len(lines) else ""
-    alone = not after or (at == index + 1 and len(after) > SHORTER * len(name))
-    is_name = at > index and alone and len(name) <= SECOND_LINE and name.rstrip(QUOTES)[-1:].isalnum()
+    name = _name_below(lines, index)
+    is_name = len(name) <= SECOND_LINE and name.rstrip(QUOTES)[-1:].isalnum()
     return f"{title.rstrip('.:')}. {name}" if is_name and not _HEADING.fullmatch(name) else title
+
+
+def _name_below(lines: Sequence[str], index: int) -> str:
+    """What stands alone below a heading, or in one or two lines that are shorter than the text just below them."""
+    at = next((at for at in range(index + 1, min(index + 4, len(lines))) if lines[at].strip()), index)
+    told = [" ".join(line.split()) for line in lines[at : at + NAME_LINES + 1]]
+    if at == index:
+        return ""
+    if not any(told[1:2]):
+        return told[0]
+    for count in range(1, len(told)) if at == index + 1 else ():
+        if all(len(told[count]) > SHORTER * len(line) for line in told[:count]):
+            return " ".join(told[:count])
+    return ""
 
 
 def placed_at(starts: Iterable[tuple[int, int, str]], texts: Sequence[str]) -> list[Heading]:
