@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.chunk_mass import chunk_mass
+from triforce_chat.engine.cache.in_place import HALF_LIFE
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import KVView
+from triforce_chat.engine.cache.storage import GRAIN, KVView
 from triforce_chat.engine.forward.attention import causal_attention
 from triforce_chat.engine.forward.attention_backend import flash_decode, flash_lacks
 from triforce_chat.engine.kernels.blocking import Blocking
@@ -47,12 +49,15 @@ LENGTHS = (4_100, 8_300, 124_900)
 TOKENS = (1, 8, 17)
 VOCABULARY = 49_152
 BUDGET = Budget(tokens=4096)
+LAYERS = 32  # of the big models
 GATHERED = 4  # layers that are gathered at once: all of a big model's would fill the device
 TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3), Budget(tokens=32, sinks=8, tail=8))
 FEW = (1, 2, 4, 8, 16)  # rows of decoding and of verifying
 QUANTIZED_VOCABULARY = 128_256
 SECTIONS = (
     "attention",
+    "listed",
+    "weighed",
     "sweep-attention",
     "linear",
     "sweep-linear",
@@ -193,6 +198,98 @@ def attention_cases(model: Model, length: int, n: int, sweep: bool) -> Iterator[
         for parts in sorted({max(1, usual // 2), usual, min(128, usual * 3 // 2), min(128, usual * 2)}):
             name = f"attention {'x'.join(map(str, tiles))} splits {parts}"
             yield Case(name, shape, moved, copies, partial(run, tiles=tiles, parts=parts))
+
+
+class Listed(NamedTuple):
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    at: Tensor
+    slots: Tensor  # [Hkv, budget.tokens]
+    first: int  # of as many contiguous slots
+
+
+def listed_cases(model: Model, length: int, n: int, budget: Budget) -> Iterator[Case]:
+    """Attention over some tokens of a long cache: by lists of chunks of several sizes, and over contiguous ones."""
+    keys, values = noise(2, model.kv_heads, length, model.dim)
+    size, scale = budget.tokens, model.dim**-0.5
+    at = torch.tensor([size - n], device=DEVICE)
+
+    def made(chunk: int) -> Listed:
+        worth = torch.rand(model.kv_heads, length // chunk, device=DEVICE)
+        places = best(worth, size // chunk)[..., None] * chunk + torch.arange(chunk, device=DEVICE)
+        first = int(places[0, 0, 0]) // GRAIN * GRAIN % (length - size)
+        return Listed(noise(n, model.heads, model.dim), keys, values, at, places.flatten(1).int(), first)
+
+    def run(each: Listed) -> Tensor:
+        return kernels.decode_attention(*each[:4], scale, size, listed=each.slots)
+
+    def contiguous(each: Listed) -> Tensor:
+        own = (part[:, each.first : each.first + size] for part in (each.keys, each.values))
+        return kernels.decode_attention(each.q, *own, each.at, scale, size)
+
+    def plain(each: Listed) -> Tensor:
+        heads = torch.arange(model.kv_heads, device=DEVICE)[:, None]
+        view = KVView(each.keys[heads, each.slots][None], each.values[heads, each.slots][None], size)
+        return causal_attention(each.q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+    moved = 2 * model.kv_heads * size * model.dim * DTYPE.itemsize
+    shape = f"{model.name} {size} of {length} n={n}"
+    for chunk in (1, 4, 8, 16):
+        copies = rounds(moved, partial(made, chunk))
+        yield Case(f"attention by list, chunk {chunk}", shape, moved, copies, run, plain)
+    yield Case("attention, contiguous", shape, moved, copies, contiguous)
+
+
+class Weighed(NamedTuple):
+    attended: Attended
+    weighing: kernels.Weighing
+
+
+def weighed_cases(model: Model, length: int, n: int) -> Iterator[Case]:
+    """Attention that also adds up what it pays to every chunk, and without that."""
+    scale, moved = model.dim**-0.5, 2 * model.kv_heads * length * model.dim * DTYPE.itemsize
+    shape = f"{model.name} {length} n={n}"
+
+    def made(chunk: int) -> Weighed:
+        keys, values = noise(2, model.kv_heads, length, model.dim)
+        total = torch.zeros(model.kv_heads, -(-length // chunk), device=DEVICE)
+        counted, at = torch.tensor([n], device=DEVICE), torch.tensor([length - n], device=DEVICE)
+        attended = Attended(noise(n, model.heads, model.dim), keys, values, at)
+        return Weighed(attended, kernels.Weighing(total, chunk, HALF_LIFE, counted))
+
+    def run(each: Weighed) -> Tensor:
+        return kernels.decode_attention(*each.attended, scale, length, weighing=each.weighing)
+
+    def without(each: Weighed) -> Tensor:
+        return kernels.decode_attention(*each.attended, scale, length)
+
+    def paid(each: Weighed) -> Tensor:
+        each.weighing.total.zero_()
+        run(each)
+        return each.weighing.total
+
+    def right(each: Weighed) -> Tensor:
+        q, keys = each.attended.q.transpose(0, 1), each.attended.keys
+        return chunk_mass(q, keys, each.weighing.chunk, scale).sum((1, 2))
+
+    for chunk in (1, 8):
+        copies = rounds(moved, partial(made, chunk))
+        yield Case(f"attention, weighed by chunks of {chunk}", shape, moved, copies, run, without)
+    yield Case("attention, not weighed", shape, moved, copies, without)
+    yield Case("weights by chunk", shape, moved, copies, paid, right)
+
+
+def selected_cases(model: Model, length: int, budget: Budget) -> Iterator[Case]:
+    """The choice of chunks for the lists of as many layers as a model has."""
+    count = (length - budget.tail) // budget.chunk
+
+    def made() -> Tensor:
+        return torch.rand(LAYERS, model.kv_heads, count, device=DEVICE)
+
+    shape, size = f"{model.name} {budget.tokens} of {length}", 4 * LAYERS * model.kv_heads * count
+    chosen = (budget.tokens - budget.sinks - budget.tail) // budget.chunk
+    yield Case("selection", shape, size, rounds(size, made), partial(best, count=chosen))
 
 
 def score_cases(model: Model, length: int, n: int) -> Iterator[Case]:
@@ -449,6 +546,9 @@ def _plain_cases(
         yield "linear", partial(linear_cases, model, n)
         yield "token", partial(token_cases, model, n)
     for model in models:
+        yield "listed", partial(listed_cases, model, lengths[-1], min(8, tokens[-1]), budget)
+        yield "weighed", partial(weighed_cases, model, lengths[-1], min(8, tokens[-1]))
+        yield "weighed", partial(selected_cases, model, lengths[-1], budget)
         yield "score", partial(score_cases, model, lengths[-1], min(16, tokens[-1]))
         yield "gather", partial(gather_cases, model, lengths[-1], budget)
 
