@@ -114,7 +114,7 @@ def test_a_pdf_without_an_outline() -> None:
 
 
 def test_names_below_the_numbers_on_pages() -> None:
-    names = (["The Ship"], ["The Keeper of the", "Lamp"], [], ["Nobody came."])
+    names: tuple[list[str], ...] = (["The Ship"], ["The Keeper of the", "Lamp"], [], ["Nobody came."])
     chapters = [[f"Chapter {n}", *name, *BODY.splitlines()] for n, name in enumerate(names, 1)]
     found = page_headings(["".join(f"{line}\n" for lines in chapters for line in lines)])
     assert [each.title for each in found] == [

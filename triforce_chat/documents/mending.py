@@ -16,7 +16,7 @@ _NAMES = ("ff", "fi", "fl", "ffi", "ffl")
 # TeX's bitmap fonts have ligatures at these codes, in its first encoding and in Cork's, and do not say what a code is.
 _TEX = dict(zip("\x0b\x0c\x0d\x0e\x0f\x1b\x1c\x1d\x1e\x1f", _NAMES * 2, strict=True))
 _TEX_LIGATURE = re.compile("(?<=[a-z])[\x0b-\x0f\x1b-\x1f]|[\x0b-\x0f\x1b-\x1f](?=[a-z])")
-_CORK = dict(zip("\x10\x11\x12\x13\x14\x15\x16", "“”„«»–—", strict=True))
+_CORK = str.maketrans("\x10\x11\x12\x13\x14\x15\x16", "“”„«»–—")
 MOST = 0.1  # of the characters: more codes without a meaning belong to fonts of another kind
 PART = 4  # letters; two shorter words in a row, as in "for-get", are more likely one word than a compound
 _UNKNOWN = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]+")
@@ -41,7 +41,7 @@ def with_tex_ligatures(text: str) -> str:
     if not found - {"\r"} or doubt(text) > MOST:
         return text
     signs = _CORK if max(found) >= "\x1b" else {}
-    return _TEX_LIGATURE.sub(lambda match: _TEX[match[0]], text).translate(str.maketrans(signs))
+    return _TEX_LIGATURE.sub(lambda match: _TEX[match[0]], text).translate(signs)
 
 
 def joined(texts: Sequence[str]) -> list[str]:

@@ -225,8 +225,8 @@ def listed_cases(model: Model, length: int, n: int, budget: Budget) -> Iterator[
         return kernels.decode_attention(*each[:4], scale, size, listed=each.slots)
 
     def contiguous(each: Listed) -> Tensor:
-        own = (part[:, each.first : each.first + size] for part in (each.keys, each.values))
-        return kernels.decode_attention(each.q, *own, each.at, scale, size)
+        own = slice(each.first, each.first + size)
+        return kernels.decode_attention(each.q, each.keys[:, own], each.values[:, own], each.at, scale, size)
 
     def plain(each: Listed) -> Tensor:
         heads = torch.arange(model.kv_heads, device=DEVICE)[:, None]
