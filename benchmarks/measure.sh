@@ -70,7 +70,8 @@ for step in "$@"; do
     bf16) bench "bf16-4096" --repetition-penalty 1 --inflate llama-3.1-8b --contexts 4096 --stacks $pair \
         --temperatures 0 --prompts 1 --plain-tokens 64 ;; # 40 s
     together) for count in 8 32; do
-        big "together-$count" --contexts $long --shared $count --stacks autoregressive,auto --temperatures 0
+        texts=bleak-house.txt big "together-$count" --contexts $long --tokens 96 --shared $count \
+            --stacks autoregressive,auto --temperatures 0
     done ;; # 150 s
     batches) for batch in 2x57344 6x19456 10x12288; do
         triforce-chat bench $novels the-scarlet-letter.txt treasure-island.txt --model small --no-cache --past-end \

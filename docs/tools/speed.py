@@ -423,6 +423,37 @@ def ablations() -> str:
     return table(header, lines) + "\n" + source("h200-ablations")
 
 
+def policies() -> str:
+    """How the middle level's chunks are selected: in copies that are built again, and in place."""
+    header = (
+        "`--policy`",
+        "T",
+        "ms/token",
+        "speed-up",
+        "tokens/round",
+        "ms/round",
+        "fresh",
+        "accepted",
+        "peak GB",
+    )
+    lines = [
+        (
+            f"`{policy}`",
+            f"{each['temperature']:g}",
+            number(each["ms_per_token"]),
+            factor(each["speedup"]),
+            number(each["tokens_per_round"], 1),
+            number(each["ms_per_token"] * each["tokens_per_round"], 1),
+            number(each["fresh"]),
+            accepted(each),
+            number(each["peak_bytes"] / 1e9, 1),
+        )
+        for policy in ("mean", "attention")
+        for each in rows(f"h200-policy-{policy}", contender="triforce")
+    ]
+    return table(header, lines) + "\n" + source("h200-policy-mean", "h200-policy-attention")
+
+
 def parallel() -> str:
     """Several GPUs."""
     cases = (
@@ -668,7 +699,7 @@ TABLES = {
     "cpu-prefill": cpu_prefill,
     "cpu-together": partial(together, "cpu-together"),
     "h200-batches": partial(batches, "h200-batch-2x57344", "h200-batch-6x19456", "h200-batch-10x12288"),
-    "h200-together": partial(together, "h200-together-8-stacks", "h200-together-8", "h200-together-32"),
+    "h200-together": partial(together, "h200-together-8", "h200-together-32"),
     "workers": partial(workers, "h100-batch"),
     "cpu-stock": cpu_stock,
     "cpu-peer-medium": partial(peer, "cpu-peer-0.5b-512"),
@@ -687,6 +718,7 @@ TABLES = {
     "stacks": stacks,
     "small": small,
     "ablations": ablations,
+    "policies": policies,
     "parallel": parallel,
     "start-up": start_up,
     "exactness": exactness,

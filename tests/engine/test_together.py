@@ -188,6 +188,16 @@ def test_auto_decodes_plainly_and_others_as_they_are(lab: Lab) -> None:
         assert forked.options.name == wanted
 
 
+def test_auto_drafts_on_a_gpu_where_there_is_room_for_more_than_a_token(
+    captured: tuple[Runner, Runner],
+) -> None:
+    engine = engine_with_graphs(captured, "auto")
+    cases = {(8, 150): "auto", (21, 150): "auto", (22, 150): "autoregressive", (32, 0): "auto"}
+    made = {case: engine.gathered_options(engine.options, *case).name for case in cases}
+    assert made == cases
+    assert engine.gathered_options(StackOptions("naive"), 32, 150).name == "naive"
+
+
 def test_a_sequence_that_joins_begins_with_what_others_have_learnt(lab: Lab) -> None:
     shelf, options = Shelf(), StackOptions(name="lookup", budget=SMALL_BUDGET)
     engine = Engine(lab.target, 700, TextCodec(spell), lab.draft, options, calibrations=shelf)

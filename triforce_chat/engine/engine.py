@@ -31,7 +31,7 @@ from triforce_chat.engine.events import (
     Text,
 )
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.gathered import Gathering
+from triforce_chat.engine.gathered import Gathering, rows_each
 from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
 from triforce_chat.engine.sampling.batched import BatchedExecutor
@@ -53,6 +53,9 @@ from triforce_chat.errors import DoesNotFit, UsageError
 
 PLAIN = StackOptions(name="autoregressive")
 SCRATCH = 256  # tokens after the longest answer, for drafts of all levels
+WORTH_ROWS = (
+    3  # of a verification of one of several sequences: with 32 of them, drafts of one token cost a tenth
+)
 SLACK = 64  # slots after the context, for proposals that are not committed yet
 
 
@@ -159,19 +162,16 @@ class Engine:
         on_gpu = self.target.device.type == "cuda"
         return None if alone or (on_gpu and not self.target.captures) else self
 
-    @property
-    def forked_options(self) -> StackOptions:
-        """The stack of the engines that ``fork`` makes."""
-        return self.gathered_options(self.options)
-
-    def gathered_options(self, options: StackOptions) -> StackOptions:
-        """The stack by which one of several sequences decodes, of which ``options`` were asked for.
+    def gathered_options(self, options: StackOptions, sequences: int, shared: int) -> StackOptions:
+        """The stack by which each of so many sequences decodes, of which ``options`` were asked for.
 
         ``auto`` decodes plainly there on a CPU, and without a draft model: a step of all sequences costs little more
         than one of a single one, and drafts that have to pay for their rows in all of them cost more than they bring.
+        So it does where they are so many, after ``shared`` tokens that all begin with, that each could draft one token.
         Forwards that run together verify chains, no trees.
         """
-        drafts = self.target.places_on_device and self.draft is not None
+        rows = rows_each(sequences, not shared)
+        drafts = self.target.places_on_device and self.draft is not None and rows >= WORTH_ROWS
         plain = options.name == StackOptions().name and not drafts
         return PLAIN if plain else replace(options, tree=None)
 
@@ -198,7 +198,7 @@ class Engine:
             context,
             TextCodec(self.decode, self.eos_ids),
             self.draft and self.draft.gathered_by(gathering),
-            self.forked_options,
+            self.gathered_options(self.options, place.count, shared),
             storage=place.storage,
             calibrations=self.shared_calibrations,
             buffer=place.buffer,

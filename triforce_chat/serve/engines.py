@@ -108,7 +108,7 @@ class ForkedEngines:
         seat = self._seat(history, most)
         seat.busy, seat.lent = True, next(self._loans)
         try:
-            wanted = self.origin.gathered_options(stack)
+            wanted = self._options(stack, seat.room, seat.shared)
             if wanted != seat.engine.options:
                 seat.room.begin(wanted.name)
                 seat.engine.restack(wanted)
@@ -136,12 +136,15 @@ class ForkedEngines:
         if not shares and self.origin.target.device.type == "cuda":  # which takes all of it at once
             self._check(self.origin.context)
         room = Place(self.origin, self.shared, self.width, place) if shares else OwnRoom()
-        room.begin(self.origin.forked_options.name)
+        room.begin(self._options(self.origin.options, room, shares).name)
         shared, context = (self.shared, self.context) if shares else (0, self.origin.context)
         with convert_out_of_memory():
             engine = self.origin.fork(shared, context, self.gathered, room)
         engine.prefix.piece = piece_of(engine.target, context)  # so that nobody waits long for a prompt
         return Seat(engine, room, shares)
+
+    def _options(self, stack: StackOptions, room: Place | OwnRoom, shares: bool) -> StackOptions:
+        return self.origin.gathered_options(stack, room.count, self.shared if shares else 0)
 
     def _require(self, seat: Seat, tokens: int) -> None:
         """Count ``tokens`` as held by a seat, for which main memory is only taken once they are written."""

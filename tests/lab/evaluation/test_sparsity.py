@@ -100,7 +100,7 @@ def test_pieces_are_spread_over_the_text() -> None:
 
 
 def test_a_budget_without_a_chunk() -> None:
-    with pytest.raises(UsageError, match="the least is 16"):
+    with pytest.raises(UsageError, match="the minimum is 16"):
         Plan([15], ["mean"], SMALL_BUDGET)
 
 

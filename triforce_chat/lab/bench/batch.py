@@ -90,7 +90,7 @@ def _measured(
     case: Case,
 ) -> Batched:
     sampling = sampling_of(case.settings, loaded)
-    stack = engines[0].gathered_options(stack_for(case.settings, loaded))
+    stack = engines[0].gathered_options(stack_for(case.settings, loaded), len(requests), 0)
     for room, engine in zip(rooms, engines, strict=True):
         room.begin("")  # in place of the last stack's caches
         engine.restack(stack)
