@@ -718,7 +718,7 @@ TABLES = {
     "stacks": stacks,
     "small": small,
     "ablations": ablations,
-    "policies": policies,
+    "gpu-policies": policies,
     "parallel": parallel,
     "start-up": start_up,
     "exactness": exactness,
