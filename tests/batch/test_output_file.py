@@ -159,14 +159,14 @@ def test_where_the_file_system_has_no_locks(
 )
 def test_the_file_of_another_is_refused_and_left_alone(path: Path, content: str) -> None:
     path.write_text(content)
-    with pytest.raises(UsageError, match="line 1 is no answer"):
+    with pytest.raises(UsageError, match="line 1 is not an answer"):
         opened(path)
     assert path.read_text() == content
 
 
 def test_a_place_that_is_no_file(tmp_path: Path) -> None:
     for place in (tmp_path, Path("/dev/null")):
-        with pytest.raises(UsageError, match="is no file"):
+        with pytest.raises(UsageError, match="is not a file"):
             opened(place)
     with pytest.raises(UsageError, match="No such file or directory"):
         opened(tmp_path / "nowhere" / "out.jsonl")

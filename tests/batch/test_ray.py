@@ -158,13 +158,34 @@ def test_no_cluster() -> None:
         ray_actors.connected("127.0.0.1:1")
 
 
+def test_ranks_on_two_machines_answer_as_one_process_does(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = save_chat_model(tmp_path / "model", padding=1)
+    Path("a.txt").write_text("The keeper's log. " * 20)
+    flags = ("--model", model, "--device", "cpu", "--draft", "none", "--no-cache", "--stack", "lookup")
+    asked = ("batch", "a.txt", "--question", "Who?", "--max-tokens", "5", *flags, "--json")
+    for machine in [*cluster.worker_nodes]:  # for two with room for one rank each
+        cluster.remove_node(machine)
+    for _ in range(2):
+        add_machine(cluster, 1)
+    told = [run(*asked, "--out", "one.jsonl")]
+    told.append(run(*asked, "--out", "two.jsonl", "--tp", "2", "--ray", cluster.address))
+    assert [(each.code, each.crash, each.err) for each in told] == [(0, None, "")] * 2
+    one, two = (json.loads(Path(f"{name}.jsonl").read_text().splitlines()[-1]) for name in ("one", "two"))
+    assert (two["text"], two["usage"]) == (one["text"], one["usage"])
+
+
 def test_shares() -> None:
-    gpus = {"GPU": 8.0, "CPU": 64.0}
-    assert share(gpus, 2, Settings(), None, 99) == Share(8, 1, 1)
-    assert share(gpus, 2, Settings(tp=4), None, 99) == Share(2, 4, 1)
-    assert share(gpus, 2, Settings(), None, 3) == Share(3, 1, 1)
-    assert share(gpus, 2, Settings(device="cpu"), None, 99) == Share(2, 0, 32)
-    assert share({"CPU": 64.0}, 2, Settings(), 16, 99) == Share(16, 0, 4)
+    gpus, cores = {"GPU": 8.0, "CPU": 64.0}, {"CPU": 64.0}
+    assert share(gpus, 2, Settings(), None, 99) == Share(8, 1, 1, 1)
+    assert share(gpus, 2, Settings(tp=4), None, 99) == Share(2, 4, 1, 1)
+    assert share(gpus, 2, Settings(tp=8), None, 99) == Share(1, 8, 1, 1)  # over both machines
+    assert share(gpus, 2, Settings(), None, 3) == Share(3, 1, 1, 1)
+    assert share(gpus, 2, Settings(device="cpu"), None, 99) == Share(2, 1, 0, 32)
+    assert share(cores, 2, Settings(), 16, 99) == Share(16, 1, 0, 4)
+    assert share(cores, 2, Settings(tp=2), None, 99) == Share(1, 2, 0, 32)
     with pytest.raises(UsageError, match="3 workers with --tp 4 need 12 GPUs; the cluster has 8"):
         share(gpus, 2, Settings(tp=4), 3, 99)
 

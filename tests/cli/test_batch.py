@@ -300,12 +300,12 @@ def test_a_full_disk_stops_at_once_and_the_next_run_goes_on(batch: Batch) -> Non
         (["books", "--questions", "blank.txt"], "blank.txt: no line that is not blank"),
         (["books", "--questions", "binary"], "binary: binary data"),
         (["--files", "blank.txt", "--question", "Who?"], "blank.txt: no line"),
-        (["--requests", "q.txt", "--question", "Who?"], "--requests holds the questions"),
+        (["--requests", "q.txt", "--question", "Who?"], "--requests contains the questions"),
         (["--requests", "none.jsonl"], "none.jsonl: No such file"),
         (["--requests", "q.txt", "-"], "batch reads files"),
-        (["books", "--question", "Who?", "--jsonl"], "--jsonl goes with ask"),
+        (["books", "--question", "Who?", "--jsonl"], "--jsonl is for ask"),
         (["books", "--question", "Who?", "--out", "q.txt"], "q.txt: line 1 is not an answer of such a batch"),
-        (["books", "--question", "Who?", "--out", "books"], "books is no file"),
+        (["books", "--question", "Who?", "--out", "books"], "books is not a file"),
     ],
 )
 def test_usage(batch: Batch, arguments: list[str], message: str) -> None:

@@ -21,6 +21,8 @@ from triforce_chat.ui.stream import LINK_RATE
 CONTEXT = 65_536
 PASTE = "\x1b[200~{}\x1b[201~"
 BOXES = re.compile("[\u2500-\u259f]")
+STYLES = re.compile("\x1b\\[(?:\\d+;)*[1-4]m")  # bold, dim, italic and underlined
+COLOURS = re.compile("\x1b\\[(?:\\d+;)*(?:[349][0-7]|10[0-7]|[34]8;[25][\\d;]*)(?:;\\d+)*m")
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +170,20 @@ def test_plain_is_whole_lines(chat: Callable[..., Terminal], dumb: bool) -> None
     assert not re.search(r"\x1b\[[0-9;]*[1-9][0-9;]*m", person.written[before:])
     if dumb:
         assert "\x1b" not in person.written
+
+
+def test_a_chat_that_goes_on_shows_its_last_turn_and_no_color_takes_colours_alone(
+    chat: Callable[..., Terminal],
+) -> None:
+    flags = ("--session", "kept", "--max-tokens", 8)
+    person = chat(*flags)
+    person.until("Ctrl-D leaves")
+    person.send("Where is the quay?" + ENTER)
+    person.until("stopped at the limit of 8 tokens", ">")
+    assert person.leave() == 0
+    assert COLOURS.search(person.written)
+    again = chat("-c", "--max-tokens", 8, NO_COLOR="1")
+    again.until("session kept: 1 turn", "Where is the quay?", ">")
+    assert again.leave() == 0
+    assert not COLOURS.search(again.written)
+    assert STYLES.search(again.written)

@@ -1,4 +1,8 @@
-"""A crew of Ray actors, each with an engine of its own, on the machines of a cluster."""
+"""A crew of Ray actors, each with an engine of its own, on the machines of a cluster.
+
+With ``--tp`` an engine has an actor for each rank, in a placement group, so that they may be of several machines; ranks
+find each other as those that torchrun started.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,15 +29,40 @@ OBJECT_STORE = 100 << 20  # bytes of a cluster on this machine; it carries paths
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # no reports, no advice
 
 
+Address = tuple[str, int]  # where the ranks of an engine meet
+
+
+class Rank:
+    """The actor of a rank other than 0."""
+
+    def run(self, address: Address, rank: int, size: int) -> None:
+        """Take part in an engine until its rank 0 ends it."""
+        from triforce_chat.parallel.rank_info import this_rank
+        from triforce_chat.parallel.worker import run_launched
+
+        os.environ.update(as_by_torchrun(address, rank, size))
+        run_launched(this_rank(size, os.environ))
+
+
 class Reader:
-    """The actor. It works like a worker process, but returns its reports."""
+    """The actor that answers. It works like a worker process, but returns its reports."""
 
     def __init__(self, job: Job, folder: str) -> None:
         """``folder``: the one that paths start from."""
         self._job, self._folder = job, folder
         self._answerer: Answerer | None = None
 
-    def load(self) -> list[Report]:
+    def address(self) -> Address:
+        """A place on this machine where the ranks of an engine can meet."""
+        import ray
+
+        with socket.create_server(("", 0)) as free:
+            return ray.util.get_node_ip_address(), free.getsockname()[1]
+
+    def load(self, address: Address | None, size: int) -> list[Report]:
+        """Load the model, if there is an address together with other ranks, who are ``size`` with this one."""
+        if address is not None:
+            os.environ.update(as_by_torchrun(address, 0, size))
         reports: list[Report] = []
         try:
             os.chdir(self._folder)
@@ -51,11 +80,21 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What each actor has of a cluster."""
+    """What there is for the actors in a cluster."""
 
     workers: int
-    gpus: int
+    ranks: int  # of each worker
+    gpus: int  # of each rank
     cpus: int
+
+
+@dataclass(slots=True)
+class Actors:
+    """Those of a worker, in a placement group if they are several."""
+
+    reader: Any
+    ranks: Sequence[Any] = ()  # but the first
+    group: Any = None
 
 
 class RayActors(Replaceable):
@@ -79,14 +118,14 @@ class RayActors(Replaceable):
         self._share = share(self._ray.cluster_resources(), len(alive(self._ray)), settings, wanted, groups)
         self.size, self.patience = self._share.workers, patience
         self._load, self._limit = load, limit
-        self._actors: dict[int, Any] = {}
+        self._actors: dict[int, Actors] = {}
         self._calls: dict[Any, int] = {}  # what is awaited of which worker
 
     def end(self, finishing: bool) -> None:  # noqa: ARG002 (an actor writes nothing to the disk)
         self._ray.shutdown()  # ends the actors of this driver
 
     def give(self, worker: int, lines: Sequence[Line]) -> None:
-        self._calls[self._actors[worker].answer.remote(lines)] = worker
+        self._calls[self._actors[worker].reader.answer.remote(lines)] = worker
 
     def reports(self) -> Iterator[Report]:
         try:
@@ -102,13 +141,44 @@ class RayActors(Replaceable):
 
     def dismiss(self, worker: int) -> None:
         self._calls = {call: other for call, other in self._calls.items() if other != worker}
-        with suppress(self._ray.exceptions.RayError):
-            self._ray.kill(self._actors.pop(worker))
+        ended = self._actors.pop(worker)
+        for actor in (ended.reader, *ended.ranks):
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.kill(actor)
+        if ended.group is not None:
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.util.remove_placement_group(ended.group)
 
     def start(self, worker: int) -> None:
-        actor = self._ray.remote(num_gpus=self._share.gpus, num_cpus=self._share.cpus)(Reader)
-        self._actors[worker] = actor.remote(Job(worker, self._load, self._limit), os.getcwd())
-        self._calls[self._actors[worker].load.remote()] = worker
+        size, job = self._share.ranks, Job(worker, self._load, self._limit)
+        group = self._group() if size > 1 else None
+        reader = self._placed(Reader, group, 0).remote(job, os.getcwd())
+        ranks = [self._placed(Rank, group, rank).remote() for rank in range(1, size)]
+        address = reader.address.remote() if ranks else None
+        for number, rank in enumerate(ranks, 1):
+            rank.run.remote(address, number, size)
+        self._actors[worker] = Actors(reader, ranks, group)
+        self._calls[reader.load.remote(address, size)] = worker
+
+    def _group(self) -> Any:
+        """Room for the ranks of a worker, on one machine if one has it."""
+        each = {"CPU": self._share.cpus, **({"GPU": self._share.gpus} if self._share.gpus else {})}
+        return self._ray.util.placement_group([each] * self._share.ranks, strategy="PACK")
+
+    def _placed(self, kind: type, group: Any, rank: int) -> Any:
+        """An actor's class with its share of the cluster."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        place = "DEFAULT" if group is None else PlacementGroupSchedulingStrategy(group, rank)
+        wanted = {"num_gpus": self._share.gpus, "num_cpus": self._share.cpus}
+        return self._ray.remote(**wanted, scheduling_strategy=place)(kind)
+
+
+def as_by_torchrun(address: Address, rank: int, size: int) -> dict[str, str]:
+    """The environment of a rank that has one device, and shares a model with others anywhere."""
+    host, port = address
+    named = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+    return {"MASTER_ADDR": host, **{name: str(value) for name, value in named.items()}}
 
 
 def require_extra() -> None:
@@ -148,24 +218,24 @@ def alive(ray: Any) -> list[dict[str, Any]]:
 
 
 def share(
-    resources: dict[str, float], nodes: int, settings: Settings, wanted: int | None, groups: int
+    resources: Mapping[str, float], nodes: int, settings: Settings, wanted: int | None, groups: int
 ) -> Share:
-    """What each worker gets: ``tp`` GPUs where there are any, else an equal part of the cores.
+    """What each worker gets: a GPU for each of its ``tp`` ranks where there are any, else an equal part of the cores.
 
     By default there are as many workers as the GPUs suffice for, or one per machine. Raises UsageError if the GPUs do
     not suffice for the workers that are wanted.
     """
-    gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
+    gpus, cpus, ranks = int(resources.get("GPU", 0)), int(resources.get("CPU", 1)), settings.tp
     if gpus and settings.device != "cpu":
-        places = gpus // settings.tp
+        places = gpus // ranks
         if (wanted or 1) > places:
             raise UsageError(
-                f"{wanted or 1} workers with --tp {settings.tp} need {(wanted or 1) * settings.tp} GPUs; "
+                f"{wanted or 1} workers with --tp {ranks} need {(wanted or 1) * ranks} GPUs; "
                 f"the cluster has {gpus}"
             )
-        return Share(min(wanted or places, groups), settings.tp, 1)
-    workers = min(wanted or nodes, groups)
-    return Share(workers, 0, max(1, cpus // max(workers, nodes)))
+        return Share(min(wanted or places, groups), ranks, 1, 1)
+    workers = min(wanted or max(1, nodes // ranks), groups)
+    return Share(workers, ranks, 0, max(1, cpus // max(workers * ranks, nodes)))
 
 
 def first_line(error: Exception) -> str:

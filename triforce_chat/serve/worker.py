@@ -137,7 +137,9 @@ class Worker:
             try:
                 for number, made in self.gathered.advance():
                     self._pass_on(number, made)
-                hand_over([(job, job.taken()) for job in self.running.values() if job.posted])
+                    if len(self.running) == 1:  # an engine that was not forked answers without a stop
+                        self._hand_over()
+                self._hand_over()
                 self.gathered.compute()
                 for number in [number for number, job in self.running.items() if job.cancelled]:
                     self._stop(number)
@@ -166,6 +168,10 @@ class Worker:
         job.post(made)
         if job.cancelled:
             self._stop(number)
+
+    def _hand_over(self) -> None:
+        """Hand over what was posted since the last time, of all jobs."""
+        hand_over([(job, job.taken()) for job in self.running.values() if job.posted])
 
     def _stop(self, number: int) -> None:
         """End a cancelled job where it is."""
