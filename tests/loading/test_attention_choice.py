@@ -90,7 +90,7 @@ def test_auto_measures_no_decoding_where_nothing_is_captured(gpu: SimpleNamespac
 
 
 def test_auto_never_fails(gpu: SimpleNamespace) -> None:
-    gpu.lacks = "flash-attn is not installed: pip install it"
+    gpu.lacks = "it needs flash-attn: pip install it"
     assert choice("auto") == USUAL
     assert gpu.measured == 0
     with pytest.raises(UsageError, match="pip install it"):

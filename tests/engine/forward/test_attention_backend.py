@@ -139,7 +139,7 @@ def test_graphs_decode_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("missing")
 def test_a_missing_package_names_the_extra() -> None:
-    assert "triforce-chat[flash-attn]" in flash_lacks(CPU, torch.bfloat16, 64)
+    assert "extra 'flash-attn'; install it: pip install flash-attn" in flash_lacks(CPU, torch.bfloat16, 64)
 
 
 def test_one_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

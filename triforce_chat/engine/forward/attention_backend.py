@@ -99,7 +99,7 @@ def flash_lacks(device: torch.device, dtype: torch.dtype, dim: int) -> str:
 def flash_problem() -> str:
     """Why flash-attn cannot be imported here; empty if it can."""
     if find_spec("flash_attn") is None:
-        return f"flash-attn is not installed: pip install 'triforce-chat[{EXTRA}]'"
+        return f"it needs flash-attn, this program's extra '{EXTRA}'; install it: pip install flash-attn"
     try:
         import_module("flash_attn")
     except Exception as error:  # built for another torch: whatever it raises, others can be used
