@@ -15,6 +15,7 @@ from support.fakes import answer_events
 from support.serving import PATIENCE, Running, serving, until
 
 from triforce_chat.chat.events import ChatEvent
+from triforce_chat.engine.events import Text
 from triforce_chat.errors import ModelError, OutOfMemory, UsageError
 from triforce_chat.serve import app as app_module
 from triforce_chat.serve.app import ServedModel
@@ -29,8 +30,9 @@ class Scripted:
     """Answers "You said: ..." once it may, or raises the error that a test set for the question."""
 
     def __init__(self) -> None:
-        self.may = threading.Event()
+        self.may, self.goes_on = threading.Event(), threading.Event()
         self.may.set()
+        self.goes_on.set()  # after each piece of its text
         self.asked: list[str] = []
         self.closed: list[str] = []
         self.errors: dict[str, Exception] = {}
@@ -44,7 +46,10 @@ class Scripted:
                 yield events[0]
             if request.question in self.errors:
                 raise self.errors[request.question]
-            yield from events[1:]
+            for event in events[1:]:
+                yield event
+                if isinstance(event, Text):
+                    self.goes_on.wait(PATIENCE)
         finally:
             self.closed.append(request.question)
 
@@ -270,6 +275,16 @@ def test_a_stopped_answer_ends_with_an_error(script: Scripted, server: Running, 
         server.worker.stop()
         with pytest.raises(openai.APIError, match="shutting down"):
             waits.result(PATIENCE)
+
+
+def test_a_stream_is_not_behind_its_answer(script: Scripted, server: Running) -> None:
+    script.goes_on.clear()
+    chunks = ask(server.client(), "Why?", stream=True)
+    assert next(chunks).choices[0].delta.role == "assistant"
+    assert "You said: Why?".startswith(next(chunks).choices[0].delta.content)
+    assert script.closed == []
+    script.goes_on.set()
+    assert list(chunks)[-1].choices[0].finish_reason == "stop"
 
 
 # Access control
