@@ -27,6 +27,7 @@ class Scripted:
 
     size = 2
     replaceable = True
+    elsewhere = False
     patience: float | None = 5.0
 
     def __init__(self, mortal: set[int], deadly: str = "", width: int = 1) -> None:
@@ -117,3 +118,14 @@ def test_a_line_that_ends_workers_costs_no_other_that_ran_beside_it(tmp_path: Pa
         ("1-1",),
         ("1-2",),
     ]
+
+
+def test_a_machine_that_is_lost_counts_once_however_many_workers_it_takes(tmp_path: Path) -> None:
+    crew = Scripted(set(), deadly="1-1", width=3)
+    crew.elsewhere = (
+        True  # so the second worker, which was there before, may only have been on the same machine
+    )
+    drive(crew, tmp_path / "out.jsonl", frozenset({"1-1"}))
+    with_it = [worker for worker, lines in crew.given if "1-1" in lines]
+    assert len(with_it) == 3
+    assert len({*with_it[:2]}) == 2

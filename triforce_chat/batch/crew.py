@@ -86,6 +86,11 @@ class Crew(Protocol):
         ...
 
     @property
+    def elsewhere(self) -> bool:
+        """True if its workers are on machines that may be lost."""
+        ...
+
+    @property
     def patience(self) -> float | None:
         """Seconds without a single worker after which none is expected any more."""
         ...
@@ -116,6 +121,7 @@ class Replaceable(ABC):
     """A crew whose workers are started, and ended, one by one."""
 
     replaceable = True
+    elsewhere = False
     size: int
 
     @abstractmethod
@@ -149,7 +155,7 @@ class ThisProcess:
     """A crew of one worker, which is this process; it answers while its reports are read."""
 
     size = 1
-    replaceable = False
+    replaceable = elsewhere = False
     patience = None
 
     def __init__(self, answerer: Answerer, load_s: float = 0.0, limit: float | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from triforce_chat.batch.crew import Crew, Done, Lost, Progress, Ready, Report, Said, Unusable
@@ -56,6 +56,9 @@ class Driver:
         self._widths: dict[int, int] = {}  # lines at once, of each worker that has a model
         self._running: dict[int, Running] = {}
         self._losses: Counter[str] = Counter()  # of workers, by the lines that they answered
+        self._gone = 0  # workers, so far
+        self._born = dict.fromkeys(range(crew.size), 0)  # how many had ended when each one was started
+        self._lost_at: dict[str, int] = {}  # and when the latest one ended that counts against a line
         self._proven: set[str] = set()  # groups of which a line was answered
         self._seen = clock()  # when there last was a worker with a model
 
@@ -115,7 +118,7 @@ class Driver:
         if running is not None:
             self._view.dropped(worker)
             lines = list(running.lines.values())
-            self._losses.update(running.lines.keys())
+            self._blame(worker, running.lines)
             if self._losses[lines[0].id] < TRIES:
                 self._queue.put_back(worker, lines)
             else:  # it was answered alone
@@ -125,6 +128,18 @@ class Driver:
             self._replace(worker)
         else:
             self._dismiss(worker, NoWorkerLeft(f"no worker is left: {why}"))
+
+    def _blame(self, worker: int, ids: Iterable[str]) -> None:
+        """Count the loss of a worker against what it answered.
+
+        Not if it is on a machine that may be lost, and was there when another one was lost with the same line: such a
+        machine takes its workers one after the other, and the first one's lines may be with the next.
+        """
+        self._gone += 1
+        for each in ids:
+            if not self._crew.elsewhere or self._born[worker] >= self._lost_at.get(each, 0):
+                self._losses[each] += 1
+                self._lost_at[each] = self._gone
 
     def _refuse(self, worker: int, lines: Sequence[Line], error: TriforceError) -> None:
         """Write errors; also for the rest of a group of which no line was answered: each would end like these."""
@@ -136,6 +151,7 @@ class Driver:
         self._widths.pop(worker, None)
         self._queue.release(worker)
         self._starts[worker] += 1
+        self._born[worker] = self._gone
         self._crew.replace(worker)
 
     def _dismiss(self, worker: int, error: TriforceError) -> None:

@@ -100,6 +100,8 @@ class Actors:
 class RayActors(Replaceable):
     """A crew of actors. Ray does not restart them: the driver does, and knows which lines were lost."""
 
+    elsewhere = True
+
     def __init__(
         self,
         load: Load,
