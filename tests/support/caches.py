@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -85,3 +87,36 @@ def in_turn(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa:
 def answer_of(engine: Engine, prompt: list[int], n: int = 16) -> list[int]:
     events = engine.answer(Request(prompt, n))
     return [token for event in events if isinstance(event, Text) for token in event.token_ids]
+
+
+def interrupt(
+    patch: pytest.MonkeyPatch, methods: Iterable[tuple[type, str]], call: int, late: bool = False
+) -> None:
+    """Press Ctrl-C in the call of that number of these methods: at its beginning, or at its end if ``late``."""
+    calls = count(1)
+
+    def breaking(real: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            now = next(calls) == call
+            if now and not late:
+                raise KeyboardInterrupt
+            found = real(*arguments)
+            if now:
+                raise KeyboardInterrupt
+            return found
+
+        return wrapped
+
+    for kind, name in methods:
+        patch.setattr(kind, name, breaking(getattr(kind, name)))
+
+
+def told_until_interrupt(engine: Engine, request: Request) -> tuple[list[int], bool]:
+    """The prompt and what of an answer was told, and whether Ctrl-C ended it."""
+    told = [*request.prompt]
+    try:
+        for event in engine.answer(request):
+            told += event.token_ids if isinstance(event, Text) else ()
+    except KeyboardInterrupt:
+        return told, True
+    return told, False

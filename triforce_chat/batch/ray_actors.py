@@ -27,8 +27,6 @@ CONNECT = 10.0  # seconds for a cluster to answer
 PATIENCE = 600.0  # seconds for a cluster that has lost its machines to get others
 OBJECT_STORE = 100 << 20  # bytes of a cluster on this machine; it carries paths and answers only
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # no reports, no advice
-
-
 Address = tuple[str, int]  # where the ranks of an engine meet
 
 

@@ -13,7 +13,7 @@ import typer
 
 from triforce_chat.cli.engines import compile_ahead, open_answering, with_shown_model
 from triforce_chat.cli.options import Documents, parse_list
-from triforce_chat.cli.output import TABLE_WIDTH, drafts_trees, print_json, print_record, screen_of
+from triforce_chat.cli.output import TABLE_WIDTH, print_json, print_record, screen_of
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
@@ -187,7 +187,7 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     others = chosen.profile or chosen.same_text or chosen.stock or chosen.peer or chosen.baselines
     if several and others:
         raise UsageError(f"{several} goes without --profile, --same-text, --stock, --peer and --baselines")
-    if several and drafts_trees(options):
+    if several and options.settings.drafts_trees:
         raise UsageError(f"{several} drafts chains, no trees: leave out --tree")
     if chosen.shared and chosen.batch:
         raise UsageError(

@@ -10,7 +10,6 @@ import typer
 
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
-from triforce_chat.settings.settings import TREES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,18 +82,12 @@ def show_warning(options: Options, screen: Screen, line: str) -> None:
 
 def warn_of_chains(options: Options, screen: Screen, parallel: int) -> None:
     """Say that ``--tree`` does nothing where several answers are made at once, whose verifications take no trees."""
-    if parallel > 1 and drafts_trees(options):
+    if parallel > 1 and options.settings.drafts_trees:
         show_warning(
             options,
             screen,
             "several answers at once have chains drafted, no trees; --parallel 1 drafts trees",
         )
-
-
-def drafts_trees(options: Options) -> bool:
-    """Whether ``--tree`` asks for trees."""
-    chain, *_ = TREES
-    return options.settings.tree != chain
 
 
 def confirm_deletion(question: str) -> None:

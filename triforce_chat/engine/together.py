@@ -73,9 +73,8 @@ def prepare_together(engine: EngineProtocol, requests: Sequence[Request], width:
     """Capture all graphs that ``answer_together`` may need, after a prefill of what the prompts share."""
     origin = engine.forkable
     if origin is not None and origin.target.captures:
-        for prepare in Places(origin, shared_prefix(origin, requests), requests, width).preparations(
-            requests[0]
-        ):
+        places = Places(origin, shared_prefix(origin, requests), requests, width)
+        for prepare in places.preparations(requests[0]):
             prepare()
 
 

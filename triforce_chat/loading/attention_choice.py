@@ -40,6 +40,9 @@ from triforce_chat.settings.settings import AUTO, Settings
 SLOTS = 16384 + CHUNK  # of the cache that kernels are timed on
 FEW = (1, 8)  # tokens of a step and of a verification
 WARMUPS, REPEATS, LAUNCHES = 2, 5, 16
+CANDIDATES = [
+    AttentionBackend(prefill, decoding) for prefill in (SDPA, FLASH_ATTN) for decoding in (TRITON, FLASH_ATTN)
+]
 
 
 def require_gpu_for_attention(settings: Settings, device: str) -> None:
@@ -65,19 +68,14 @@ def choose_attention(settings: Settings, model: Any, group: RankGroup) -> Attent
     if settings.attention != AUTO:
         return NAMED[settings.attention]
     found = USUAL if lacking else fastest(shape, fuses)
-    return NAMED_BY_NUMBER[group.broadcast_ints((NAMED_BY_NUMBER.index(found),))[0]]
-
-
-NAMED_BY_NUMBER = [
-    AttentionBackend(prefill, decoding) for prefill in (SDPA, FLASH_ATTN) for decoding in (TRITON, FLASH_ATTN)
-]
+    return CANDIDATES[group.broadcast_ints((CANDIDATES.index(found),))[0]]
 
 
 def fastest(shape: Shape, fuses: bool) -> AttentionBackend:
     """The fastest kernels for heads of that shape, measured the first time; ``fuses``: few tokens may take Triton's."""
     path, key = attention_file(), key_of(shape)
     known = read_object(path).get(key)
-    if not isinstance(known, dict) or known.get("backend") not in [list(each) for each in NAMED_BY_NUMBER]:
+    if not isinstance(known, dict) or known.get("backend") not in [list(each) for each in CANDIDATES]:
         known = measure(shape, fuses)
         write_object(path, {**read_object(path), key: known})
     return AttentionBackend(*known["backend"])

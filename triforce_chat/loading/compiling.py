@@ -89,8 +89,9 @@ def kernels_of(
     int8 = retrieval and copies and dtype == torch.bfloat16
     own = plan.workload.target
     layers = formats_of(plan.workload.stored)
-    policy = budget if retrieval else None
-    yield Kernels(own, dtype, buffers, policy, int8, settings.tp, layers, sequences, GRAIN + SLACK)
+    room = GRAIN + SLACK  # as most sequences have it
+    kept = budget if retrieval else None
+    yield Kernels(own, dtype, buffers, kept, int8, settings.tp, layers, sequences, own=room)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
         window = [SINKS + WINDOW + HOP]

@@ -9,7 +9,7 @@ from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.speculation.tree_plan import TreeOptions
-from triforce_chat.settings.settings import SAMPLED, TREES, Settings
+from triforce_chat.settings.settings import SAMPLED, Settings
 
 SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted with a seed by stacks that have no plan to make
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens; the latter is the optimum in the TriForce paper
@@ -65,12 +65,9 @@ def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUD
 
 def tree_options(settings: Settings) -> TreeOptions | None:
     """The trees that the settings ask for; None for chains, which know no size."""
-    chain, *_ = TREES
-    return (
-        None
-        if settings.tree == chain
-        else TreeOptions(settings.tree, settings.tree_size, settings.tree_depth)
-    )
+    if not settings.drafts_trees:
+        return None
+    return TreeOptions(settings.tree, settings.tree_size, settings.tree_depth)
 
 
 def stack_for(settings: Settings, model: ModelDefaults) -> StackOptions:

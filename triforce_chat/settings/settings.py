@@ -205,6 +205,12 @@ class Settings(Parameters):
         return None if self.endless == OFF else Eviction.of(self.endless, self.keep)
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether the draft model is to draft trees instead of chains."""
+        chain, *_ = TREES
+        return self.tree != chain
+
+    @property
     def room(self) -> int | None:
         """Tokens of keys and values to allocate; None leaves that to the model."""
         return self.context if self.endless == OFF else self.keep

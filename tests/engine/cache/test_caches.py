@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from support.caches import STACKS, answer_of, buffer_of, caches, check_retrieval, in_turn, levels, rows
+from support.caches import (
+    STACKS,
+    answer_of,
+    buffer_of,
+    caches,
+    check_retrieval,
+    in_turn,
+    interrupt,
+    levels,
+    rows,
+    told_until_interrupt,
+)
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
@@ -320,32 +331,13 @@ def test_an_interrupt_inside_any_layer_of_any_forward(
     monkeypatch.setattr(Planner, "_choose", in_turn)
     small_streaming(monkeypatch)
     luck = random.Random(seed)
-    countdown = 0
-    update: dict[type, Any] = {kind: kind.update for kind in (FullCache, RetrievalCache, StreamingCache)}
-
-    def breaking(kind: type, late: bool) -> Any:
-        def wrapped(cache: Any, *arguments: Any) -> Any:
-            nonlocal countdown
-            countdown -= 1
-            if countdown == 0 and not late:
-                raise KeyboardInterrupt
-            seen = update[kind](cache, *arguments)
-            if countdown == 0:
-                raise KeyboardInterrupt
-            return seen
-
-        return wrapped
-
+    updates = [(kind, "update") for kind in (FullCache, RetrievalCache, StreamingCache)]
     engine, prompt = lab.engine(stack, context=900), lab.text(40, seed=seed)
     for turn in range(12):
         with monkeypatch.context() as patch:
-            for kind in update:
-                patch.setattr(kind, "update", breaking(kind, late=bool(turn % 2)))
-            countdown = luck.randrange(1, 60)
-            told = list(prompt)
-            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-                for event in engine.answer(Request(prompt, 100)):
-                    told += event.token_ids if isinstance(event, Text) else ()
+            interrupt(patch, updates, luck.randrange(1, 60), late=bool(turn % 2))
+            told, broke = told_until_interrupt(engine, Request(prompt, 100))
+            assert broke
         prompt = [
             *told[: luck.choice([len(told), len(told) - 5])],
             3,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.caches import answer_of, buffer_of, caches
+from support.caches import answer_of, buffer_of, caches, interrupt, told_until_interrupt
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
@@ -326,29 +326,11 @@ def test_an_interrupt_at_any_step(lab: Lab, method: str, late: bool, monkeypatch
     """Between a verification and its selection too; the next answer is right, and nothing verified was lost."""
     monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 16)
     engine, prompt = engine_of(lab, context=700), lab.text(90)
-    real, countdown = getattr(InPlaceCache, method), 0
-
-    def broken(cache: InPlaceCache, *arguments: Any) -> Any:
-        nonlocal countdown
-        countdown -= 1
-        if countdown == 0 and not late:
-            raise KeyboardInterrupt
-        found = real(cache, *arguments)
-        if countdown == 0:
-            raise KeyboardInterrupt
-        return found
-
-    for calls in (1, 2, 3):
+    for call in (1, 2, 3):
         with monkeypatch.context() as patch:
-            patch.setattr(InPlaceCache, method, broken)
-            countdown, told = calls, list(prompt)
-            try:
-                for event in engine.answer(Request(prompt, 30)):
-                    told += event.token_ids if isinstance(event, Text) else ()
-            except KeyboardInterrupt:
-                pass
-            else:
-                assert method == "_add_latest"  # which a later answer does without
+            interrupt(patch, [(InPlaceCache, method)], call, late)
+            told, broke = told_until_interrupt(engine, Request(prompt, 30))
+        assert broke or method == "_add_latest"  # which a later answer does without
         check_source(lab, engine.full, engine.cached)
         prompt = [*told, 3]
         assert answer_of(engine, prompt, 9) == lab.greedy(prompt, 9)

@@ -5,7 +5,6 @@ Without a GPU, graphs are emulated, and plain arithmetic stands in for the kerne
 
 from __future__ import annotations
 
-import copy
 import gc
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import plain_kernels
-from support.caches import answer_of, buffer_of, caches
+from support.caches import answer_of, buffer_of, caches, interrupt, told_until_interrupt
 from support.emulated_graphs import captured_pair, emulate
 from support.judging import sampling_test
 from support.labs import SMALL_BUDGET, random_model, spell
@@ -26,7 +25,7 @@ from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cuda_graph import MARGIN
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Event, Rebuilt, Text
+from triforce_chat.engine.events import Event, Rebuilt
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner as runner_module
 from triforce_chat.engine.forward.runner import Runner
@@ -34,10 +33,8 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions, retrieval_cache
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-CLOSE: dict[str, Any] = {
-    "rtol": 5e-3,
-    "atol": 1e-3,
-}  # weights are summed in 16 bits before they are normalized
+# Weights are summed in 16 bits before they are normalized.
+CLOSE: dict[str, Any] = {"rtol": 5e-3, "atol": 1e-3}
 CONTEXT = 400
 IDS = torch.randint(1, 48, (300,), generator=torch.Generator().manual_seed(3))
 
@@ -90,6 +87,16 @@ def both(device: str, monkeypatch: pytest.MonkeyPatch, chunk: int = 4) -> tuple[
     return Made(device, True, monkeypatch, chunk), Made("cpu", False, monkeypatch, chunk)
 
 
+def begun(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Made, Made]:
+    """Both after a first verification that was asked for."""
+    pair = both(device, monkeypatch)
+    for made in pair:
+        made.cache.ready(1)
+        made.verify(150, 3)
+    same(*pair)
+    return pair
+
+
 def same(mine: Made, other: Made) -> None:
     """Both have weighed alike, and list the same slots."""
     torch.testing.assert_close(mine.cache.mass.cpu(), other.cache.mass, **CLOSE)
@@ -121,11 +128,7 @@ def test_verifications_weigh_and_select_as_on_a_cpu(
 
 def test_tokens_that_fill_a_draft_up_weigh_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a draft whose length the device alone knows, the CPU is given what counts."""
-    mine, other = both(device, monkeypatch)
-    for made in (mine, other):
-        made.cache.ready(1)
-        made.verify(150, 3)
-    same(mine, other)
+    mine, other = begun(device, monkeypatch)
     mine.verify(157, 7, drafted=3)
     mine.truncate(154)
     other.verify(154, 4)
@@ -136,11 +139,7 @@ def test_tokens_that_fill_a_draft_up_weigh_nothing(device: str, monkeypatch: pyt
 
 
 def test_the_middle_level_reads_the_lists(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, other = both(device, monkeypatch)
-    for made in (mine, other):
-        made.cache.ready(1)
-        made.verify(150, 3)
-    same(mine, other)
+    mine, other = begun(device, monkeypatch)
     before = buffer_of(mine.full).keys[:, :, :150].clone()
     for fed in ([5, 6, 7], [8], [9, 10, 11, 12, 13]):  # the last one in a graph of the same size
         torch.testing.assert_close(mine.middle(fed), other.middle(fed), rtol=1e-3, atol=1e-3)
@@ -153,11 +152,7 @@ def test_the_middle_level_reads_the_lists(device: str, monkeypatch: pytest.Monke
 def test_a_forward_may_begin_where_the_host_does_not_know(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, other = both(device, monkeypatch)
-    for made in (mine, other):
-        made.cache.ready(1)
-        made.verify(150, 3)
-    same(mine, other)
+    mine, other = begun(device, monkeypatch)
     expected = [other.middle(each) for each in ([5, 6, 7], [8, 9])]
     for at, ids, wanted in zip((0, 3), ([5, 6, 7], [8, 9]), expected, strict=True):
         fed = torch.tensor([ids], device=mine.target.device)
@@ -351,29 +346,11 @@ def test_an_interrupt_at_any_step(
     monkeypatch.setattr(prefix_cache, "PREFILL_CHUNK", 16)
     pair = captured_pair(device, monkeypatch)
     plain, engine, prompt = engine_of(pair, "autoregressive"), engine_of(pair), IDS[:90].tolist()
-    real, countdown = getattr(InPlaceCache, method), 0
-
-    def broken(cache: InPlaceCache, *arguments: Any) -> Any:
-        nonlocal countdown
-        countdown -= 1
-        if countdown == 0 and not late:
-            raise KeyboardInterrupt
-        found = real(cache, *arguments)
-        if countdown == 0:
-            raise KeyboardInterrupt
-        return found
-
-    for calls in (1, 2, 5):
+    for call in (1, 2, 5):
         with monkeypatch.context() as patch:
-            patch.setattr(InPlaceCache, method, broken)
-            countdown, told = calls, copy.copy(prompt)
-            try:
-                for event in engine.answer(Request(prompt, 30)):
-                    told += event.token_ids if isinstance(event, Text) else ()
-            except KeyboardInterrupt:
-                pass
-            else:
-                assert method == "_add_latest"  # which a later answer does without
+            interrupt(patch, [(InPlaceCache, method)], call, late)
+            told, broke = told_until_interrupt(engine, Request(prompt, 30))
+        assert broke or method == "_add_latest"  # which a later answer does without
         check_source(engine)
         prompt = [*told, 3]
         assert answer_of(engine, prompt, 9) == answer_of(plain, prompt, 9)

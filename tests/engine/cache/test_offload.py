@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn, layer_of
+from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn, interrupt, layer_of
 from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine.cache.full import FullCache
@@ -204,22 +204,11 @@ def test_a_full_store_overflows_as_a_slab_does() -> None:
 @pytest.mark.parametrize("stack", ["triforce", "auto"])
 def test_an_interrupt_in_any_layer(deep: Lab, stack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planner, "_choose", in_turn)
-    luck, countdown = random.Random(7), 0
-    update = FullCache.update
-
-    def breaking(cache: FullCache, *arguments: Any) -> Any:
-        nonlocal countdown
-        countdown -= 1
-        view = update(cache, *arguments)
-        if countdown == 0:
-            raise KeyboardInterrupt
-        return view
-
+    luck = random.Random(7)
     engine, prompt = engine_of(deep, stack, OffloadedKV), deep.text(40)
     for turn in range(9):
         with monkeypatch.context() as patch:
-            patch.setattr(FullCache, "update", breaking)
-            countdown = luck.randrange(1, 70)
+            interrupt(patch, [(FullCache, "update")], luck.randrange(1, 70), late=True)
             with pytest.raises(KeyboardInterrupt):
                 answer_of(engine, prompt, 100)
         prompt = [*engine.cached[: luck.choice([30, 200])], *deep.text(luck.choice([1, 12]), seed=turn)]

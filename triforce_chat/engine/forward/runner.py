@@ -275,12 +275,10 @@ class Runner:
         slot, size = cache.vacant() if self.decoder else None, fitting(rows)
         if slot is None or size is None:
             return []
-        lacks = self.graphs.lacks(slot, size) if self.captures else self.of_sequences.lacks(slot, size)
-        return (
-            [partial(self._capture if self.captures else self._capture_together, cache, size)]
-            if lacks
-            else []
-        )
+        if self.captures:
+            return [partial(self._capture, cache, size)] if self.graphs.lacks(slot, size) else []
+        lacks = self.of_sequences.lacks(slot, size)
+        return [partial(self._capture_together, cache, size)] if lacks else []
 
     @torch.inference_mode()
     def _capture(self, cache: KVCache, size: int) -> None:
