@@ -28,11 +28,12 @@ from triforce_chat.lab.bench.peer import (
     check,
     find_peer,
     gguf_file,
+    read_by,
     row,
     run_of,
 )
 from triforce_chat.lab.bench.peer_process import Answer
-from triforce_chat.lab.bench.row import Measured, Run
+from triforce_chat.lab.bench.row import Measured, Read, Run
 from triforce_chat.settings.settings import Settings
 
 installed = pytest.mark.skipif(
@@ -67,13 +68,20 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "mode", [PLAIN_MODE, LOOKUP_MODE, HASHED_MODE, DRAFT_MODE], ids=lambda mode: mode.contender
 )
-def test_every_mode_answers_every_prompt_with_the_same_tokens(gguf: Path, draft: Path, mode: Mode) -> None:
+def test_every_mode_answers_every_prompt_with_the_same_tokens(
+    tmp_path: Path, gguf: Path, draft: Path, mode: Mode
+) -> None:
     peer = Peer(gguf, draft, threads=1)
-    found = list(peer.answers(mode, PROMPTS, 20, 2))
-    plain = [answer.token_ids for answer in peer.answers(PLAIN_MODE, PROMPTS, 20, 1)]
+    (tmp_path / "fresh").mkdir()
+    found = list(peer.answers(mode, PROMPTS, 20, 2, str(tmp_path / "fresh")))
+    plain = [answer.token_ids for answer in peer.answers(PLAIN_MODE, PROMPTS, 20, 1, str(tmp_path))]
     assert [answer.prompt for answer in found] == [0, 0, 1, 1]
     assert [answer.token_ids for answer in found] == [plain[0], plain[0], plain[1], plain[1]]
-    assert [answer.read for answer in found] == [60, 60, 30, 30]
+    # Only a draft model's own keys and values are not kept from one server to the next.
+    assert [answer.read for answer in found] == ([60, 60, 30, 30] if mode.drafts else [60, 1, 30, 1])
+    known = list(peer.answers(mode, PROMPTS, 20, 1, str(tmp_path)))
+    assert [answer.token_ids for answer in known] == plain
+    assert [answer.read for answer in known] == ([60, 30] if mode.drafts else [1, 1])
     assert all(len(answer.token_ids) == 20 for answer in found)
     assert all(answer.prefill_s > 0 < answer.decode_s for answer in found)
     assert bool(found[0].drafted) is mode.drafts
@@ -82,8 +90,8 @@ def test_every_mode_answers_every_prompt_with_the_same_tokens(gguf: Path, draft:
 @installed
 def test_lookup_drafts_what_came_before(tmp_path: Path) -> None:
     peer = Peer(write_gguf(tmp_path / "circle.gguf", context=8192, blocks=0), None, threads=1)
-    [plain] = peer.answers(PLAIN_MODE, [[7] * 30], 200, 1)
-    [found] = peer.answers(HASHED_MODE, [[7] * 30], 200, 1)
+    [plain] = peer.answers(PLAIN_MODE, [[7] * 30], 200, 1, str(tmp_path))
+    [found] = peer.answers(HASHED_MODE, [[7] * 30], 200, 1, str(tmp_path))
     assert found.token_ids == plain.token_ids
     assert 0 < found.accepted <= found.drafted
     assert run_of(found).tally.tokens_per_round > 1 == run_of(plain).tally.tokens_per_round
@@ -94,20 +102,20 @@ def test_what_llama_cpp_refuses_is_one_line(gguf: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(ModelError, match=r"llama\.cpp cannot run broken\.gguf: .*"):
-        list(Peer(broken, None, 1).answers(PLAIN_MODE, PROMPTS, 4, 1))
+        list(Peer(broken, None, 1).answers(PLAIN_MODE, PROMPTS, 4, 1, str(tmp_path)))
     with pytest.raises(ModelError, match=r"tiny\.gguf: .*exceeds the available context"):
-        list(Peer(gguf, None, 1).answers(PLAIN_MODE, [[5] * 9000], 4, 1))
+        list(Peer(gguf, None, 1).answers(PLAIN_MODE, [[5] * 9000], 4, 1, str(tmp_path)))
 
 
 @installed
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
-def test_no_process_is_left_behind(gguf: Path) -> None:
+def test_no_process_is_left_behind(tmp_path: Path, gguf: Path) -> None:
     def children() -> set[int]:
         lines = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         return set(map(int, lines.split()))
 
     before = children()
-    answers = Peer(gguf, None, 1).answers(PLAIN_MODE, PROMPTS, 200, 50)
+    answers = Peer(gguf, None, 1).answers(PLAIN_MODE, PROMPTS, 200, 50, str(tmp_path))
     next(answers)
     [started] = children() - before
     answers.close()  # type: ignore[attr-defined]  # a generator, as an interrupt leaves it
@@ -128,7 +136,9 @@ def test_the_first_token_belongs_to_the_prefill() -> None:
 def test_a_row_beside_our_plain_decoding() -> None:
     ours = [Run(Tally(token_ids=[4, 5, 9, 7, 8]), 1.0)] * 2
     plain = Measured(Case(Settings(stack="autoregressive"), {}), [ours])
-    made = row(PLAIN_MODE, 100, [ANSWER, replace(ANSWER, decode_s=0.8, peak_bytes=2 * 10**9)], plain)
+    made = row(
+        PLAIN_MODE, Read(100, [50]), [ANSWER, replace(ANSWER, decode_s=0.8, peak_bytes=2 * 10**9)], plain
+    )
     assert (made.contender, made.context, made.prompts, made.temperature) == ("llama.cpp", 100, 1, 0.0)
     assert list(made.spread_ms) == pytest.approx([100, 200])
     assert made.plain_ms_per_token == pytest.approx(200)
@@ -136,8 +146,14 @@ def test_a_row_beside_our_plain_decoding() -> None:
     assert made.prefill_tokens_per_s == 50
     assert made.peak_bytes == 2 * 10**9
     assert (made.leading_equal, made.same_tokens, made.fresh) == (2, False, 1.0)
-    alone = row(PLAIN_MODE, 100, [ANSWER], None)
+    alone = row(PLAIN_MODE, Read(100, [50]), [ANSWER], None)
     assert (alone.speedup, alone.leading_equal, alone.same_tokens) == (None, None, None)
+
+
+def test_only_whole_readings_are_rates() -> None:
+    continued = replace(ANSWER, read=1)
+    assert read_by([ANSWER, continued], ANSWER.read) == Read(ANSWER.read, [ANSWER.read / ANSWER.prefill_s])
+    assert read_by([continued], ANSWER.read) is None
 
 
 @pytest.mark.parametrize(

@@ -81,16 +81,22 @@ class Peer:
     ) -> Iterator[Row]:
         """Every mode on the prompts of one length, beside our own plain greedy decoding of them.
 
-        That may have stopped behind ``plain_tokens``. Raises ModelError where llama.cpp fails.
+        That may have stopped behind ``plain_tokens``. A prompt is read once, by the first mode; the others continue
+        from the keys and values that it left, and their rows repeat the rate of that reading. Raises ModelError
+        where llama.cpp fails.
         """
-        for mode in self.modes:
-            answers = list(self.answers(mode, prompts, tokens, repeats))
-            yield row(mode, len(prompts[0]), answers, plain, plain_tokens)
+        context = len(prompts[0])
+        read = Read(context)
+        with tempfile.TemporaryDirectory() as states:
+            for mode in self.modes:
+                answers = list(self.answers(mode, prompts, tokens, repeats, states))
+                read = read_by(answers, context) or read
+                yield row(mode, read, answers, plain, plain_tokens)
 
     def answers(
-        self, mode: Mode, prompts: Sequence[Sequence[int]], tokens: int, repeats: int
+        self, mode: Mode, prompts: Sequence[Sequence[int]], tokens: int, repeats: int, states: str
     ) -> Iterator[Answer]:
-        """Answers of a process that ends with this iterator."""
+        """Answers of a process that ends with this iterator; ``states`` is a folder for what the prompts became."""
         job = Job(
             model=str(self.model),
             draft=str(self.draft) if mode.drafts else None,
@@ -99,6 +105,7 @@ class Peer:
             tokens=tokens,
             repeats=repeats,
             prompts=[list(ids) for ids in prompts],
+            states=states,
         )
         for line in _lines(job):
             answer = Answer(**json.loads(line))
@@ -133,9 +140,15 @@ def gguf_file(name: str) -> Path | None:
     return path.absolute() if path.is_file() and path.suffix.lower() == SUFFIX else None
 
 
+def read_by(answers: Sequence[Answer], context: int) -> Read | None:
+    """How fast the answers that read their whole prompt did so, or None if none did."""
+    rates = [answer.read / answer.prefill_s for answer in answers if answer.read == context]
+    return Read(context, rates) if rates else None
+
+
 def row(
     mode: Mode,
-    context: int,
+    read: Read,
     answers: Sequence[Answer],
     plain: Measured | None,
     plain_tokens: int | None = None,
@@ -144,7 +157,6 @@ def row(
     count = answers[-1].prompt + 1
     runs = [[run_of(answer) for answer in answers if answer.prompt == n] for n in range(count)]
     own = Measured(Case(Settings(), {}), runs, peak=max(answer.peak_bytes for answer in answers))
-    read = Read(context, [answer.read / answer.prefill_s for answer in answers])
     made = replace(
         row_of(own, 0.0, read, warmup=0), contender=mode.contender, prefill_peak_bytes=None, warmup_s=None
     )

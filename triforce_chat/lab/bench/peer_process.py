@@ -20,6 +20,7 @@ VERBOSITY = 1  # errors only
 # Tokens of the context beyond prompt and answer: drafts are written there until they are rejected.
 SPARE = 256
 COMPLETION = "/completion"  # takes and returns token ids, unlike the endpoints that imitate OpenAI's
+SLOT = "/slots/0"  # the only sequence's keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ class Job:
     tokens: int  # of every answer
     repeats: int  # answers to each prompt, each by a fresh server that has seen no answer before
     prompts: list[list[int]]  # token ids
+    states: (
+        str  # a folder: the first server that reads a prompt leaves its keys and values there for the others
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,16 @@ def answers(job: Job) -> Iterator[Answer]:
 
 def _answer(job: Job, n: int, prompt: list[int]) -> Answer:
     own = server(job, len(prompt))
+    address, state = own.listening_address, f"prompt-{n}"
+    # A draft model's keys and values are not in such a file: a server with one reads the prompt itself.
+    known = job.draft is None and os.path.exists(os.path.join(job.states, state))
+    if known:
+        _post(address, f"{SLOT}?action=restore", {"filename": state})
     started = time.perf_counter()
-    found = _complete(own.listening_address, prompt, job.tokens)
+    found = _complete(address, prompt, job.tokens, known)
     wall, told = time.perf_counter() - started, found["timings"]
+    if not known:
+        _post(address, f"{SLOT}?action=save", {"filename": state})
     return Answer(
         prompt=n,
         token_ids=found["tokens"],
@@ -91,6 +102,7 @@ def server(job: Job, context: int) -> Any:
     params.n_ctx = context + job.tokens + SPARE
     params.n_parallel, params.n_gpu_layers = 1, 0
     params.fit_params = params.ui = False
+    params.slot_save_path = os.path.join(job.states, "")
     params.verbosity = VERBOSITY
     speculative = params.speculative
     kinds = xllamacpp.common_speculative_type
@@ -102,18 +114,23 @@ def server(job: Job, context: int) -> Any:
     return xllamacpp.Server(params)
 
 
-def _complete(address: str, prompt: list[int], tokens: int) -> dict[str, Any]:
-    """A greedy answer of exactly ``tokens`` tokens; they cannot be end tokens."""
+def _complete(address: str, prompt: list[int], tokens: int, known: bool) -> dict[str, Any]:
+    """A greedy answer of exactly ``tokens`` tokens; they cannot be end tokens. A prompt that is known is not read."""
     wanted = {
         "prompt": prompt,
         "n_predict": tokens,
         "temperature": 0,
         "ignore_eos": True,
-        "cache_prompt": False,
+        "cache_prompt": known,
         "return_tokens": True,
     }
+    return _post(address, COMPLETION, wanted)
+
+
+def _post(address: str, path: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """What the server replies to a request in JSON. Raises RuntimeError with its message if it refuses."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"))
-    connection.request("POST", COMPLETION, json.dumps(wanted), {"Content-Type": "application/json"})
+    connection.request("POST", path, json.dumps(wanted), {"Content-Type": "application/json"})
     found: dict[str, Any] = json.load(connection.getresponse())
     if "error" in found:
         raise RuntimeError(found["error"]["message"])
