@@ -45,8 +45,8 @@ def tiling(rows: int, dim: int, dtype: torch.dtype, listed: bool = False) -> Til
     slots = TILE_BYTES // (dim * dtype.itemsize)
     height = max(16, min(LARGEST_ROWS[dtype.itemsize], triton.next_power_of_2(rows)))
     shape = Tiling(height, max(16, min(128, slots)))
-    # A stage more for the list: so as many keys and values are on their way as without one.
-    return shape._replace(stages=shape.stages + 1) if listed else shape
+    # Half of the stages are the list's: so as many keys and values are on their way as without one.
+    return shape._replace(stages=2 * shape.stages - 1) if listed else shape
 
 
 def splits(heads: int, row_tiles: int, most: int) -> int:
@@ -286,7 +286,7 @@ def weigh(to: Weighing, seen: Seen, at: Tensor, n: int, group: int, width: int) 
         to.total,
         at,
         to.counted,
-        to.half_life,
+        float(to.half_life),
         n,
         chunks,
         *(part.stride(0) for part in seen[:2]),
