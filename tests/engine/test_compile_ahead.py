@@ -40,6 +40,12 @@ def test_whatever_an_engine_launches_is_compiled_ahead(found: dict[str, Any]) ->
     assert set(found["ahead"]) == FORWARD | {"_multiply", "_score", "_gather", "_search", "_continue"}
 
 
+def test_what_weighs_and_reads_by_lists_is_compiled_ahead(found: dict[str, Any]) -> None:
+    launched, missed = found["lists"]
+    assert missed == []
+    assert set(launched) == FORWARD | {"_multiply", "_weigh"}
+
+
 def test_whatever_several_sequences_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
     launched, missed = found["together"]
     assert missed == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,10 +70,13 @@ def needed(*models: Kernels) -> dict[Any, dry.Launch]:
     return {key: found for each in models for key, found in dry.recorded(partial(launch, each)).items()}
 
 
-def kernels_of(config: dict[str, Any], sequences: int = 1, own: int = 0) -> list[Kernels]:
+def kernels_of(
+    config: dict[str, Any], sequences: int = 1, own: int = 0, policy: str = "mean"
+) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
-    sizes, capacities = Dimensions.of(config), [CONTEXT + SLACK, SMALL_BUDGET.capacity]
-    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, True, sequences=sequences, own=own)
+    sizes, lists = Dimensions.of(config), policy == "attention"
+    capacities = [CONTEXT + SLACK, *([] if lists else [SMALL_BUDGET.capacity])]
+    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, True, sequences=sequences, own=own)
     return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
 
 
@@ -121,7 +125,7 @@ def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
 
 
 def answered(
-    stack: str, patch: pytest.MonkeyPatch, sequences: int = 1, own: int = 0
+    stack: str, patch: pytest.MonkeyPatch, sequences: int = 1, own: int = 0, policy: str = "mean"
 ) -> tuple[set[Any], set[Any]]:
     """What an engine launches in an answer, or in several at once, and what is compiled ahead for it."""
     originals = {name: getattr(kernels, name) for name in LAUNCHED}
@@ -136,7 +140,7 @@ def answered(
             return plain(*given, **named)
 
         patch.setattr(kernels, name, both)
-    options = StackOptions(stack, budget=SMALL_BUDGET, middle="int8")
+    options = StackOptions(stack, budget=SMALL_BUDGET, middle="int8", policy=policy)
     engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
     engine.executor = GraphExecutor()
     prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -149,15 +153,15 @@ def answered(
             pass
     for name, original in originals.items():
         patch.setattr(kernels, name, original)
-    return launched, {*needed(*kernels_of(target.model.config.to_dict(), sequences, own))}
+    return launched, {*needed(*kernels_of(target.model.config.to_dict(), sequences, own, policy))}
 
 
 def run() -> None:
     """Answer on a GPU, plainly and by all levels."""
     with pytest.MonkeyPatch.context() as patch:
         target, draft = captured_pair("cuda", patch)
-        for middle in ("full", "int8"):
-            options = StackOptions("triforce", budget=SMALL_BUDGET, middle=middle)
+        for middle, policy in product(("full", "int8"), ("mean", "attention")):
+            options = StackOptions("triforce", budget=SMALL_BUDGET, middle=middle, policy=policy)
             engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
             prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
             tokens_of(engine, Request(prompt, 120))
@@ -167,7 +171,8 @@ def run() -> None:
 def compile_for_run() -> None:
     """Compile for this machine's GPU what ``run`` will launch."""
     config = random_model(head_dim=16).config.to_dict()
-    compile_all(kernels_of(config), torch.cuda.get_device_capability())
+    kernels = [each for policy in ("mean", "attention") for each in kernels_of(config, policy=policy)]
+    compile_all(kernels, torch.cuda.get_device_capability())
 
 
 def main() -> None:
@@ -176,6 +181,9 @@ def main() -> None:
         launched, ahead = answered(sys.argv[1], patch)
         found["launched"], found["ahead"] = ([key[0] for key in keys] for keys in (launched, ahead))
         found["missed"] = [str(key) for key in launched - ahead]
+    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+        launched, ahead = answered(sys.argv[1], patch, policy="attention")
+        found["lists"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
     with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered("naive", patch, SEQUENCES, CONTEXT + SLACK - 90)
         found["together"] = [key[0] for key in launched], [str(key) for key in launched - ahead]

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from triforce_chat.engine.cache.full import fading_mass
+from triforce_chat.engine.cache.in_place import HALF_LIFE, slot_list
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import MeanKey, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QueryRing, Shape, WriteSlot
@@ -78,8 +80,9 @@ class Kernels:
     sizes: ModelSizes
     dtype: torch.dtype
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
-    retrieval: Budget | None = None  # a target's budget of its retrieval cache, which is the last buffer
-    int8: bool = False  # forwards over the last buffer may have 8-bit weights
+    retrieval: Budget | None = None  # a target's budget of its retrieval cache; one of copies is the last buffer
+    lists: bool = False  # that of one sequence alone lists slots of the first buffer
+    int8: bool = False  # forwards over the retrieval cache may have 8-bit weights
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
     sequences: int = 1  # most of them whose forwards run together
@@ -144,10 +147,13 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         forwards(decoder, shape, buffer)
     if kernels.sequences > 1 and group.size == 1:
         together(decoder, shape, buffers[0], kernels)
-    if kernels.int8:
+    if kernels.retrieval and kernels.lists:
+        selected(decoder, shape, buffers[0], kernels)
+    elif kernels.int8:
         forwards(decoder.quantized(), shape, buffers[-1])
     if kernels.retrieval:
-        builds(kernels.retrieval, shape, buffers[0], buffers[-1])
+        if len(buffers) > 1:
+            builds(kernels.retrieval, shape, buffers[0], buffers[-1])
         ids = torch.zeros(1, buffers[0].capacity, dtype=torch.long, device=META)
         for n in LOOKED_UP:
             search(ids[0], torch.zeros((), dtype=torch.long, device=META), LOOKUP_ORDERS, n)
@@ -228,16 +234,24 @@ def untouched(layer: int, q: Any, *_: Any) -> Any:  # noqa: ARG001
     return q
 
 
-def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer) -> None:
-    """Captured forwards of all sizes, and those inside of captured drafts."""
-    forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+def selected(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
+    """Forwards that select what a retrieval cache lists, and those that read by its lists."""
+    budget = kernels.retrieval
+    assert budget
+    forwards(decoder, shape, buffer, mass=fading_mass(shape, buffer.capacity, budget.chunk, HALF_LIFE))
+    for each in (decoder, decoder.quantized()) if kernels.int8 else (decoder,):
+        forwards(each, shape, buffer, listed=slot_list(shape, budget))
+
+
+def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer, **aimed: Any) -> None:
+    """Captured forwards of all sizes, and those inside of captured drafts; ``aimed``: more about their slot."""
+    slot = WriteSlot(buffer, 0, QueryRing(shape, USUAL), **aimed)
+    forward = ForwardGraphs(decoder, META).forward(slot)
     # The captured sizes, and inside of captured drafts whatever feeds the tokens of the last one again.
     for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):
-        ids, at = (
-            torch.zeros(rows, dtype=torch.long, device=META),
-            torch.zeros(2, dtype=torch.long, device=META),
-        )
-        forward(ForwardInputs(ids, at[:1], at[1:], torch.arange(rows, device=META)))
+        ids, at, counted = (torch.zeros(size, dtype=torch.long, device=META) for size in (rows, 3, 1))
+        steps = torch.arange(rows, device=META)
+        forward(ForwardInputs(ids, *at[:2].split(1), steps, read=at[2:], counted=counted))
 
 
 def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:

@@ -84,14 +84,16 @@ def kernels_of(
     """What the target and its draft will launch by this plan, for up to so many ``sequences`` at once."""
     options = stack_options(settings, target.context, plan.workload.caches.budget)
     budget, retrieval = options.budget, plan.workload.caches.retrieval > 0
-    buffers = [plan.workload.context + SLACK, *([budget.capacity] if retrieval else [])]
+    copied = retrieval and (sequences > 1 or not plan.lists)
+    buffers = [plan.workload.context + SLACK, *([budget.capacity] if copied else [])]
     copies = options.middle != "full" and plan.workload.stored is None
     int8 = retrieval and copies and dtype == torch.bfloat16
     own = plan.workload.target
     layers = formats_of(plan.workload.stored)
     room = GRAIN + SLACK  # as most sequences have it
     kept = budget if retrieval else None
-    yield Kernels(own, dtype, buffers, kept, int8, settings.tp, layers, sequences, own=room)
+    lists = retrieval and plan.lists
+    yield Kernels(own, dtype, buffers, kept, lists, int8, settings.tp, layers, sequences, own=room)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
         window = [SINKS + WINDOW + HOP]

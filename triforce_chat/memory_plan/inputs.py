@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from triforce_chat.engine.cache.chunk_mass import weighable
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.offload import BUFFERS
@@ -18,7 +19,7 @@ from triforce_chat.engine.forward import onednn
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.engine.prefix_cache import GPU_PREFILL_CHUNK, PREFILL_CHUNK
 from triforce_chat.engine.speculation.stack_specs import STACKS
-from triforce_chat.engine.speculation.stacks import MOST_DRAFT_GAMMA, MOST_GAMMA, StackOptions
+from triforce_chat.engine.speculation.stacks import IN_PLACE, MOST_DRAFT_GAMMA, MOST_GAMMA, StackOptions
 from triforce_chat.errors import ModelError, UsageError
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.plan import Memory
@@ -61,7 +62,7 @@ def workload_of(
         context=context,
         itemsize=dtype.itemsize,
         layout=engine_layout(own, device, dtype, gpus),
-        caches=small_caches(stack),
+        caches=small_caches(stack, selects_in_place(stack, device, kv)),
         gpus=gpus,
         head=draft is not None and draft.source is not None and is_built_on_target(draft.source.folder),
         stored=target.stored,
@@ -94,12 +95,19 @@ def engine_layout(
     )
 
 
-def small_caches(stack: StackOptions) -> SmallCaches:
+def selects_in_place(stack: StackOptions, device: torch.device, kv: torch.dtype | None) -> bool:
+    """Whether a stack's retrieval cache copies nothing of a full cache that is on the device."""
+    weighs = device.type == "cpu" or weighable(stack.budget.chunk)
+    return stack.policy in IN_PLACE and kv not in BITS and weighs
+
+
+def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
     """The sizes of a stack's retrieval and streaming caches."""
     spec, budget = STACKS[stack.name], stack.budget
     return SmallCaches(
         budget=budget.tokens,
         retrieval=spec.retrieval_caches * budget.capacity,
+        in_place=in_place,
         chunk=budget.chunk,
         queries=budget.queries,
         streaming=spec.draft_caches * (SINKS + WINDOW + HOP),

@@ -59,7 +59,7 @@ def rows(plan: MemoryPlan, draft: str | None) -> Iterator[tuple[str, str, str]]:
     remarks = {
         "weights": "",
         "kv": _kv_remark(plan),
-        "retrieval": f"{workload.caches.retrieval:,} slots, and the tensors that build it",
+        "retrieval": _retrieval_remark(plan),
         "draft": draft or "none: lookup drafts",
         "activations": f"of a prefill in chunks of {workload.prefill:,} tokens",
     }
@@ -112,6 +112,13 @@ def _location(plan: MemoryPlan) -> str:
     if plan.memory.is_host:
         return "into memory"
     return "on the GPU" if plan.workload.gpus == 1 else f"on {plan.workload.gpus} GPUs"
+
+
+def _retrieval_remark(plan: MemoryPlan) -> str:
+    slots = f"{plan.workload.caches.retrieval:,} slots"
+    if plan.lists:
+        return f"lists of {slots}, and the tensors that choose them"
+    return f"{slots}, and the tensors that build it"
 
 
 def _kv_remark(plan: MemoryPlan) -> str:

@@ -46,6 +46,11 @@ class MemoryPlan:
         return self.resident < self.workload.target.layers
 
     @property
+    def lists(self) -> bool:
+        """Whether the retrieval cache lists slots of the full cache, which it can where all of that is on the device."""
+        return self.workload.caches.in_place and not self.offloaded
+
+    @property
     def kv(self) -> int:
         """KV on the device: of resident and of streamed layers, and the latest queries."""
         return (self.resident + self.streamed) * self.workload.layer_kv + self.workload.latest_queries
@@ -67,7 +72,7 @@ class MemoryPlan:
         return {
             "weights": workload.weights,
             "kv": self.kv,
-            "retrieval": workload.retrieval,
+            "retrieval": workload.lists if self.lists else workload.retrieval,
             "draft": workload.draft_bytes,
             "activations": workload.activations,
         }

@@ -43,6 +43,7 @@ class SmallCaches:
 
     budget: int = 0  # tokens that the retrieval cache selects
     retrieval: int = 0  # slots of the retrieval caches
+    in_place: bool = False  # they list slots of a full cache that is on the device
     chunk: int = 8  # tokens that are selected together
     queries: int = 16  # latest queries, which select the chunks
     streaming: int = 0  # slots of all the draft's streaming caches
@@ -99,6 +100,22 @@ class Workload:
         summary = 2 * target.keys * chunks * self.itemsize
         scores = target.query_heads * self.caches.queries * chunks * (self.itemsize + 2 * FP32)
         return (slots + summary + scores) // self.gpus
+
+    @property
+    def lists(self) -> int:
+        """A retrieval cache of lists, and the tensors that weigh the chunks and choose among them.
+
+        Each layer and KV head has a list, what was paid to every chunk, and for a while a copy of that, of which the
+        highest are sorted. A forward keeps what each of its rows pays to a chunk of one layer in 16 bits.
+        """
+        if not self.caches.retrieval:
+            return 0
+        target, chunks = self.target, self.context // self.caches.chunk
+        heads = target.layers * target.kv_heads
+        lists = heads * self.layout.slots(self.caches.retrieval) * (FP32 + INT64)
+        paid = heads * chunks * 2 * FP32
+        rows = LOGIT_ROWS * target.query_heads * chunks * FP32
+        return (lists + paid + rows) // self.gpus
 
     @property
     def draft_caches(self) -> int:

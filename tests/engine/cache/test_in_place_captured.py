@@ -231,18 +231,36 @@ def test_there_is_no_graph_without_room(device: str, monkeypatch: pytest.MonkeyP
         mine.middle([5])
 
 
-def test_graphs_go_with_their_cache(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_weigh_serve_the_next_stack(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that read lists go with the cache of lists, and those that weigh with the full cache."""
     mine = Made(device, True, monkeypatch)
-    mine.cache.ready(1)
-    mine.verify(150, 3)
-    assert mine.cache.ready(3)
+
+    def sizes() -> list[list[int]]:
+        return sorted(sorted(made) for made in mine.target.graphs.made.values())
+
+    def selected(end: int) -> None:
+        mine.cache.ready(1)
+        mine.verify(end, 3)
+        assert mine.cache.ready(3)
+
+    selected(150)
     mine.middle([5, 6])
-    assert sorted(size for sizes in mine.target.graphs.made.values() for size in sizes) == [2, 3]
+    assert sizes() == [[2], [3]]
+    budget = mine.cache.budget
     del mine.cache
     gc.collect()
-    assert not mine.target.graphs.made
-    mine.verify(153, 3)
-    assert [list(sizes) for sizes in mine.target.graphs.made.values()] == [[3]]
+    assert sizes() == [[3]]
+    mine.verify(153, 3)  # which nobody weighs
+    assert sizes() == [[3], [3]]
+    mine.cache = InPlaceCache(mine.full, budget, mine.told.append, captured=True)
+    assert not mine.cache.mass.any()
+    selected(156)
+    assert sizes() == [[3], [3]]
+    other = replace(budget, chunk=2)
+    mine.cache = InPlaceCache(mine.full, other, mine.told.append, captured=True)
+    gc.collect()
+    selected(159)
+    assert sizes() == [[3], [3]]  # those that weighed other chunks went with their mass
 
 
 @pytest.mark.parametrize("chunk", [3, 32])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
+import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass, FadingMass
@@ -17,6 +18,7 @@ from triforce_chat.engine.cache.storage import (
     QueryRing,
     Shape,
     WriteSlot,
+    rounded_up,
 )
 from triforce_chat.engine.cuda_graph import Preparation
 
@@ -75,6 +77,7 @@ class FullCache(KVCache):
         self.storage = storage(shape, capacity)
         self.queries = QueryRing(shape, query_window)
         self.observers: WeakSet[CacheObserver] = WeakSet()  # those of a replaced stack vanish with it
+        self.fading: FadingMass | None = None  # the latest that was asked for
         self.count: Tensor | None = None  # [1], tokens of the next forward that are no padding; None: all
 
     @property
@@ -97,6 +100,16 @@ class FullCache(KVCache):
         if slot is None or (slot.storage.pool is not None and not self.observers):
             return slot  # a copy for nobody
         return slot._replace(queries=self.queries, mass=self._mass, counted=self.count)
+
+    def weighed_by(self, chunk: int, half_life: float) -> FadingMass:
+        """Where captured forwards add what they pay to chunks: for the same ones the same as before.
+
+        So a stack goes on with the graphs of the one that it replaces.
+        """
+        kept = self.fading
+        if kept is None or (kept.chunk, kept.half_life) != (chunk, half_life):
+            kept = self.fading = fading_mass(self.shape, self.storage.capacity, chunk, half_life)
+        return kept
 
     @property
     def _mass(self) -> FadingMass | None:
@@ -137,3 +150,10 @@ class FullCache(KVCache):
         """Count n tokens whose slots were filled without a forward, so that their queries are unknown."""
         self.queries.forget()
         super().advance(n)
+
+
+def fading_mass(shape: Shape, capacity: int, chunk: int, half_life: float) -> FadingMass:
+    """Nothing paid yet to chunks of so many slots; the mass of each layer begins where vectors may."""
+    chunks = rounded_up(-(-capacity // chunk))
+    total = torch.zeros(shape.layers, shape.kv_heads, chunks, device=shape.device)
+    return FadingMass(total, chunk, half_life)

@@ -18,11 +18,19 @@ from math import inf
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.chunk_mass import ChunkMass, FadingMass, chunk_mass
-from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.chunk_mass import ChunkMass, chunk_mass
+from triforce_chat.engine.cache.full import FullCache, fading_mass
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import KVCache, KVView, SlotList, WriteSlot
+from triforce_chat.engine.cache.storage import (
+    KVBuffer,
+    KVCache,
+    KVView,
+    Shape,
+    SlotList,
+    WriteSlot,
+    rounded_up,
+)
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
@@ -53,12 +61,11 @@ class InPlaceCache(KVCache):
     ) -> None:
         self.source, self.budget, self.emit = source, budget, emit
         self.half_life, self.weighs_all = half_life, weighs_all
-        shape, chunks = source.shape, -(-source.storage.capacity // budget.chunk)
-        heads = (shape.layers, shape.kv_heads)
-        self.mass = torch.zeros(*heads, chunks, device=shape.device)
-        self.slots = torch.zeros(*heads, budget.capacity, dtype=torch.int32, device=shape.device)
-        self.listed, self.rehearsed = SlotList(self.slots), False
-        self.fading = FadingMass(self.mass, budget.chunk, half_life or inf) if captured else None
+        weighed = budget.chunk, half_life or inf
+        self.fading = source.weighed_by(*weighed) if captured else None
+        self.mass = (self.fading or fading_mass(source.shape, source.storage.capacity, *weighed)).total
+        self.listed, self.rehearsed = slot_list(source.shape, budget), False
+        self.slots = self.listed.slots
         self.restart()
         source.observers.add(self)
 
@@ -188,8 +195,22 @@ class InPlaceCache(KVCache):
     def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
         self._begin(slot.mass is not None and slot.mass is self.fading)
         if self.weighed is not None and self.known is None:
-            for layer, keys in enumerate(slot.storage.keys):
-                self._add_latest(layer, ChunkMass(self.mass[layer], self.budget.chunk), keys, n)
+            self._weigh_latest(slot.storage, n)
+
+    def _weigh_latest(self, buffer: KVBuffer, n: int) -> None:
+        """``_add_latest`` for all layers, by the kernels that captured forwards weigh with."""
+        from triforce_chat.engine import kernels
+
+        started, source = time.perf_counter(), self.source
+        latest = source.queries.latest(slice(None), source.length + n, self.budget.queries + n)
+        queries = latest[:, :, n:].flip(2).transpose(1, 2)  # [layers, m, Hq, D]
+        if m := queries.shape[1]:
+            at, counted = (torch.full((1,), value, device=latest.device) for value in (source.held - m, m))
+            for layer, q in enumerate(queries):
+                weighing = kernels.Weighing(self.mass[layer], self.budget.chunk, inf, counted)
+                given = q, buffer.keys[layer], buffer.values[layer], at, q.shape[-1] ** -0.5
+                kernels.decode_attention(*given, buffer.capacity, weighing=weighing)
+        self.seconds += time.perf_counter() - started
 
     def on_forward(self) -> None:
         self.length = self.source.length
@@ -206,3 +227,10 @@ class InPlaceCache(KVCache):
         if not self.selected:
             self.rehearsed = True
             self._fill(Layout.of(self.source.storage.capacity, self.budget))
+
+
+def slot_list(shape: Shape, budget: Budget) -> SlotList:
+    """Room for the slots that each KV head reads in each layer, every list of them where vectors may begin."""
+    size = shape.layers, shape.kv_heads, rounded_up(budget.capacity)
+    slots = torch.zeros(size, dtype=torch.int32, device=shape.device)
+    return SlotList(slots[..., : budget.capacity])

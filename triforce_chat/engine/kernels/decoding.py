@@ -25,7 +25,7 @@ MOST_SPLITS = 128
 GOOD = 0.95  # occupancy that the waves of programs should reach on average
 TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
 LARGEST_ROWS = {2: 64, 4: 16}  # by bytes per element: without tensor cores, fp32 products fill registers
-WEIGHED, WEIGHED_ROWS = 256, 16  # chunks that a program adds up, and rows of them at a time
+WEIGHED, WEIGHED_ROWS = 256, 16  # chunks that a program adds up, and rows of them at a time, as tiles have at least
 NOTHING = tl.constexpr(
     -1.0e30
 )  # the highest score of a row that sees no slot: finite, as its weights would be NaN
@@ -40,11 +40,13 @@ class Tiling(NamedTuple):
     warps: int = 4
 
 
-def tiling(rows: int, dim: int, dtype: torch.dtype) -> Tiling:
+def tiling(rows: int, dim: int, dtype: torch.dtype, listed: bool = False) -> Tiling:
     """The tiling for ``rows`` queries that share a KV head, limited by shared memory and registers."""
     slots = TILE_BYTES // (dim * dtype.itemsize)
     height = max(16, min(LARGEST_ROWS[dtype.itemsize], triton.next_power_of_2(rows)))
-    return Tiling(height, max(16, min(128, slots)))
+    shape = Tiling(height, max(16, min(128, slots)))
+    # Half of the stages are the list's: so as many keys and values are on their way as without one.
+    return shape._replace(stages=2 * shape.stages - 1) if listed else shape
 
 
 def splits(heads: int, row_tiles: int, most: int) -> int:
@@ -96,10 +98,11 @@ class Seen(NamedTuple):
     norms: Tensor  # [Hkv, rows], the logarithm to base 2 of the sum of all weights
 
     @staticmethod
-    def empty(weighing: Weighing, rows: int, width: int) -> Seen:
+    def empty(weighing: Weighing, rows: int, shape: Tiling) -> Seen:
+        """Room for whole tiles, which are written without masks and read in vectors."""
         heads, chunks = weighing.total.shape
-        device, tiles = weighing.total.device, triton.cdiv(chunks * weighing.chunk, width)
-        # Whole tiles are written.
+        device, width = weighing.total.device, shape.slots
+        tiles, rows = triton.cdiv(chunks * weighing.chunk, width), triton.cdiv(rows, shape.rows) * shape.rows
         sums = torch.empty((heads, tiles * width // weighing.chunk, rows), dtype=torch.float16, device=device)
         tops = torch.empty((heads, tiles, rows), dtype=torch.float32, device=device)
         return Seen(sums, tops, tops.new_empty(heads, rows))
@@ -145,14 +148,14 @@ def decode_attention(
     all S slots. Raises ValueError unless D is a power of two.
     """
     heads, rows = keys.shape[0], checked_rows(q, keys)
-    shape = shape or tiling(rows, q.shape[2], q.dtype)
+    shape = shape or tiling(rows, q.shape[2], q.dtype, listed is not None)
     parts = parts or splits(heads, triton.cdiv(rows, shape.rows), most)
     partial = Partial.empty(parts, heads, rows, q.shape[2], q.device)
-    seen = None if weighing is None else Seen.empty(weighing, rows, shape.slots)
+    seen = None if weighing is None else Seen.empty(weighing, rows, shape)
     attend(partial, q, keys, values, at, scale, shape, listed=listed, seen=seen)
     out = joined(partial, q, seen)
     if weighing is not None and seen is not None:
-        weigh(weighing, seen, at, len(q), shape.slots)
+        weigh(weighing, seen, at, len(q), rows // len(q), shape.slots)
     return out
 
 
@@ -237,6 +240,7 @@ def attend(
         values.stride(0),
         0 if listed is None else listed.stride(0),
         *((0, 0) if seen is None else (seen.sums.stride(0), seen.tops.stride(0))),
+        lanes=0 if seen is None else seen.tops.shape[2],
         group=group,
         dim=dim,
         height=shape.rows,
@@ -263,33 +267,35 @@ def joined(partial: Partial, q: Tensor, seen: Seen | None = None) -> Tensor:
         n,
         heads,
         parts,
+        lanes=0 if seen is None else seen.norms.shape[1],
         group=query_heads // heads,
         dim=dim,
         block=block,
-        normed=seen is not None,
         num_warps=min(8, max(1, block * dim // 1024)),
     )
     return out
 
 
-def weigh(to: Weighing, seen: Seen, at: Tensor, n: int, width: int) -> None:
+def weigh(to: Weighing, seen: Seen, at: Tensor, n: int, group: int, width: int) -> None:
     """Add what was seen to the chunks' totals, after those have faded by what the tokens are in half-lives."""
-    (heads, chunks), rows = to.total.shape, seen.norms.shape[1]
-    _weigh[(triton.cdiv(chunks, WEIGHED), heads)](
+    heads, chunks = to.total.shape
+    pieces = width // to.chunk
+    block = max(1, WEIGHED // pieces)
+    _weigh[(triton.cdiv(chunks, block * pieces), heads)](
         *seen,
         to.total,
         at,
         to.counted,
-        to.half_life,
+        float(to.half_life),
         n,
         chunks,
-        rows,
         *(part.stride(0) for part in seen[:2]),
-        chunk=to.chunk,
-        pieces=width // to.chunk,
-        group=rows // n,
-        block=WEIGHED,
-        height=min(WEIGHED_ROWS, triton.next_power_of_2(rows)),
+        lanes=seen.norms.shape[1],
+        group=group,
+        width=width,
+        pieces=pieces,
+        block=block,
+        height=WEIGHED_ROWS,
         num_warps=4,
     )
 
@@ -322,6 +328,7 @@ def _attend(
     listed_head,
     seen_sums_head,
     seen_tops_head,
+    lanes: tl.constexpr,  # rows of what is seen, whole tiles of them
     group: tl.constexpr,
     dim: tl.constexpr,
     height: tl.constexpr,
@@ -388,10 +395,9 @@ def _attend(
         if pieces:
             summed = tl.sum(tl.reshape(weights, (height, pieces, width // pieces)), 2)
             piece = tile * pieces + tl.arange(0, pieces)
-            to = seen_sums + head.to(tl.int64) * seen_sums_head + piece[None, :] * rows + row[:, None]
-            tl.store(to, summed.to(tl.float16), mask=row[:, None] < rows)
-            tops_to = seen_tops + head.to(tl.int64) * seen_tops_head + tile * rows + row
-            tl.store(tops_to, highest, mask=row < rows)
+            to = seen_sums + head.to(tl.int64) * seen_sums_head + piece[None, :] * lanes + row[:, None]
+            tl.store(to, summed.to(tl.float16))
+            tl.store(seen_tops + head.to(tl.int64) * seen_tops_head + tile * lanes + row, highest)
         v = tl.load(v_at + there[:, None] * values_slot + column[None, :], mask=stored[:, None], other=0.0)
         total = total * fading + tl.sum(weights, 1)
         mixed = tl.dot(weights.to(v.dtype), v, mixed * fading[:, None], input_precision="ieee")
@@ -415,10 +421,10 @@ def _join(
     n,
     heads,
     parts,
+    lanes: tl.constexpr,  # rows of the norms; 0: they are of no interest
     group: tl.constexpr,
     dim: tl.constexpr,
     block: tl.constexpr,
-    normed: tl.constexpr,
 ):
     token, query_head = tl.program_id(0), tl.program_id(1)
     part = tl.arange(0, block)
@@ -429,8 +435,8 @@ def _join(
     highest = tl.max(top, 0)
     weight = tl.exp2(top - highest)
     total = tl.sum(weight * tl.load(totals + place, mask=used, other=0.0), 0)
-    if normed:
-        tl.store(norms + query_head // group * (n * group) + row, highest + tl.log2(total))
+    if lanes:
+        tl.store(norms + query_head // group * lanes + row, highest + tl.log2(total))
     column = tl.arange(0, dim)
     mixed = tl.load(sums + place[:, None] * dim + column, mask=used[:, None], other=0.0)
     joined = tl.sum(mixed * weight[:, None], 0) / total
@@ -449,29 +455,31 @@ def _weigh(
     half_life,
     n,
     chunks,
-    rows,
     sums_head,
     tops_head,
-    chunk: tl.constexpr,
-    pieces: tl.constexpr,
+    lanes: tl.constexpr,
     group: tl.constexpr,
-    block: tl.constexpr,
+    width: tl.constexpr,
+    pieces: tl.constexpr,
+    block: tl.constexpr,  # tiles
     height: tl.constexpr,
 ):
     head = tl.program_id(1).to(tl.int64)
-    piece = tl.program_id(0) * block + tl.arange(0, block)
+    tile = tl.program_id(0) * block + tl.arange(0, block)
+    piece = tile[:, None] * pieces + tl.arange(0, pieces)
     counted = tl.minimum(tl.load(count).to(tl.int32), n)
-    seen = piece < tl.cdiv(tl.load(at).to(tl.int32) + n, chunk)
-    paid = tl.zeros((block,), tl.float32)
+    seen = tile < tl.cdiv(tl.load(at).to(tl.int32) + n, width)
+    sums += head * sums_head
+    tops += head * tops_head
+    paid = tl.zeros((block, pieces), tl.float32)
     for first in range(0, counted * group, height):
         row = first + tl.arange(0, height)
-        valid = seen[:, None] & (row < counted * group)[None, :]
-        weight = tl.load(sums + head * sums_head + piece[:, None] * rows + row, mask=valid, other=0.0)
-        top = tl.load(
-            tops + head * tops_head + (piece // pieces)[:, None] * rows + row, mask=valid, other=0.0
-        )
-        norm = tl.load(norms + head * rows + row, mask=row < counted * group, other=0.0)
-        paid += tl.sum(tl.where(valid, weight.to(tl.float32) * tl.exp2(top - norm[None, :]), 0.0), 1)
+        # No mask depends on the row, so that vectors are loaded: rows that do not count get a weight of zero.
+        norm = tl.load(norms + head * lanes + row, mask=row < counted * group, other=float("inf"))
+        top = tl.load(tops + tile[:, None] * lanes + row, mask=seen[:, None], other=0.0)
+        factor = tl.exp2(top - norm)
+        weight = tl.load(sums + piece[:, :, None] * lanes + row, mask=seen[:, None, None], other=0.0)
+        paid += tl.sum(weight.to(tl.float32) * factor[:, None, :], 2)
     place, there = totals + head * chunks + piece, piece < chunks
     before = tl.load(place, mask=there, other=0.0)
     tl.store(place, before * tl.exp2(-counted.to(tl.float32) / half_life) + paid, mask=there)
