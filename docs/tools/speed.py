@@ -550,6 +550,39 @@ def batches(*names: str) -> str:
     return table(header, lines) + "\n" + source(*names)
 
 
+def soak(*names: str) -> str:
+    """Clients of a server, beside one of them."""
+    header = (
+        *("clients", "seconds", "answers", "left", "errors", "tokens/s"),
+        *("first token p50, s", "p95, s", "over one client", "other answers", "memory, GB"),
+    )
+    lines = []
+    for name in names:
+        read = record(name)
+        for clients, part, gain in ((read["clients"], "together", read["times_alone"]), (1, "alone", None)):
+            seen = read[part]
+            held = read["device_bytes" if read["device_bytes"][1] else "resident_bytes"]
+            lines.append(
+                (
+                    str(clients),
+                    number(seen["seconds"], 0),
+                    *(str(seen[each]) for each in ("answers", "left", "errors")),
+                    number(seen["tokens_per_s"], 1),
+                    *(number(seen["first_token_s"][each]) for each in ("p50", "p95")),
+                    *(
+                        ("", "", "")
+                        if gain is None
+                        else (
+                            factor(gain),
+                            f"{len(read['differing'])} of {read['compared']}",
+                            " → ".join(f"{size / 1e9:.2f}" for size in held),
+                        )
+                    ),
+                )
+            )
+    return table(header, lines) + "\n" + source(*names)
+
+
 def workers(name: str) -> str:
     """Batches by one worker and by several, and by one that reads a book again for every question."""
     read = record(name)

@@ -277,6 +277,31 @@ def test_a_batch_says_how_many_fit_and_how_many_wait() -> None:
     assert line in out
 
 
+def test_what_a_servers_answers_have_room_for() -> None:
+    places = ("--device-memory", "80GB", "--host-memory", "128GB", "--model", "llama-3.1-8b")
+    plan = plan_of(*places, "--context", "65536", "--parallel", "8")
+    (served,) = plan["batches"]
+    assert schema_errors("plan", plan) == []
+    assert (served["sequences"], served["at_once"], served["context"]) == (8, 8, 65536)
+    assert served["bytes"] == {name: sum(parts.values()) for name, parts in served["parts"].items()}
+    free = 80e9 - served["bytes"]["common"]
+    assert served["room"] == int(0.5 * free / 8) // (2 * 32 * 8 * 128 * 2)
+    code, out, _ = run(*places, "--context", "65536", "--parallel", "8")
+    assert code == 0
+    assert f"in a server each has room for {served['room']:,} tokens after the documents" in out
+    assert "beside" in out
+    assert "(KV " in out
+
+
+def test_sequences_of_auto_have_no_middle_level() -> None:
+    places = ("--device-memory", "24GB", "--host-memory", "128GB", "--model", "llama-3.1-8b")
+    retrievals = [
+        plan_of(*places, "--stack", stack, "--batch", "2x8192")["batches"][0]["parts"]["each"]["retrieval"]
+        for stack in ("auto", "triforce")
+    ]
+    assert retrievals[0] == 0 < retrievals[1]
+
+
 def test_a_batch_of_which_none_fits() -> None:
     code, out, _ = run("--model", "llama-3.1-8b", *CARD, "--context", "1024", "--batch", "2x120000")
     assert (code, "0 at once, 2 wait" in out) == (6, True)

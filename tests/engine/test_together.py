@@ -172,7 +172,7 @@ def test_the_book_is_read_once_and_kept_once(lab: Lab) -> None:
         patch.setattr(Runner, "prefill", counted)
         answers(origin, requests, 3)
     assert sum(fed) == len(BOOK) + sum(len(request.prompt) - 1 - len(BOOK) for request in requests)
-    places = together.Places(origin, len(BOOK), requests, 2)
+    places = together.Places.of(origin, requests, 2)
     forked = [origin.fork(len(BOOK), 300, Gathered(), places.take(number)) for number in range(2)]
     assert [each.cached for each in forked] == [BOOK, BOOK]
     views = [each.full.storage.view(1, len(BOOK) + 1).shared for each in forked]
@@ -183,7 +183,7 @@ def test_the_book_is_read_once_and_kept_once(lab: Lab) -> None:
 def test_auto_decodes_plainly_and_others_as_they_are(lab: Lab) -> None:
     for stack in STACKS:
         wanted = "autoregressive" if stack == "auto" else stack
-        places = together.Places(engine_of(lab, stack), 0, questions(2), 2)
+        places = together.Places.of(engine_of(lab, stack), questions(2), 2, shared=0)
         forked = engine_of(lab, stack).fork(0, 300, Gathered(), places.take(0))
         assert forked.options.name == wanted
 

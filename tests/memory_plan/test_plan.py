@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,19 +18,22 @@ from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.detokenizer import TextCodec
-from triforce_chat.engine.engine import SLACK, Engine
+from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.forward.onednn import PackedLinear
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.together import Places
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
+from triforce_chat.memory_plan.batch import plan_batch
 from triforce_chat.memory_plan.dimensions import Dimensions
-from triforce_chat.memory_plan.inputs import CPU, GPU, workload_of
+from triforce_chat.memory_plan.inputs import CPU, GPU, caches_of_several, workload_of
 from triforce_chat.memory_plan.messages import advice, plan_line, verdict
 from triforce_chat.memory_plan.plan import (
     CONTEXT_STEP,
@@ -188,6 +192,47 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
     assert plan.draft_bytes == held(small) + bytes_of(streaming.keys, streaming.values)
     assert plan.retrieval > bytes_of(buffer.keys, buffer.values)
     assert MemoryPlan(plan, Memory(None, None), 2).kv == plan.layer_kv * 2 + plan.latest_queries
+
+
+@pytest.mark.parametrize("shared", [0, 512])
+@pytest.mark.parametrize("stack", ["auto", "naive", "triforce"])
+def test_sequences_of_a_batch_take_what_was_planned(
+    monkeypatch: pytest.MonkeyPatch, stack: str, shared: int
+) -> None:
+    """And nothing stands beside them: no cache of the engine's own that none of them reads."""
+    monkeypatch.setattr(Runner, "places_on_device", True)  # so that auto drafts
+    target, draft = Runner(random_model(**EVEN)), Runner(random_model(**{**EVEN, "num_hidden_layers": 1}))
+    options = StackOptions(stack, gamma=4, draft_gamma=2)
+    origin = Engine(target, 1024, TextCodec(str), draft, options)
+    origin.give_way(shared)
+    for _ in origin.prefill(shared * [1]):
+        pass
+    places = Places.of(origin, [Request(900 * [1], 100)] * 3, 3, shared=shared)
+    forks = [places.fork(number, Gathered()) for number in range(3)]
+    made = workload_of(description(target.model), description(draft.model), 1024, options, CPU, torch.float32)
+    plan = plan_batch(
+        MemoryPlan(made, Memory(None, None), 2), 3, places.context, shared, caches_of_several(options)
+    )
+    sizes = {
+        "full": sum(bytes_of(fork.full.queries.data) for fork in forks),
+        "draft": 0,
+        "retrieval": 0,
+    }
+    for role, pool in origin.pools.items():
+        kind = "full" if role == "full" else "draft" if pool.shape is draft.shape else "retrieval"
+        sizes[kind] += bytes_of(pool.keys, pool.values)
+    assert 3 * plan.own_parts["kv"] == sizes["full"]
+    assert 3 * plan.own_parts["draft"] == sizes["draft"] > 0
+    assert 3 * plan.own_parts["retrieval"] >= sizes["retrieval"]
+    assert (sizes["retrieval"] > 0) is (stack == "triforce")
+    gc.collect()
+    alone = [
+        each
+        for each in gc.get_objects()
+        if isinstance(each, KVBuffer) and each.pool is None and each.shape in (target.shape, draft.shape)
+    ]
+    kept = bytes_of(*(part for each in alone for part in (each.keys, each.values)))
+    assert kept == (kv_bytes(origin.full) if shared else 0)
 
 
 @pytest.mark.model

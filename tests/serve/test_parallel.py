@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -57,7 +58,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> ChatSession:
 
 @pytest.fixture(scope="module")
 def engines(session: ChatSession) -> ForkedEngines:
-    made = lender(session.engine, WIDTH)
+    made = lender(session, WIDTH)
     assert isinstance(made, ForkedEngines)
     return made
 
@@ -250,13 +251,9 @@ def test_two_seeds_of_one_prompt_draw_independently(server: Running) -> None:
 
 
 def test_what_cannot_be_forked_answers_one_at_a_time(session: ChatSession) -> None:
-    assert lender(session.engine, 1).width == 1
-
-    class Whole:
-        forkable = None
-
-    single: Any = Whole()
-    assert lender(single, 4).width == 1
+    assert lender(session, 1).width == 1
+    whole: Any = SimpleNamespace(engine=SimpleNamespace(forkable=None), transcript=session.transcript)
+    assert lender(whole, 4).width == 1
 
 
 def test_the_event_loop_is_woken_once_for_all_answers(

@@ -4,6 +4,7 @@
 
 starts the server (from the folder ``tests``), asks with 8 clients, then with one, and prints a record in JSON, which
 ``--out`` keeps: throughput, time to first token, memory, and whether greedy answers are those that one client gets.
+Each figure is said on standard error as soon as it is there.
 """
 
 from __future__ import annotations
@@ -39,21 +40,24 @@ class Seen:
 
     first_s: list[float] = field(default_factory=list)  # to the first token
     texts: dict[tuple[str, int], str] = field(default_factory=dict)  # by question and length
-    tokens: int = 0
+    tokens: int = 0  # of whole answers
     left: int = 0
+    seconds: float = 0.0  # until the last client was done
     errors: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)  # questions with two different answers
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def report(self, seconds: float) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         ordered = sorted(self.first_s)
         return {
             "answers": len(ordered),
             "left": self.left,
-            "errors": self.errors[:5],
+            "errors": len(self.errors),
+            "first_errors": self.errors[:5],
             "differing": self.differing[:5],
             "tokens": self.tokens,
-            "tokens_per_s": self.tokens / seconds,
+            "seconds": self.seconds,
+            "tokens_per_s": self.tokens / self.seconds,
             "first_token_s": {
                 "p50": statistics.median(ordered) if ordered else None,
                 "p95": ordered[int(0.95 * (len(ordered) - 1))] if ordered else None,
@@ -63,11 +67,13 @@ class Seen:
 
 def run(url: str, clients: int, seconds: float, longest: int, seed: int = 0, leaves: float = LEAVES) -> Seen:
     """Let ``clients`` ask one question after the other for so many seconds."""
-    seen, end = Seen(), time.monotonic() + seconds
+    seen, began = Seen(), time.monotonic()
+    end = began + seconds
     with ThreadPoolExecutor(clients) as pool:
         begun = [pool.submit(client, url, seen, end, longest, seed + n, leaves) for n in range(clients)]
         for each in begun:
             each.result()
+    seen.seconds = time.monotonic() - began
     return seen
 
 
@@ -150,17 +156,29 @@ def held_on_devices() -> int:
     return sum(total - free for free, total in map(torch.cuda.mem_get_info, range(torch.cuda.device_count())))
 
 
+def tell(who: str, seen: Seen) -> Seen:
+    """Say what clients saw."""
+    made = seen.report()
+    first = " / ".join(f"{seconds:.2f}" for seconds in made["first_token_s"].values() if seconds is not None)
+    counted = f"{made['answers']} answers, {made['left']} left, {len(seen.errors)} errors"
+    rate = f"{made['tokens_per_s']:.1f} tokens/s, first token after {first} s (p50 / p95)"
+    print(f"{who}: {counted}; {rate}", file=sys.stderr, flush=True)
+    return seen
+
+
 def soak(command: Sequence[str], clients: int, seconds: float, longest: int) -> dict[str, Any]:
     """Many clients for ``seconds``, then one alone for a quarter of it, and whether it got the same answers."""
+    began = time.monotonic()
     with server(command) as (url, pid):
-        run(url, clients, seconds / 20, longest)  # warms up
+        print(f"the server started in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        tell("warm-up", run(url, clients, seconds / 20, longest))
         before = resident(pid), held_on_devices()
-        many = run(url, clients, seconds, longest)
+        many = tell(f"{clients} clients", run(url, clients, seconds, longest))
         after = resident(pid), held_on_devices()
-        alone = run(url, 1, seconds / 4, longest, leaves=0)
+        alone = tell("one client", run(url, 1, seconds / 4, longest))
     both = many.texts.keys() & alone.texts.keys()
     differing = [f"{asked[0]} ({asked[1]})" for asked in both if many.texts[asked] != alone.texts[asked]]
-    reports = many.report(seconds), alone.report(seconds / 4)
+    reports = many.report(), alone.report()
     return {
         "schema": 1,
         "machine": machine(),

@@ -184,9 +184,10 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     if chosen.same_text and chosen.profile:
         raise UsageError("--profile looks at rounds of any text; leave out --same-text")
     several = "--shared" if chosen.shared else "--batch" if chosen.batch else ""
-    others = chosen.profile or chosen.same_text or chosen.stock or chosen.peer or chosen.baselines
-    if several and others:
-        raise UsageError(f"{several} goes without --profile, --same-text, --stock, --peer and --baselines")
+    drawn = chosen.shared and chosen.same_text
+    if several and (drawn or chosen.profile or chosen.stock or chosen.peer or chosen.baselines):
+        same_text = "--same-text, " if drawn else ""
+        raise UsageError(f"{several} goes without {same_text}--profile, --stock, --peer and --baselines")
     if several and options.settings.drafts_trees:
         raise UsageError(f"{several} drafts chains, no trees: leave out --tree")
     if chosen.shared and chosen.batch:
@@ -434,14 +435,14 @@ def show_batches(
     screen: Screen,
 ) -> None:
     """Measure different texts at once, each group of equal length by itself, and print a table or one JSON record."""
-    from triforce_chat.lab.bench.batch import Batched, measure_batch
+    from triforce_chat.lab.bench.batch import Batched, measure_batch, several
     from triforce_chat.lab.bench.table import batch_table
 
-    chosen, found = recipe.chosen, list[Batched]()
+    chosen, found, origin = recipe.chosen, list[Batched](), several(run.engine)
     for same_length in prompts:
         every = measure_batch(
-            *(run.engine, run.loaded, same_length, recipe.cases),
-            *(chosen.repeats, chosen.warmup, chosen.past_end),
+            *(origin, run.loaded, same_length, recipe.cases),
+            *(chosen.repeats, chosen.warmup, run.past_end, chosen.same_text),
         )
         for each in every:
             found.append(each)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +39,13 @@ Batch = Annotated[
 Shared = Annotated[
     int | None, typer.Option(min=1, help="Questions at once about one document: how many fit.")
 ]
-QUESTION_ROOM = 64  # tokens of a question of --shared
+Parallel = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Answers of serve at once, about documents that fill the context: room of each."
+    ),
+]
+QUESTION_ROOM = 64  # tokens of a question of --shared and --parallel
 
 
 def plan(
@@ -48,6 +54,7 @@ def plan(
     host_memory: HostMemory = None,
     batch: Batch = None,
     shared: Shared = None,
+    parallel: Parallel = None,
 ) -> None:
     """Show how much memory a model takes and whether it fits (if not: exit code 6); nothing is loaded."""
     from triforce_chat.models.describe import describe
@@ -67,7 +74,7 @@ def plan(
         check_answers(settings.model, target.source.folder)
     made, draft = make_plan(settings, target, there)
     stored = made.workload.stored
-    at_once = batch_plans(made, groups, shared, settings.max_tokens)
+    at_once = batch_plans(made, groups, shared, parallel, settings, target.context)
     dtype = "float32" if stored and there[0].type == "cpu" else str(there[1]).removeprefix("torch.")
     kv = kept_in(settings, there, made)
     if warning := target.warning(made.workload.context):
@@ -86,16 +93,25 @@ def plan(
 
 
 def batch_plans(
-    made: MemoryPlan, groups: Sequence[Group], shared: int | None, answer: int
+    made: MemoryPlan,
+    groups: Sequence[Group],
+    shared: int | None,
+    parallel: int | None,
+    settings: Settings,
+    made_for: int,
 ) -> list[BatchPlan]:
-    """What fits of each group, and of ``shared`` questions about documents that fill the planned context."""
+    """What fits of each group, and of questions and a server's answers about documents that fill the context."""
     from triforce_chat.memory_plan.batch import plan_batch
+    from triforce_chat.memory_plan.inputs import caches_of_several
+    from triforce_chat.settings.engine_options import stack_options
 
-    plans = [plan_batch(made, *group) for group in groups]
-    if shared:
-        context = made.workload.context
-        plans.append(plan_batch(made, shared, context, max(0, context - answer - QUESTION_ROOM)))
-    return plans
+    stack = stack_options(settings, made_for, made.workload.caches.budget)
+    fit = partial(plan_batch, made, caches=caches_of_several(stack))
+    context = made.workload.context
+    documents = max(0, context - settings.max_tokens - QUESTION_ROOM)
+    plans = [fit(*group) for group in groups]
+    plans += [fit(shared, context, documents)] if shared else []
+    return plans + ([fit(parallel, context, documents, served=True)] if parallel else [])
 
 
 def batch_line(plan: BatchPlan) -> str:
@@ -104,8 +120,17 @@ def batch_line(plan: BatchPlan) -> str:
     if plan.shared:
         about += f", {plan.shared:,} of them kept once"
     waits = f", {plan.waiting:,} wait" if plan.waiting else ""
-    bytes_each = f"each takes {readable(plan.each)} beside {readable(plan.common)} for all"
-    return f"{about}: {plan.at_once:,} at once{waits}; {bytes_each}"
+    each = f"each takes {readable(plan.each)} ({parts_line(plan.own_parts)})"
+    common = f"{readable(plan.common)} for all ({parts_line(plan.common_parts)})"
+    room = f"; in a server each has room for {plan.room:,} tokens after the documents" if plan.served else ""
+    return f"{about}: {plan.at_once:,} at once{waits}; {each} beside {common}{room}"
+
+
+def parts_line(parts: Mapping[str, int]) -> str:
+    """Bytes by purpose, without what takes none."""
+    from triforce_chat.memory_plan.messages import LABELS
+
+    return ", ".join(f"{LABELS[name]} {readable(size)}" for name, size in parts.items() if size)
 
 
 def batch_record(plan: BatchPlan) -> dict[str, Any]:
@@ -117,6 +142,8 @@ def batch_record(plan: BatchPlan) -> dict[str, Any]:
         "at_once": plan.at_once,
         "waiting": plan.waiting,
         "bytes": {"each": plan.each, "common": plan.common},
+        "parts": {"each": dict(plan.own_parts), "common": dict(plan.common_parts)},
+        **({"room": plan.room} if plan.served else {}),
     }
 
 

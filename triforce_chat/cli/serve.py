@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
-from triforce_chat.cli.output import screen_of, show_warning, warn_of_chains
+from triforce_chat.cli.output import screen_of, show_notes, show_warning, warn_of_chains
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
     from triforce_chat.chat.session import ChatSession
+    from triforce_chat.serve.engines import Lender
     from triforce_chat.ui.terminal import Screen
 
 
@@ -48,22 +50,24 @@ def serve(
         compile_ahead(EngineSpec(options.settings, sequences=parallel), screen)
         texts = read_all(local(documents or []), options, screen)
         session, _ = open_session(texts, with_shown_model(options, screen), screen)
-        prefill(session, screen, options.stack)
+        from triforce_chat.serve.server import lender
+        from triforce_chat.serve.server import serve as run
+
+        engines = lender(session, parallel)
+        read(session, engines, screen, options.stack)
         if parallel > 1 and session.engine.forkable is None:
             show_warning(
                 options, screen, "requests are answered one at a time, as this engine runs one sequence"
             )
         else:
             warn_of_chains(options, screen, parallel)
-        from triforce_chat.serve.server import serve as run
-
         listener.listen()
         print(f"listening on {url(listener)}", flush=True)
         if not options.quiet:
             print(
                 f"chat with it in a browser: {url(listener).removesuffix('v1')}", file=sys.stderr, flush=True
             )
-        run(session, listener, token, None if options.quiet else screen.err, cors or [], parallel)
+        run(session, engines, listener, token, None if options.quiet else screen.err, cors or [])
 
 
 def local(documents: list[str]) -> list[str]:
@@ -75,11 +79,20 @@ def local(documents: list[str]) -> list[str]:
     return documents
 
 
-def prefill(session: ChatSession, screen: Screen, title: str) -> None:
-    """Read the documents into the KV cache before the first request. Raises Interrupted."""
+def read(session: ChatSession, engines: Lender, screen: Screen, title: str) -> None:
+    """Read the documents and capture graphs before the first request, and say how many. Raises Interrupted."""
+    from triforce_chat.engine.cuda_graph import captures_on
+    from triforce_chat.serve.server import reading
     from triforce_chat.ui.answer import show_answer
 
+    captures, events = captures_on(session.engine.target.device), reading(session, engines)
+    before = captures.count
     if session.documents:
-        tally = show_answer(session.prefill(), screen, title=title, limit=session.context_limit)
+        tally = show_answer(events, screen, title=title, limit=session.context_limit)
         if tally.finished:  # a prefill finishes only when Ctrl-C stops it
             raise Interrupted("interrupted")
+    else:
+        deque(events, maxlen=0)
+    if engines.width > 1 and captures.count > before:
+        graphs = f"{captures.count - before:,} CUDA graphs"
+        show_notes([f"prepared for {engines.width:,} answers at once: {graphs} captured"], screen)

@@ -132,6 +132,8 @@ class Engine:
             self.full = FullCache(target.shape, context + SLACK, storage=storage)
         else:
             self.full = EvictingCache(target.shape, eviction, target.frequencies, SLACK, storage)
+        # Every token in a slot of its own on the device, and none is forgotten.
+        self.shareable = self.full.storage.slot(0) is not None and not self.full.evicts
         self.prefix = PrefixCache(target, self.full, prefix_store or NullStore(), self._rollback)
         self.pending: deque[Event] = deque()  # events of the levels, emitted with the next tokens
         self.restack(options or StackOptions())
@@ -157,8 +159,7 @@ class Engine:
         where they are quantized, as only slots are shared; nor where a draft reads the state of the target's latest
         forward, or where the cache forgets; nor on a GPU without graphs, or with several ranks.
         """
-        shareable = self.full.storage.slot(0) is not None and not self.full.evicts
-        alone = not shareable or self.target.state is not None or self.group.size > 1
+        alone = not self.shareable or self.target.state is not None or self.group.size > 1
         on_gpu = self.target.device.type == "cuda"
         return None if alone or (on_gpu and not self.target.captures) else self
 
@@ -174,6 +175,27 @@ class Engine:
         drafts = self.target.places_on_device and self.draft is not None and rows >= WORTH_ROWS
         plain = options.name == StackOptions().name and not drafts
         return PLAIN if plain else replace(options, tree=None)
+
+    def give_way(self, shared: int) -> None:
+        """Give back the memory that only answers of its own need: from now on forked engines answer.
+
+        They decode by the stack that this one had. Its keys and values stay for them if they have ``shared`` tokens.
+        """
+        wanted = self.options
+        self.restack(PLAIN)
+        self.options = wanted
+        vars(self.target).pop("quantized", None)
+        if not shared:
+            self.prefix.rollback(0)
+            self.full.release()
+        self.clear_pools()
+
+    def clear_pools(self) -> None:
+        """Give back the memory of all forked engines, none of which may be in use."""
+        self.pools.clear()
+        gc.collect()
+        if self.target.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def pool(self, role: str, shape: Shape, sequences: int, capacity: int) -> KVPool:
         """Room for several sequences; the same as before for as long as the sizes are the same."""

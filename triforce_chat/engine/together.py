@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from triforce_chat.engine.cache.shared_prefix import SharedPrefix, SharedPrefixStorage
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape, rounded_up
 from triforce_chat.engine.cuda_graph import Preparation
-from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.gathered import Ended, Gathered
 from triforce_chat.engine.prefix_cache import common
@@ -49,7 +49,7 @@ def answer_together(
     if origin is None or width < 2:
         width = 1
     else:
-        places = Places(origin, shared_prefix(origin, requests), requests, width)
+        places = Places.of(origin, requests, width)
         for event in _prepared(origin, requests[0], places):
             yield None, event
     try:
@@ -73,8 +73,7 @@ def prepare_together(engine: EngineProtocol, requests: Sequence[Request], width:
     """Capture all graphs that ``answer_together`` may need, after a prefill of what the prompts share."""
     origin = engine.forkable
     if origin is not None and origin.target.captures:
-        places = Places(origin, shared_prefix(origin, requests), requests, width)
-        for prepare in places.preparations(requests[0]):
+        for prepare in Places.of(origin, requests, width).preparations(requests[:1]):
             prepare()
 
 
@@ -88,19 +87,30 @@ def _end(number: int, ended: Ended) -> Iterator[tuple[int, TriforceError | None]
 
 
 class Places:
-    """Where the sequences keep their keys and values: side by side, after a shared prefix if there is one.
+    """Where ``count`` sequences keep their keys and values: side by side, after a shared prefix if there is one.
 
     ``context``: tokens that each has room for, shared ones included.
     """
 
-    def __init__(self, engine: Engine, shared: int, requests: Sequence[Request], width: int) -> None:
+    def __init__(self, engine: Engine, shared: int, context: int, count: int) -> None:
+        self.engine, self.shared, self.context, self.count = engine, shared, context, count
+        self._free, self._taken = list(range(count)), dict[int, int]()
+
+    @staticmethod
+    def of(engine: Engine, requests: Sequence[Request], width: int, shared: int | None = None) -> Places:
+        """Of up to ``width`` of the requests; ``shared``: tokens that all begin with, by default as many as do."""
+        shared = shared_prefix(engine, requests) if shared is None else shared
         longest = max(len(request.history) + request.max_tokens for request in requests)
-        self.engine, self.shared = engine, shared
         # Rounded, so that the next requests find the room, and graphs that were captured for it, as they need them.
         own = -(-(longest - shared) // GRAIN) * GRAIN
-        self.context = min(engine.context, shared + own)
-        self.count = min(width, len(requests))
-        self._free, self._taken = list(range(self.count)), dict[int, int]()
+        context = min(engine.context, shared + own)
+        return Places(engine, shared, context, min(width, len(requests)))
+
+    @property
+    def bytes_each(self) -> int:
+        """Of one sequence's own keys and values in the full cache."""
+        shape, own = self.engine.full.shape, self.context + SLACK - self.shared
+        return rounded_up(own) * shape.bytes_per_token
 
     def fork(self, number: int, gathered: Gathered[Any]) -> Engine:
         """An engine for a request."""
@@ -109,14 +119,24 @@ class Places:
     def take(self, number: int) -> Place:
         """Where a request's sequence keeps its own."""
         place = self._taken[number] = self._free.pop(0)
-        return Place(self.engine, self.shared, self.count, place)
+        return self.place(place)
 
-    def preparations(self, request: Request) -> Iterator[Preparation]:
-        """Captures of the graphs of all sequences, once a chunk of what they share has been read."""
+    def place(self, number: int) -> Place:
+        """The place of that number."""
+        return Place(self.engine, self.shared, self.count, number)
+
+    def preparations(self, requests: Sequence[Request], stack: str = "") -> Iterator[Preparation]:
+        """Captures of the graphs of all sequences for such requests, the first of them first.
+
+        None before a chunk of what they share has been read. ``stack``: whose small caches, see ``Place``.
+        """
         read = min(self.engine.prefix.complete, self.shared)
-        if read:
-            place = Place(self.engine, read, self.count, 0)
-            one = self.engine.fork(read, self.context - self.shared + read, Gathered(), place)
+        if self.shared and not read:
+            return
+        place = Place(self.engine, read, self.count, 0)
+        place.begin(stack)
+        one = self.engine.fork(read, self.context - self.shared + read, Gathered(), place)
+        for request in requests:
             yield from one.top.preparations(len(request.history), one.sampler(request))
 
     def release(self, number: int) -> None:
@@ -172,5 +192,5 @@ def _prepared(engine: Engine, request: Request, places: Places) -> Iterator[Even
     if engine.gathered_options(engine.options, places.count, places.shared).repeatable:
         yield from engine.calibrate(request)
     engine.require_room(places.shared)
-    meanwhile = places.preparations(request) if engine.target.captures else ()
+    meanwhile = places.preparations([request]) if engine.target.captures else ()
     yield from engine.prefix.prefill(request.prompt[: places.shared], request.spans, meanwhile)

@@ -114,6 +114,13 @@ def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
     )
 
 
+def caches_of_several(stack: StackOptions) -> SmallCaches:
+    """Those of each of several sequences, among which ``auto`` drafts as ``naive`` does, without a middle level."""
+    return small_caches(
+        dataclasses.replace(stack, name="naive") if stack.name == StackOptions().name else stack
+    )
+
+
 def available_memory(
     device: torch.device, gpus: int = 1, own: int | None = None, host: int | None = None
 ) -> Memory:

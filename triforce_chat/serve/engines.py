@@ -9,20 +9,24 @@ from itertools import count
 from typing import Any, Protocol
 
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
-from triforce_chat.engine.engine import SLACK, Engine
+from triforce_chat.engine.cuda_graph import Preparation
+from triforce_chat.engine.engine import SLACK, Engine, Request
+from triforce_chat.engine.events import Prefilled
 from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_cache import common, piece_of
+from triforce_chat.engine.prefix_store import DocumentSpan, split_prompt
 from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
-from triforce_chat.engine.together import Place
+from triforce_chat.engine.together import Place, Places
 from triforce_chat.errors import OutOfMemory
+from triforce_chat.memory_plan.batch import room_each
 from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.models.memory import free_bytes
 from triforce_chat.serve.api_error import ApiError
 from triforce_chat.settings.sizes import readable
 
 LEAST_ROOM = 256  # tokens after the documents, for a question and a short answer
-SHARE = 0.5  # of a GPU's free memory for what follows the documents; the rest is for small caches and graphs
 
 
 class Lender(Protocol):
@@ -30,6 +34,16 @@ class Lender(Protocol):
 
     width: int
     gathered: Gathered[Any]
+
+    def read(
+        self, prompt: Sequence[int], spans: Sequence[DocumentSpan], samplings: Sequence[Sampling]
+    ) -> Iterator[Prefilled]:
+        """Read the documents with which prompts begin, and meanwhile prepare answers by these settings."""
+        ...
+
+    def prepare(self) -> None:
+        """Do what there was no time for while documents were read."""
+        ...
 
     def lent(
         self, history: Sequence[int], most: int, stack: StackOptions
@@ -45,6 +59,14 @@ class SingleEngine:
 
     def __init__(self, engine: EngineProtocol) -> None:
         self.engine, self.gathered = engine, Gathered[Any]()
+
+    def read(
+        self, prompt: Sequence[int], spans: Sequence[DocumentSpan], samplings: Sequence[Sampling]
+    ) -> Iterator[Prefilled]:
+        return self.engine.prefill(prompt, spans, samplings[0])
+
+    def prepare(self) -> None:
+        """An engine by itself captures at the first use."""
 
     @contextmanager
     def lent(
@@ -87,28 +109,51 @@ class Seat:
 
 
 class ForkedEngines:
-    """Lends up to ``width`` engines at a time, forked from one that has read the documents and keeps them for all.
+    """Lends up to ``width`` engines at a time, forked from one that reads the documents and keeps them for all.
 
-    A prompt that does not begin with them, as another system prompt comes before, is read and kept by an engine by
-    itself. Raises OutOfMemory.
+    ``prompt``: what comes before the first question of most requests, and the places of documents there. One that does
+    not begin with them, as another system prompt comes before, is read and kept by an engine by itself. Raises
+    OutOfMemory.
     """
 
-    def __init__(self, origin: Engine, width: int) -> None:
+    def __init__(
+        self, origin: Engine, width: int, prompt: Sequence[int], spans: Sequence[DocumentSpan]
+    ) -> None:
         self.origin, self.width, self.gathered = origin, width, Gathered[Any]()
-        self.shared = origin.prefix.complete
-        self.prefix, self.seats, self._loans = origin.cached[: self.shared], list[Seat](), count(1)
+        chunks = split_prompt(prompt, spans, origin.prefix.chunk_size) if spans else []
+        self.shared = chunks[-1].end if chunks else 0
+        self.prefix, self.seats, self._loans = list(prompt[: self.shared]), list[Seat](), count(1)
+        origin.give_way(self.shared)
         room = room_for(origin, self.shared, width)
         # Of an engine that shares the documents.
         self.context = min(origin.context, self.shared + room - SLACK)
+        self.places = Places(origin, self.shared, self.context, width)
+        self._preparations: Iterator[Preparation] = iter(())
         with convert_out_of_memory():  # now, not at the first request
             origin.pool("full", origin.full.shape, width, self.context + SLACK - self.shared)
+
+    def read(
+        self, prompt: Sequence[int], spans: Sequence[DocumentSpan], samplings: Sequence[Sampling]
+    ) -> Iterator[Prefilled]:
+        self.origin.require_room(len(prompt))
+        if self.origin.target.captures:
+            stack = self._options(self.origin.options, self.width, shares=True).name
+            asked = [*prompt, *LEAST_ROOM * [0]]
+            requests = [Request(asked, 1, sampling) for sampling in samplings]
+            self._preparations = self.places.preparations(requests, stack)
+        if self.shared:
+            yield from self.origin.prefix.prefill(prompt, spans, self._preparations)
+
+    def prepare(self) -> None:
+        for prepare in self._preparations:
+            prepare()
 
     @contextmanager
     def lent(self, history: Sequence[int], most: int, stack: StackOptions) -> Iterator[EngineProtocol]:
         seat = self._seat(history, most)
         seat.busy, seat.lent = True, next(self._loans)
         try:
-            wanted = self._options(stack, seat.room, seat.shared)
+            wanted = self._options(stack, seat.room.count, seat.shared)
             if wanted != seat.engine.options:
                 seat.room.begin(wanted.name)
                 seat.engine.restack(wanted)
@@ -135,16 +180,16 @@ class ForkedEngines:
     def _new(self, shares: bool, place: int) -> Seat:
         if not shares and self.origin.target.device.type == "cuda":  # which takes all of it at once
             self._check(self.origin.context)
-        room = Place(self.origin, self.shared, self.width, place) if shares else OwnRoom()
-        room.begin(self._options(self.origin.options, room, shares).name)
+        room = self.places.place(place) if shares else OwnRoom()
+        room.begin(self._options(self.origin.options, room.count, shares).name)
         shared, context = (self.shared, self.context) if shares else (0, self.origin.context)
         with convert_out_of_memory():
             engine = self.origin.fork(shared, context, self.gathered, room)
         engine.prefix.piece = piece_of(engine.target, context)  # so that nobody waits long for a prompt
         return Seat(engine, room, shares)
 
-    def _options(self, stack: StackOptions, room: Place | OwnRoom, shares: bool) -> StackOptions:
-        return self.origin.gathered_options(stack, room.count, self.shared if shares else 0)
+    def _options(self, stack: StackOptions, sequences: int, shares: bool) -> StackOptions:
+        return self.origin.gathered_options(stack, sequences, self.shared if shares else 0)
 
     def _require(self, seat: Seat, tokens: int) -> None:
         """Count ``tokens`` as held by a seat, for which main memory is only taken once they are written."""
@@ -176,7 +221,7 @@ def room_for(origin: Engine, shared: int, width: int) -> int:
     """
     most, device = origin.context + SLACK - shared, origin.target.device
     free = free_bytes(device) if device.type == "cuda" else None
-    room = most if free is None else min(most, int(SHARE * free / width) // origin.full.shape.bytes_per_token)
+    room = most if free is None else min(most, room_each(free, width, origin.full.shape.bytes_per_token))
     if room < min(most, LEAST_ROOM + SLACK):
         raise OutOfMemory(
             f"no memory for {width} answers at once: each needs room for {LEAST_ROOM} tokens after the documents, and "

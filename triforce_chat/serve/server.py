@@ -8,17 +8,20 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import uvicorn
 from rich.console import Console
 from starlette.types import ASGIApp
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.chat.session import ChatSession
-from triforce_chat.engine.protocol import EngineProtocol
+from triforce_chat.models.failures import convert_out_of_memory
 from triforce_chat.serve.adapter import SessionAdapter
 from triforce_chat.serve.app import ServedModel, build_app
 from triforce_chat.serve.engines import ForkedEngines, Lender, SingleEngine
 from triforce_chat.serve.worker import Job, Log, Worker
+from triforce_chat.settings.engine_options import sampling_of
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 
@@ -53,17 +56,16 @@ class Server(uvicorn.Server):
 
 def serve(
     session: ChatSession,
+    engines: Lender,
     listener: socket.socket,
     token: str | None,
     console: Console | None,
     origins: Sequence[str] = (),
-    parallel: int = 1,
 ) -> None:
-    """Answer requests about the session's documents until Ctrl-C or SIGTERM, up to ``parallel`` at a time.
+    """Answer requests about the session's documents until Ctrl-C or SIGTERM, as many at a time as engines are lent.
 
-    ``console`` receives one line per request; pages from ``origins`` may send some. Raises OutOfMemory.
+    ``console`` receives one line per request; pages from ``origins`` may send some.
     """
-    engines = lender(session.engine, parallel)
     log = console_log(console) if console else no_log
     worker = Worker(SessionAdapter(session, engines).answer, log, engines.width, engines.gathered)
     titles = tuple(document.title for document in session.documents)
@@ -77,10 +79,23 @@ def serve(
         worker.thread.join(PATIENCE)
 
 
-def lender(engine: EngineProtocol, parallel: int) -> Lender:
+def lender(session: ChatSession, parallel: int) -> Lender:
     """Lends engines for so many answers at once, or for one where the engine cannot be forked. Raises OutOfMemory."""
-    origin = engine.forkable
-    return SingleEngine(engine) if origin is None or parallel == 1 else ForkedEngines(origin, parallel)
+    origin, prefix = session.engine.forkable, session.transcript.prefix()
+    if origin is None or parallel == 1:
+        return SingleEngine(session.engine)
+    return ForkedEngines(origin, parallel, prefix.ids, prefix.spans)
+
+
+def reading(session: ChatSession, engines: Lender) -> Iterator[ChatEvent]:
+    """Read the session's documents, and prepare answers by its settings and greedy ones."""
+    prefix, settings = session.transcript.prefix(), session.settings
+    usual, greedy = (
+        sampling_of(each, session.loaded) for each in (settings, replace(settings, temperature=0.0))
+    )
+    with convert_out_of_memory():
+        yield from engines.read(prefix.ids, prefix.spans, list(dict.fromkeys([usual, greedy])))
+        engines.prepare()
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from support.tiny_models import mute_special_tokens, save_model
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
+from triforce_chat.errors import OutOfMemory
+from triforce_chat.lab.bench import batch
 from triforce_chat.lab.bench.batch import Batched
 from triforce_chat.lab.bench.table import batch_table
 
@@ -53,6 +55,39 @@ def test_a_record(command: list[str]) -> None:
     assert lookup["speedup"] == pytest.approx(plain["ms_per_token"] / lookup["ms_per_token"])
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_all_stacks_decode_what_plain_decoding_drew(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, same: bool
+) -> None:
+    said: list[list[list[int]]] = []
+    timed = batch._timed
+
+    def kept(*given: Any) -> Any:
+        seconds, tallies = timed(*given)
+        said.append([tally.token_ids for tally in tallies])
+        return seconds, tallies
+
+    monkeypatch.setattr(batch, "_timed", kept)
+    words = [*command, "--batch", "3x300", "--stacks", "lookup,retrieval", "--json", "--warmup", "0"]
+    done = run(*words, "--temperatures", "0.8", "--repeats", "1", *(["--same-text"] if same else []))
+    assert done.exit_code == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["same_text"], record["past_end"]) == (same, True)
+    assert [row["contender"] for row in record["batches"]] == ["autoregressive", "lookup", "retrieval"]
+    plain, *others = said
+    assert [len(text) for text in plain] == [6, 6, 6]
+    assert (others == [plain, plain]) is same
+
+
+def test_more_sequences_than_memory_has_room_for(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "free_bytes", lambda _device: 10**6)
+    done = run(*command, "--batch", "20x300", "--json")
+    assert (done.exit_code, done.stdout) == (OutOfMemory.exit_code, "")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "20 x " in line
+    assert line.endswith("1 MB are free: 10 at once fit")
+
+
 def test_a_table(command: list[str]) -> None:
     done = run(*command, "--batch", "2x300", "--stacks", "autoregressive")
     assert done.exit_code == 0, done.stderr
@@ -61,7 +96,7 @@ def test_a_table(command: list[str]) -> None:
     assert [*batch_table([row]).columns[9].cells] == ["1.50"]
 
 
-@pytest.mark.parametrize("other", ["--profile", "--same-text", "--stock"])
+@pytest.mark.parametrize("other", ["--profile", "--stock"])
 def test_what_goes_by_itself(command: list[str], other: str) -> None:
     done = run(*command, "--batch", "2x300", other)
     assert (done.exit_code, done.stdout) == (2, "")

@@ -73,12 +73,24 @@ class FullCache(KVCache):
         query_window: int = QUERY_WINDOW,
         storage: Callable[[Shape, int], KVStorage] = storage_for,
     ) -> None:
-        self.shape = shape
-        self.storage = storage(shape, capacity)
+        self.shape, self.capacity, self._make = shape, capacity, storage
+        self._storage: KVStorage | None = storage(shape, capacity)
         self.queries = QueryRing(shape, query_window)
         self.observers: WeakSet[CacheObserver] = WeakSet()  # those of a replaced stack vanish with it
         self.fading: FadingMass | None = None  # the latest that was asked for
         self.count: Tensor | None = None  # [1], tokens of the next forward that are no padding; None: all
+
+    @property
+    def storage(self) -> KVStorage:
+        """Where keys and values are; made anew, and empty, where it was released."""
+        if self._storage is None:
+            self._storage = self._make(self.shape, self.capacity)
+        return self._storage
+
+    def release(self) -> None:
+        """Forget all tokens, and give back their memory until it is needed again."""
+        self.truncate(0)
+        self._storage = None
 
     @property
     def held(self) -> int:

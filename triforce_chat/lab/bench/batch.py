@@ -14,12 +14,15 @@ from triforce_chat.engine.events import Event
 from triforce_chat.engine.gathered import Ended, Gathered
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.together import Place, Places
-from triforce_chat.errors import UsageError
+from triforce_chat.errors import OutOfMemory, UsageError
 from triforce_chat.lab.bench.cases import Case
+from triforce_chat.lab.bench.measure import drawn_by
 from triforce_chat.lab.bench.row import fresh
 from triforce_chat.lab.machine import finish
 from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.memory import free_bytes
 from triforce_chat.settings.engine_options import sampling_of, stack_for
+from triforce_chat.settings.sizes import readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,8 @@ class Batched:
     speedup: float | None = None  # over plain decoding of the same batch at this temperature and length
 
 
-def measure_batch(
-    engine: EngineProtocol,
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    cases: Sequence[Case],
-    repeats: int,
-    warmup: int,
-    past_end: bool,
-) -> Iterator[Batched]:
-    """Every case on all prompts at once, after plain decoding with the same temperature and length.
+def several(engine: EngineProtocol) -> Engine:
+    """The engine as one that only others are forked from, whose memory is theirs.
 
     Raises UsageError if the engine runs one sequence at a time.
     """
@@ -57,26 +52,59 @@ def measure_batch(
         raise UsageError(
             "--batch needs an engine that runs several sequences at once, which this one does not"
         )
+    origin.give_way(0)
+    return origin
+
+
+def measure_batch(
+    origin: Engine,
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    cases: Sequence[Case],
+    repeats: int,
+    warmup: int,
+    past_end: bool,
+    same_text: bool = False,
+) -> Iterator[Batched]:
+    """Every case on all prompts at once, after plain decoding with the same temperature and length.
+
+    ``same_text``: every case decodes what plain decoding drew there, accepting drafts as often as if it had sampled
+    that by itself. Raises OutOfMemory.
+    """
     most = max(case.settings.max_tokens for case in cases)
     requests = [Request(prompt, most, past_end=past_end) for prompt in prompts]
     gathered: Gathered[Event] = Gathered()
-    places = Places(origin, 0, requests, len(requests))
+    places = Places.of(origin, requests, len(requests), shared=0)
+    origin.clear_pools()  # of another batch
+    require_memory(origin, places)
     rooms = [places.take(number) for number in range(len(requests))]
     engines = [origin.fork(0, places.context, gathered, room) for room in rooms]
     for each, request in zip(engines, requests, strict=True):
         for _ in each.prefill(request.prompt[:-1]):
             pass
-    measured = partial(_measured, gathered, engines, rooms, loaded, requests, repeats, warmup)
-    plain: dict[tuple[float | None, int], Batched] = {}
+    measured = partial(_measured, gathered, engines, rooms, loaded, repeats, warmup)
+    plain: dict[tuple[float | None, int], tuple[Batched, list[Request]]] = {}
     for case in cases:
         if case.footing not in plain:
-            alike = replace(case, settings=replace(case.settings, stack=PLAIN.name), varied={})
-            plain[case.footing] = measured(alike)
-            yield replace(plain[case.footing], speedup=1.0)
+            settings = drawn_by(case.settings) if same_text else replace(case.settings, stack=PLAIN.name)
+            made, tallies = measured(requests, replace(case, settings=settings, varied={}))
+            texts = [tally.token_ids if same_text else () for tally in tallies]
+            forced = [replace(each, forced=text) for each, text in zip(requests, texts, strict=True)]
+            plain[case.footing] = made, forced
+            yield replace(made, speedup=1.0)
         if not case.plain:
-            made = measured(case)
+            base, asked = plain[case.footing]
+            made, _ = measured(asked, case)
             # By milliseconds per token, as sampled answers may end early.
-            yield replace(made, speedup=plain[case.footing].ms_per_token / made.ms_per_token)
+            yield replace(made, speedup=base.ms_per_token / made.ms_per_token)
+
+
+def require_memory(origin: Engine, places: Places) -> None:
+    """Raises OutOfMemory if there is no room for the keys and values of all sequences."""
+    free, each = free_bytes(origin.target.device), places.bytes_each
+    if free is not None and places.count * each > free:
+        size = f"{places.count} x {places.context:,} tokens of keys and values take {readable(places.count * each)}"
+        raise OutOfMemory(f"{size}, {readable(free)} are free: {free // each:,} at once fit")
 
 
 def _measured(
@@ -84,11 +112,12 @@ def _measured(
     engines: Sequence[Engine],
     rooms: Sequence[Place],
     loaded: LoadedModel,
-    requests: Sequence[Request],
     repeats: int,
     warmup: int,
+    requests: Sequence[Request],
     case: Case,
-) -> Batched:
+) -> tuple[Batched, list[Tally]]:
+    """The figures, and what was answered in the last run."""
     sampling = sampling_of(case.settings, loaded)
     stack = engines[0].gathered_options(stack_for(case.settings, loaded), len(requests), 0)
     for room, engine in zip(rooms, engines, strict=True):
@@ -102,7 +131,7 @@ def _measured(
     runs = [_timed(gathered, engines, wanted) for _ in range(repeats)]
     seconds, tallies = [spent for spent, _ in runs], runs[-1][1]
     tokens, median = sum(len(each.token_ids) for each in tallies), statistics.median(seconds)
-    return Batched(
+    made = Batched(
         contender=case.name,
         sequences=len(requests),
         context=len(requests[0].prompt),
@@ -114,6 +143,7 @@ def _measured(
         tokens_per_round=tokens / max(1, sum(each.rounds for each in tallies)),
         fresh=fresh([each.token_ids for each in tallies]),
     )
+    return made, tallies
 
 
 def _timed(

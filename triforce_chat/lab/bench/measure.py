@@ -238,6 +238,11 @@ def drawing(cases: Sequence[Case]) -> list[Settings]:
     """Plain decoding at each temperature, of the longest answer there."""
     longest: dict[float | None, Settings] = {}
     for settings in sorted((case.settings for case in cases), key=lambda each: each.max_tokens):
-        seed = None if settings.seed is None else settings.seed ^ OTHER_SEED
-        longest[settings.temperature] = replace(settings, stack=PLAIN.name, seed=seed)
+        longest[settings.temperature] = drawn_by(settings)
     return list(longest.values())
+
+
+def drawn_by(settings: Settings) -> Settings:
+    """Plain decoding that draws the text which all cases with these settings decode."""
+    seed = None if settings.seed is None else settings.seed ^ OTHER_SEED
+    return replace(settings, stack=PLAIN.name, seed=seed)
