@@ -447,7 +447,11 @@ def show_batches(
         for each in every:
             found.append(each)
             size = f"{each.sequences} x {each.context:,} tokens"
-            tell(screen, f"{size}, {each.contender}: {each.ms_per_token:.1f} ms/token")
+            factors = f"{each.speedup:.2f}x, {each.full_speedup:.2f}x while all were answered"
+            tell(
+                screen,
+                f"{size}, {each.contender} T={each.temperature:g}: {each.ms_per_token:.2f} ms/token, {factors}",
+            )
     show_found({"batches": found}, batch_table(found), record, options, screen)
 
 
