@@ -409,6 +409,7 @@ def test_rounds_of_the_middle_level_are_planned_for_all_sequences_at_once(
     captured: tuple[Runner, Runner], monkeypatch: pytest.MonkeyPatch, seed: int | None
 ) -> None:
     planned: list[int] = []
+
     def counted(wishes: Any) -> Any:
         planned.append(len(wishes))
         return rounds_together(wishes)
