@@ -79,7 +79,7 @@ class Kernels:
     dtype: torch.dtype
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
     retrieval: Budget | None = None  # a target's budget of its retrieval cache, which is the last buffer
-    int8: bool = False  # forwards over the last buffer may have 8-bit weights
+    copies: Sequence[int] = ()  # bits that weights may have in forwards over the last buffer
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
     sequences: int = 1  # most of them whose forwards run together
@@ -144,8 +144,8 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         forwards(decoder, shape, buffer)
     if kernels.sequences > 1 and group.size == 1:
         together(decoder, shape, buffers[0], kernels)
-    if kernels.int8:
-        forwards(decoder.quantized(), shape, buffers[-1])
+    for bits in kernels.copies:
+        forwards(decoder.quantized(bits), shape, buffers[-1])
     if kernels.retrieval:
         builds(kernels.retrieval, shape, buffers[0], buffers[-1])
         ids = torch.zeros(1, buffers[0].capacity, dtype=torch.long, device=META)
