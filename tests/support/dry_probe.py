@@ -72,7 +72,7 @@ def needed(*models: Kernels) -> dict[Any, dry.Launch]:
 def kernels_of(config: dict[str, Any], sequences: int = 1, own: int = 0) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
     sizes, capacities = Dimensions.of(config), [CONTEXT + SLACK, SMALL_BUDGET.capacity]
-    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, True, sequences=sequences, own=own)
+    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, (8, 4), sequences=sequences, own=own)
     return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
 
 

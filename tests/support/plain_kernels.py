@@ -119,7 +119,8 @@ def numbers_of(weight: kernels.QuantizedWeight) -> Tensor:
     numbers = (runs - codes.zero).flatten(1).unflatten(1, (-1, weight.group)) * scale.float().flatten(1)[
         :, :, None
     ]
-    return numbers.flatten(1)[:, : weight.inputs]
+    made: Tensor = numbers.flatten(1)[:, : weight.inputs]
+    return made
 
 
 def quantized_linear(

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.kernels import blocking as tiles
-from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, QuantizedWeight, joined, pack
+from triforce_chat.engine.kernels.quantized_weight import LINE, RUN, Codes, QuantizedWeight, joined, pack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -242,7 +242,7 @@ def test_norms_and_gates_of_copies_of_4_bits(n: int) -> None:
 def test_tiles_of_copies_of_4_bits_fit_the_chip(n: int, dtype: torch.dtype, gated: bool) -> None:
     weight, _ = wide(1, 256)
     shape = tiles.wide_blocking(n, weight, dtype, gated)
-    each = shape.outputs * (2 if gated else 1) * tiles.LINE + Codes.WIDE_4.span * dtype.itemsize * (
+    each = shape.outputs * (2 if gated else 1) * LINE + Codes.WIDE_4.span * dtype.itemsize * (
         tiles.padded(n) + 1
     )
     assert (shape.stages - 1) * shape.parts * each <= tiles.MEMORY - tiles.RESERVED

@@ -129,23 +129,35 @@ def _by_tensor_cores(
 
 
 @triton.jit
+def _of_wide(words, kind: tl.constexpr):
+    """The four integers of each word, less the one that means 0."""
+    first, second, third, fourth = tl.inline_asm_elementwise(
+        WIDE,
+        "=r,=r,=r,=r,r",
+        [words],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+    return first.to(kind), second.to(kind), third.to(kind), fourth.to(kind)
+
+
+@triton.jit
+def _of_nibbles(words, kind: tl.constexpr):
+    """The two integers of each byte, larger by 128."""
+    low, high = tl.inline_asm_elementwise(
+        NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+    )
+    return low.to(kind), high.to(kind)
+
+
+@triton.jit
 def _unpacked(words, kind: tl.constexpr):
-    """The integers of each word in ``kind``: one, two that are larger by 128, or four less what means 0."""
+    """The integers of each word in ``kind``, four, two or one."""
     if words.dtype == tl.int16:
-        first, second, third, fourth = tl.inline_asm_elementwise(
-            WIDE,
-            "=r,=r,=r,=r,r",
-            [words],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
-        codes = (first.to(kind), second.to(kind), third.to(kind), fourth.to(kind))
+        codes = _of_wide(words, kind)
     elif words.dtype == tl.uint8:
-        low, high = tl.inline_asm_elementwise(
-            NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
-        codes = (low.to(kind), high.to(kind))
+        codes = _of_nibbles(words, kind)
     else:
         # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
         codes = (words.to(tl.bfloat16).to(kind),)

@@ -129,9 +129,10 @@ def quantize(weight: Tensor) -> QuantizedWeight:
 
 def quantize_wide(weight: Tensor) -> QuantizedWeight:
     """Round a weight [O, I] to 4 bits in groups, each scaled so that the sum of squared errors is least."""
-    made = empty_wide(*weight.shape, weight.device)
-    for first in range(0, len(weight), ROWS_AT_ONCE):
-        some = pad(weight[first : first + ROWS_AT_ONCE].float(), (0, -made.inputs % Codes.WIDE_4.span))
+    outputs, inputs = weight.shape
+    made = empty_wide(outputs, inputs, weight.device)
+    for first in range(0, outputs, ROWS_AT_ONCE):
+        some = pad(weight[first : first + ROWS_AT_ONCE].float(), (0, -inputs % Codes.WIDE_4.span))
         groups = some.unflatten(1, (-1, GROUP))
         scale = best_scale(groups)
         numbers = rounded(groups, scale[:, :, None]) + Codes.WIDE_4.zero
@@ -188,7 +189,7 @@ def pack(codes: Codes, numbers: Tensor, scale: Tensor, minimum: Tensor | None = 
 def words(codes: Codes, numbers: Tensor) -> Tensor:
     """Integers [O, I] without a sign in words [O, I / parts]; those of 8 bits have one."""
     parts = numbers.unflatten(1, (-1, codes.parts, codes.run)).to(codes.dtype).unbind(2)
-    made = parts[0].clone()
+    made: Tensor = parts[0].clone()
     for number, part in enumerate(parts[1:], 1):
         made |= part << (codes.bits * number)
     return made.flatten(1)
