@@ -76,12 +76,12 @@ def kernels_of(
     """Of a target and a draft with the same configuration."""
     sizes, lists = Dimensions.of(config), policy == "attention"
     capacities = [CONTEXT + SLACK, *([] if lists else [SMALL_BUDGET.capacity])]
-    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, True, sequences=sequences, own=own)
+    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, (8, 4), sequences=sequences, own=own)
     return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
 
 
 def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
-    """What a model of transformers launches without memory, and what is compiled ahead for it, also in 8 bits."""
+    """What a model of transformers launches without memory, and what is compiled ahead for it, also in 8 and 4 bits."""
     config = random_model(name, head_dim=16, **changes).config
     with META:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -91,9 +91,10 @@ def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
     def work() -> None:
         decoder = Decoder(model, shape)
         forwards(decoder, shape, buffer)
-        forwards(decoder.quantized(), shape, buffer)
+        for bits in (8, 4):
+            forwards(decoder.quantized(bits), shape, buffer)
 
-    kernels = Kernels(Dimensions.of(config.to_dict()), torch.bfloat16, [128], int8=True)
+    kernels = Kernels(Dimensions.of(config.to_dict()), torch.bfloat16, [128], copies=[8, 4])
     return {*dry.recorded(work)}, {*needed(kernels)}
 
 
@@ -160,7 +161,7 @@ def run() -> None:
     """Answer on a GPU, plainly and by all levels."""
     with pytest.MonkeyPatch.context() as patch:
         target, draft = captured_pair("cuda", patch)
-        for middle, policy in product(("full", "int8"), ("mean", "attention")):
+        for middle, policy in product(("full", "int8", "int4"), ("mean", "attention")):
             options = StackOptions("triforce", budget=SMALL_BUDGET, middle=middle, policy=policy)
             engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
             prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -197,7 +198,7 @@ def main() -> None:
             launched, ahead = of_a_file(**kinds)
             found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
         sizes = Dimensions.of(random_model(head_dim=16).config.to_dict())
-        shared = Kernels(sizes, torch.bfloat16, [128], int8=True, ranks=2)
+        shared = Kernels(sizes, torch.bfloat16, [128], copies=[8, 4], ranks=2)
         first = dry.recorded(partial(launch_on, shared, DryRank(0, 2)))
         found["shared"] = [key[0] for key in needed(shared).keys() - first.keys()]
     print(json.dumps(found))

@@ -82,7 +82,7 @@ class Kernels:
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
     retrieval: Budget | None = None  # a target's budget of its retrieval cache; one of copies is the last buffer
     lists: bool = False  # that of one sequence alone lists slots of the first buffer
-    int8: bool = False  # forwards over the retrieval cache may have 8-bit weights
+    copies: Sequence[int] = ()  # bits that weights may have in forwards over the retrieval cache
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
     sequences: int = 1  # most of them whose forwards run together
@@ -149,8 +149,9 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         together(decoder, shape, buffers[0], kernels)
     if kernels.retrieval and kernels.lists:
         selected(decoder, shape, buffers[0], kernels)
-    elif kernels.int8:
-        forwards(decoder.quantized(), shape, buffers[-1])
+    else:
+        for bits in kernels.copies:
+            forwards(decoder.quantized(bits), shape, buffers[-1])
     if kernels.retrieval:
         if len(buffers) > 1:
             builds(kernels.retrieval, shape, buffers[0], buffers[-1])
@@ -239,7 +240,7 @@ def selected(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels)
     budget = kernels.retrieval
     assert budget
     forwards(decoder, shape, buffer, mass=fading_mass(shape, buffer.capacity, budget.chunk, HALF_LIFE))
-    for each in (decoder, decoder.quantized()) if kernels.int8 else (decoder,):
+    for each in (decoder, *map(decoder.quantized, kernels.copies)):
         forwards(each, shape, buffer, listed=slot_list(shape, budget))
 
 
