@@ -6,6 +6,9 @@ BOOKS is what ``make_books.py`` leaves: documents, each with FILE.json, its chap
 if they are as many, in the same order and with the same titles, letters and digits compared; slides are chapters, and
 the first two have the title. The order is right if of the beginnings of sentences that stand nowhere else 98 % are
 found, and each of them after the one before: a page's number may stand in the midst of one.
+
+BOOKS may also be what ``fetch_documents.py`` leaves, whose FILE.json knows less: then chapters are right if they are as
+many and the first and the last have the title, and the order if all phrases are found, each behind the one before.
 """
 
 from __future__ import annotations
@@ -37,29 +40,48 @@ def marks_of(paragraphs: list[str]) -> list[str]:
     return [each for each in marks if len(each) == MARK and whole.count(each) == 1]
 
 
-def chapters_right(document: Document, titles: list[str]) -> bool:
-    found = [letters(chapter.title) for chapter in chapters_of(document)]
-    wanted = [letters(title) for title in titles]
+def titles_right(found: list[str], wanted: list[str]) -> bool:
     return len(found) == len(wanted) and all(title in each for each, title in zip(found, wanted, strict=True))
+
+
+def whole(document: Document, known: dict[str, Any]) -> dict[str, Any]:
+    """What is right in a document of which all chapters and all sentences are known."""
+    text, marks = letters(document.text), marks_of(known["paragraphs"])
+    marks = [each for each in marks if text.count(each) <= 1]  # a preface may repeat a sentence
+    places = [at for at in map(text.find, marks) if at >= 0]
+    found = [letters(chapter.title) for chapter in chapters_of(document)]
+    return {
+        "wanted": len(known["chapters"]),
+        "found": len(found),
+        "chapters": titles_right(found, [letters(title) for title in known["chapters"]]),
+        "sentences": len(marks),
+        "missing": len(marks) - len(places),
+        "order": len(places) >= FOUND * len(marks) and places == sorted(places),
+    }
+
+
+def outline(document: Document, known: dict[str, Any]) -> dict[str, Any]:
+    """What is right in a document of which the number of chapters, two titles and some phrases are known."""
+    text, phrases = letters(document.text), [letters(each) for each in known["phrases"]]
+    left_out = {letters(title) for title in known.get("also", ())}
+    titles = [letters(chapter.title) for chapter in chapters_of(document)]
+    found = [title for title in titles if title not in left_out]
+    ends = [letters(known["first"]), letters(known["last"])] if found else []
+    return {
+        "wanted": known["chapters"],
+        "found": len(found),
+        "chapters": len(found) == known["chapters"] and titles_right(found[:1] + found[-1:], ends),
+        "sentences": len(phrases),
+        "missing": sum(each not in text for each in phrases),
+        "order": re.search(".*".join(map(re.escape, phrases)), text) is not None,
+    }
 
 
 def row(path: Path) -> dict[str, Any]:
     """What is right in one document."""
     known = json.loads(path.with_name(f"{path.name}.json").read_text("utf-8"))
-    document = read(str(path))
-    text, marks = letters(document.text), marks_of(known["paragraphs"])
-    marks = [each for each in marks if text.count(each) <= 1]  # a preface may repeat a sentence
-    places = [at for at in map(text.find, marks) if at >= 0]
-    return {
-        "file": path.name,
-        "format": path.suffix[1:],
-        "wanted": len(known["chapters"]),
-        "found": len(chapters_of(document)),
-        "chapters": chapters_right(document, known["chapters"]),
-        "sentences": len(marks),
-        "missing": len(marks) - len(places),
-        "order": len(places) >= FOUND * len(marks) and places == sorted(places),
-    }
+    told = (outline if "phrases" in known else whole)(read(str(path)), known)
+    return {"file": path.name, "format": path.suffix[1:], **told}
 
 
 def main(folder: Path) -> None:

@@ -121,9 +121,16 @@ def _level(headings: Sequence[Heading]) -> int | None:
     for level, found in sorted(by_level.items()):
         parts = sum(_PART.match(each.title) is not None for each in found)
         finer = any(len(other) > len(found) for deeper, other in by_level.items() if deeper > level)
-        if (len(found) > 1 or _KIND.match(found[0].title)) and not (finer and 2 * parts >= len(found)):
+        divided = 2 * parts >= len(found) or _parts_alone_hold(headings, level)
+        if (len(found) > 1 or _KIND.match(found[0].title)) and not (finer and divided):
             return level
     return None
+
+
+def _parts_alone_hold(headings: Sequence[Heading], level: int) -> bool:
+    """Whether no headings of this level but parts have deeper ones below: the rest stands before and behind them."""
+    holders = [one for one, after in pairwise(headings) if one.level == level and after.level > level]
+    return len(holders) > 1 and all(_PART.match(each.title) for each in holders)
 
 
 def _label(title: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from triforce_chat.documents.model import Heading
+from triforce_chat.documents.section_titles import numbered, underlined
 
 CHAPTER_BODY = 400  # characters; less between two headings is a table of contents
 SECOND_LINE = 80  # characters of the line that names a chapter, below its number
@@ -29,6 +30,7 @@ _HEADING = re.compile(
     rf"|(?:{_NOUN.title()})\s+{_NUMBER}\b.{{0,80}}"
     r"|第[0-9一二三四五六七八九十百]+[章回部].{0,40}"
     r"|[IVXLC]{1,8}\. +[^a-z]{3,80}"
+    r"|(?:Appendix|Annex|Anhang)\s+[A-Z](?:[.:].{0,80})?"
     r"|(?:PROLOGUE|EPILOGUE|PREFACE|INTRODUCTION|CONCLUSION|APPENDIX)\b.{0,40}"
 )
 _NAMED_NUMBER = re.compile(r"[IVXLC]{1,8}\. +[^\W\d_][^.!?;]{2,60}")
@@ -54,16 +56,27 @@ def heading_lines(lines: Sequence[str]) -> Iterator[int]:
 
 
 def text_headings(texts: Sequence[str]) -> list[Heading]:
-    """The headings in the sections of a text."""
+    """The headings in the sections of a text: lines that call themselves chapters, or more that are underlined."""
     lines = _LINE.findall("".join(texts))
-    return _placed(lines, list(heading_lines(lines)), texts)
+    found, marked = _placed(lines, list(heading_lines(lines)), texts), underlined(lines)
+    if len(marked) <= len(found):
+        return found
+    offsets = [0, *accumulate(map(len, lines))]
+    return placed_at(((offsets[at], rank, lines[at].strip()) for at, rank in marked), texts)
 
 
 def page_headings(texts: Sequence[str]) -> list[Heading]:
-    """The headings on pages that show no empty lines, as those of a PDF file."""
+    """The headings on pages that show no empty lines, as those of a PDF file; else its numbered sections."""
     lines = _LINE.findall("".join(texts))
-    found = [index for index, line in enumerate(lines) if _HEADING.fullmatch(line.strip())]
-    return _placed(lines, found, texts)
+    named_lines = [index for index, line in enumerate(lines) if _HEADING.fullmatch(line.strip())]
+    found = _placed(lines, named_lines, texts)
+    if len(found) > 1:
+        return found
+    offsets = [0, *accumulate(map(len, lines))]
+    return (
+        placed_at(((offsets[at], CHAPTER, " ".join(lines[at].split())) for at in numbered(lines)), texts)
+        or found
+    )
 
 
 def named(lines: Sequence[str], index: int) -> str:

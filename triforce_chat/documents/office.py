@@ -44,8 +44,7 @@ def parse_pptx(data: bytes) -> Parsed:
     for number, slide in enumerate(presentation.slides, 1):
         texts.append("".join(f"{line}\n" for line in _slide_lines(slide)))
         title = slide.shapes.title.text_frame.text if slide.shapes.title is not None else ""
-        if title.strip():
-            headings.append(Heading(title, 1, number, 0))
+        headings += _slide_heading(title, texts[-1], number)
     title = presentation.core_properties.title
     return Parsed(
         texts, "" if title == "PowerPoint Presentation" else title, "page", headings=tuple(headings)
@@ -65,7 +64,9 @@ def parse_odf(data: bytes) -> Parsed:
     parts = {_kind(node): node for node in document.body.childNodes}
     if "presentation" in parts:
         slides = [node for node in parts["presentation"].childNodes if _kind(node) == "page"]
-        return Parsed([_odf_flow(slide, extractText).text() for slide in slides], title, "page")
+        texts = [_odf_flow(slide, extractText).text() for slide in slides]
+        headings = [each for number, text in enumerate(texts, 1) for each in _slide_heading("", text, number)]
+        return Parsed(texts, title, "page", headings=tuple(headings))
     if "text" not in parts:
         raise DocumentError("an OpenDocument file without text; save spreadsheets and drawings as PDF")
     return _parsed(_odf_flow(parts["text"], extractText), title)
@@ -131,6 +132,12 @@ def _footnotes(document: Any) -> Iterator[str]:
         words = "".join(text.text or "" for text in note.iter(f"{_WORD}t"))
         if words.strip():
             yield f"[{note.get(f'{_WORD}id')}] {words.strip()}"
+
+
+def _slide_heading(title: str, text: str, number: int) -> list[Heading]:
+    """A slide is called by its title, else by its first line; one of pictures alone has no name."""
+    names = [" ".join(line.split()) for line in (title, *text.split("\n"))]
+    return [Heading(name, 1, number, 0) for name in list(filter(None, names))[:1]]
 
 
 def _slide_lines(slide: Any) -> Iterator[str]:
