@@ -15,12 +15,13 @@ from triforce_chat import __version__
 from triforce_chat.cli.app import app
 from triforce_chat.cli.options import parse_list
 from triforce_chat.errors import UsageError
-from triforce_chat.lab.evaluation import answers, logits, perplexity, runs
+from triforce_chat.lab.evaluation import answers, comprehension, logits, perplexity, runs
 from triforce_chat.lab.evaluation.questions import QUESTIONS
 from triforce_chat.lab.evaluation.runs import remark
 from triforce_chat.lab.tasks.book_questions import question_sets
 
 TEXT = "The cat sat on the mat. A dog came by, and both looked at the rain.\n\n"
+SHORT = 4  # tokens
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "a.txt").write_text(TEXT * 40)
     (made / "b.txt").write_text(TEXT * 60)
     return made
+
+
+@pytest.fixture
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random models rarely end an answer, and how long it is does not matter."""
+    monkeypatch.setattr(answers, "QUESTION_TOKENS", SHORT)
+    monkeypatch.setattr(answers, "FACT_TOKENS", SHORT)
+    monkeypatch.setattr(comprehension, "ANSWER_TOKENS", SHORT)
 
 
 def run(*arguments: object) -> Any:
@@ -73,6 +82,7 @@ def test_a_shorter_text_is_measured_as_far_as_it_goes(shelf: Path) -> None:
     assert value["tokens"] == value["documents"][0]["tokens"] < 124_928
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_facts_are_planted_at_every_depth(shelf: Path) -> None:
     arguments = (
         "facts",
@@ -113,6 +123,7 @@ def test_wrong_answers_about_facts_are_kept(shelf: Path, monkeypatch: pytest.Mon
     assert {each["kind"] for each in value["wrong"]} == set(right) - {"name"}
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_questions_are_put_to_both_models(shelf: Path) -> None:
     value = found("questions", "--model", shelf / "model", "--reference", shelf / "draft")
     assert [row["model"] for row in value["rows"]] == [str(shelf / "model"), str(shelf / "draft")]
@@ -260,6 +271,7 @@ def test_sources_need_enough_text(shelf: Path) -> None:
     assert "a is too short for 14 pages of 400 tokens" in result.stderr
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_comprehension_by_length_and_from_memory(tmp_path: Path, shelf: Path) -> None:
     emma = next(each for each in question_sets() if each.title == "Emma")
     quotes = [quote for question in emma.questions for quote in question.evidence]

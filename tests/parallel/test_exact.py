@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.head_drafts import save_head_draft
-from support.rank_runs import FAMILIES, SIZES, Found, once
+from support.rank_runs import FAMILIES, SIZES, Found, check_headed, once, save_headed
 from support.tiny_models import save_adapter, save_model, write_gguf
 
-from triforce_chat.models.load import load_model
 from triforce_chat.settings.settings import STACKS
 
 TWO = (*FAMILIES, "adapter", "tiny.gguf", "llama.big")
@@ -39,7 +37,7 @@ def for_two(folder: Path) -> Sequence[str]:
         save_model(folder / name, "llama" if name == "draft" else name, **SIZES, **window)
     adapter_for(folder / "llama")
     write_gguf(folder / "tiny.gguf")
-    return TWO
+    return *TWO, *save_headed(folder / "headed")
 
 
 def for_three(folder: Path) -> Sequence[str]:
@@ -47,27 +45,6 @@ def for_three(folder: Path) -> Sequence[str]:
     save_model(folder / "nine", **NINE)
     save_model(folder / "draft", **{**NINE, "num_hidden_layers": 1})
     return ("nine",)
-
-
-def headed(folder: Path) -> Sequence[str]:
-    """A target, alone and inflated, and a draft that reads its states."""
-    torch.manual_seed(3)
-    target = load_model(str(save_model(folder / "target", **SIZES)), attention="sdpa")
-    known = torch.tensor([token for token in range(100) if token % 9])
-    save_head_draft(folder / "draft", target.model, target.tokenizer, known)
-    return "target", "target.big"
-
-
-@pytest.mark.parametrize("fused", [False, True], ids=["transformers", "fused"])
-def test_a_draft_that_reads_states(tmp_path_factory: pytest.TempPathFactory, fused: bool) -> None:
-    environ = {"PROBE_FUSED": "1"} if fused else {}
-    found = once(tmp_path_factory, "headed-fused" if fused else "headed", headed, 2, **environ)
-    for name in ("target", "target.big"):
-        model = found.models[name]
-        for what in ("plain", "seeded", "forced"):
-            assert model["shared"][what] == model["alone"][what]
-    assert found.models["target"]["stacks"] == dict.fromkeys(STACKS, found.models["target"]["alone"]["plain"])
-    assert found.states[0] == found.states[1]
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +86,10 @@ def test_sampling_with_a_seed_gives_the_same_tokens(found: dict[str, Any]) -> No
     assert found["shared"]["seeded"] == found["alone"]["seeded"] != found["alone"]["plain"]
 
 
+def test_a_draft_that_reads_states(two: Found) -> None:
+    check_headed(two)
+
+
 def test_ranks_answer_with_a_given_text(found: dict[str, Any]) -> None:
     assert found["shared"]["forced"] == found["alone"]["forced"] == found["alone"]["plain"][::-1]
 
@@ -143,7 +124,7 @@ def test_every_rank_holds_the_planned_number_of_parameters(two: Found, three: Fo
         assert held == planned, name
 
 
-@pytest.mark.parametrize(("ranks", "calls"), [("two", 7 * 6 + 2 * 2 * 7 + 3 * 4 + 4), ("three", 6)])
+@pytest.mark.parametrize(("ranks", "calls"), [("two", 9 * 6 + 3 * 2 * 7 + 3 * 4 + 4), ("three", 6)])
 def test_all_ranks_hold_the_same_after_every_call(
     ranks: str, calls: int, request: pytest.FixtureRequest
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.rank_runs import FAMILIES, SIZES, Found, once
+from support.rank_runs import FAMILIES, SIZES, Found, check_headed, once, save_headed
 from support.tiny_models import save_model, write_gguf
 
 from triforce_chat.settings.settings import STACKS
@@ -45,7 +45,7 @@ def models(folder: Path) -> Sequence[str]:
         save_uneven(folder / name, "llama", **changes)
     save_model(folder / "draft", **SIZES)
     write_gguf(folder / "tiny.gguf")
-    return MODELS
+    return *MODELS, *save_headed(folder / "headed")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,10 @@ def test_greedy_tokens_are_those_of_the_whole_model(found: dict[str, Any]) -> No
 def test_every_stack_generates_the_tokens_of_one_process(model: str, ranks: Found) -> None:
     found = ranks.models[model]
     assert found["stacks"] == dict.fromkeys(STACKS, found["alone"]["plain"])
+
+
+def test_a_draft_that_reads_states(ranks: Found) -> None:
+    check_headed(ranks)
 
 
 def test_logits_are_those_of_the_whole_model(found: dict[str, Any]) -> None:

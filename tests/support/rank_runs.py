@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
 
+from support.head_drafts import save_head_draft
 from support.places import SUPPORT
+from support.tiny_models import save_model
 from triforce_chat.cache_folder import CACHE_VARIABLE
+from triforce_chat.models.load import load_model
+from triforce_chat.settings.settings import STACKS
 
 PROBE = SUPPORT / "rank_probe.py"
 PRINTED = "printed.txt"  # output of the ranks; written last, so it marks a finished run
 PATIENCE = 300  # seconds; the machine may be busy
 SIZES: dict[str, Any] = {"max_position_embeddings": 1024, "vocab_size": 100, "initializer_range": 0.3}
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+HEADED = ("headed/target", "headed/target.big")  # their draft reads their states
 
 
 class Found:
@@ -30,6 +36,24 @@ class Found:
         self.printed = (folder / PRINTED).read_text()
         self.models: dict[str, Any] = json.loads((folder / "found.json").read_text())
         self.states = [(folder / f"{rank}.jsonl").read_text().splitlines() for rank in range(size)]
+
+
+def save_headed(folder: Path) -> Sequence[str]:
+    """Save a target, to be loaded as it is and inflated, and a draft that reads its states."""
+    torch.manual_seed(3)
+    target = load_model(str(save_model(folder / "target", **SIZES)), attention="sdpa")
+    known = torch.tensor([token for token in range(SIZES["vocab_size"]) if token % 9])
+    save_head_draft(folder / "draft", target.model, target.tokenizer, known)
+    return HEADED
+
+
+def check_headed(found: Found) -> None:
+    """Drafts that read states give several ranks the tokens of one process, under every stack."""
+    for name in ("target", "target.big"):
+        model = found.models[name]
+        for what in ("plain", "seeded", "forced"):
+            assert model["shared"][what] == model["alone"][what]
+    assert found.models["target"]["stacks"] == dict.fromkeys(STACKS, found.models["target"]["alone"]["plain"])
 
 
 def once(

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.engine.cpu_kernels.compiled import Instructions
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One compilation for all tests of a session."""
-    compiled.library.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRIFORCE_CHAT_CACHE", str(tmp_path_factory.mktemp("kernels")))
-        reason = compiled.library().reason
+@pytest.fixture
+def library() -> None:
+    """From the cache folder of all tests, where it bears the name of its sources: one compilation for all sessions."""
+    reason = compiled.library().reason
     if reason is not None:
         pytest.skip(reason)
-    yield
-    compiled.library.cache_clear()
 
 
 @pytest.fixture(params=list(Instructions), ids=lambda chosen: chosen.name)

@@ -90,6 +90,9 @@ def test_a_subject_is_spoken_of_once(seed: int) -> None:
     assert len(values) == len(set(values))
 
 
+SLOT = re.compile(r"\{(?:a )?\w+\}")
+
+
 def asked_about(question: str) -> Iterator[tuple[Template, dict[str, str]]]:
     """Every statement that would answer a question: its template and its subject."""
     for asked in {question, question.split(": ", 1)[-1]}:
@@ -97,17 +100,18 @@ def asked_about(question: str) -> Iterator[tuple[Template, dict[str, str]]]:
 
 
 def _meant(question: str) -> Iterator[tuple[Template, dict[str, str]]]:
-    for template, pattern in _patterns():
-        match = pattern.fullmatch(question)
+    for template, literals, pattern in _patterns():
+        # A pattern takes long to find that it does not match.
+        match = all(literal in question for literal in literals) and pattern.fullmatch(question)
         if match:
             yield template, match.groupdict()
 
 
 @cache
-def _patterns() -> list[tuple[Template, re.Pattern[str]]]:
+def _patterns() -> list[tuple[Template, list[str], re.Pattern[str]]]:
     """Every wording of a question about a single fact, compiled once: more of them than ``re`` itself remembers."""
     single = [t for kind in SINGLE for t in (*WRITTEN[kind], *COMPOSED[kind], *VARIED[kind])]
-    return [(template, _pattern(wording)) for template in single for wording in template.questions]
+    return [(each, SLOT.split(text), _pattern(text)) for each in single for text in each.questions]
 
 
 def _pattern(wording: str) -> re.Pattern[str]:
