@@ -80,7 +80,9 @@ class Kernels:
     sizes: ModelSizes
     dtype: torch.dtype
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
-    retrieval: Budget | None = None  # a target's budget of its retrieval cache; one of copies is the last buffer
+    retrieval: Budget | None = (
+        None  # a target's budget of its retrieval cache; one of copies is the last buffer
+    )
     lists: bool = False  # that of one sequence alone lists slots of the first buffer
     copies: Sequence[int] = ()  # bits that weights may have in forwards over the retrieval cache
     ranks: int = 1  # that share the model
@@ -252,7 +254,7 @@ def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer, **aimed: Any) -> 
     for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):
         ids, at, counted = (torch.zeros(size, dtype=torch.long, device=META) for size in (rows, 3, 1))
         steps = torch.arange(rows, device=META)
-        forward(ForwardInputs(ids, *at[:2].split(1), steps, read=at[2:], counted=counted))
+        forward(ForwardInputs(ids, at[:1], at[1:2], steps, read=at[2:], counted=counted))
 
 
 def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:

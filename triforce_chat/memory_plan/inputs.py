@@ -116,9 +116,8 @@ def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
 
 def caches_of_several(stack: StackOptions) -> SmallCaches:
     """Those of each of several sequences, among which ``auto`` drafts as ``naive`` does, without a middle level."""
-    return small_caches(
-        dataclasses.replace(stack, name="naive") if stack.name == StackOptions().name else stack
-    )
+    alike = dataclasses.replace(stack, name="naive") if stack.name == StackOptions().name else stack
+    return small_caches(alike, in_place=False)
 
 
 def available_memory(
