@@ -25,7 +25,7 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, random_model, spell
 from support.tiny_models import write_quantized_gguf
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
-from triforce_chat.engine.cache.storage import KVBuffer, Shape
+from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape, WriteSlot
 from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import (
     META,
@@ -47,7 +47,8 @@ from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.kernels import dry
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
-from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.stack_specs import STACKS
+from triforce_chat.engine.speculation.stacks import StackOptions, retrieval_budget
 from triforce_chat.engine.together import answer_together
 from triforce_chat.loading.compiling import formats_of
 from triforce_chat.memory_plan.dimensions import Dimensions
@@ -60,6 +61,7 @@ LAUNCHED = (
     "silu_mul",
     "rotate_and_store",
     "decode_attention",
+    "decode_quantized",
     "attend_together",
     "quantized_linear",
 )
@@ -69,10 +71,14 @@ def needed(*models: Kernels) -> dict[Any, dry.Launch]:
     return {key: found for each in models for key, found in dry.recorded(partial(launch, each)).items()}
 
 
-def kernels_of(config: dict[str, Any], sequences: int = 1, own: int = 0) -> list[Kernels]:
+def kernels_of(
+    config: dict[str, Any], stack: str = "triforce", sequences: int = 1, own: int = 0
+) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
-    sizes, capacities = Dimensions.of(config), [CONTEXT + SLACK, SMALL_BUDGET.capacity]
-    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, True, sequences=sequences, own=own)
+    sizes, copies = Dimensions.of(config), STACKS[stack].quantized_copies > 0
+    capacities = [CONTEXT + SLACK, retrieval_budget(StackOptions(stack, budget=SMALL_BUDGET)).capacity]
+    more: dict[str, Any] = {"sequences": sequences, "own": own, "copies": copies}
+    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, True, **more)
     return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
 
 
@@ -86,8 +92,8 @@ def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
 
     def work() -> None:
         decoder = Decoder(model, shape)
-        forwards(decoder, shape, buffer)
-        forwards(decoder.quantized(), shape, buffer)
+        forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+        forwards(decoder.quantized(), WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
 
     kernels = Kernels(Dimensions.of(config.to_dict()), torch.bfloat16, [128], int8=True)
     return {*dry.recorded(work)}, {*needed(kernels)}
@@ -110,7 +116,7 @@ def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
 
     def work() -> None:
         decoder = Decoder(model, shape)
-        forwards(decoder, shape, buffer)
+        forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
         for rows in (USUAL, 2 * MOST_ROWS):
             ids = torch.zeros(rows, dtype=torch.long, device=META)
             decoder(ids, torch.arange(rows, device=META), untouched)
@@ -149,7 +155,7 @@ def answered(
             pass
     for name, original in originals.items():
         patch.setattr(kernels, name, original)
-    return launched, {*needed(*kernels_of(target.model.config.to_dict(), sequences, own))}
+    return launched, {*needed(*kernels_of(target.model.config.to_dict(), stack, sequences, own))}
 
 
 def run() -> None:

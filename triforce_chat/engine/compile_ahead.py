@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.selection import MeanKey, select
-from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QueryRing, Shape, WriteSlot
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QuantizedGroups, QueryRing, Shape, WriteSlot
 from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
@@ -83,6 +84,7 @@ class Kernels:
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
     sequences: int = 1  # most of them whose forwards run together
+    copies: bool = False  # forwards also read a quantized copy of the full cache
     own: int = 0  # tokens of each after those in the first buffer that all share; 0: they share nothing
 
 
@@ -141,11 +143,14 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         decoder(torch.zeros(rows, dtype=torch.long, device=META), torch.arange(rows, device=META), untouched)
     buffers = [KVBuffer(shape, capacity) for capacity in kernels.buffers]
     for buffer in buffers:
-        forwards(decoder, shape, buffer)
+        forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+    if kernels.copies:
+        groups = QuantizedGroups(shape, buffers[0].capacity, COPY_BITS)
+        forwards(decoder, WriteSlot(KVBuffer(shape, LATEST), 0, before=groups))
     if kernels.sequences > 1 and group.size == 1:
         together(decoder, shape, buffers[0], kernels)
     if kernels.int8:
-        forwards(decoder.quantized(), shape, buffers[-1])
+        forwards(decoder.quantized(), WriteSlot(buffers[-1], 0, QueryRing(shape, USUAL)))
     if kernels.retrieval:
         builds(kernels.retrieval, shape, buffers[0], buffers[-1])
         ids = torch.zeros(1, buffers[0].capacity, dtype=torch.long, device=META)
@@ -228,16 +233,16 @@ def untouched(layer: int, q: Any, *_: Any) -> Any:  # noqa: ARG001
     return q
 
 
-def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer) -> None:
+def forwards(decoder: Decoder, slot: WriteSlot) -> None:
     """Captured forwards of all sizes, and those inside of captured drafts."""
-    forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+    forward = ForwardGraphs(decoder, META).forward(slot)
     # The captured sizes, and inside of captured drafts whatever feeds the tokens of the last one again.
     for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):
         ids, at = (
             torch.zeros(rows, dtype=torch.long, device=META),
             torch.zeros(2, dtype=torch.long, device=META),
         )
-        forward(ForwardInputs(ids, at[:1], at[1:], torch.arange(rows, device=META)))
+        forward(ForwardInputs(ids, at[:1], at[1:], torch.arange(rows, device=META), read=at[:1]))
 
 
 def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
