@@ -28,7 +28,10 @@ COMPILED.pop("TRITON_INTERPRET", None)  # tests' own processes interpret the ker
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     printed = subprocess.run(
-        [sys.executable, dry_probe.__file__, "triforce"], env=COMPILED, stdout=subprocess.PIPE, check=True
+        [sys.executable, dry_probe.__file__, "triforce-int4"],
+        env=COMPILED,
+        stdout=subprocess.PIPE,
+        check=True,
     ).stdout
     probed: dict[str, Any] = json.loads(printed)
     return probed
@@ -36,8 +39,15 @@ def found() -> dict[str, Any]:
 
 def test_whatever_an_engine_launches_is_compiled_ahead(found: dict[str, Any]) -> None:
     assert found["missed"] == []
-    assert set(found["launched"]) == FORWARD | {"_multiply"}
-    assert set(found["ahead"]) == FORWARD | {"_multiply", "_score", "_gather", "_search", "_continue"}
+    assert set(found["launched"]) == FORWARD | {"_multiply", "_attend_groups"}
+    assert set(found["ahead"]) == FORWARD | {
+        "_multiply",
+        "_attend_groups",
+        "_score",
+        "_gather",
+        "_search",
+        "_continue",
+    }
 
 
 def test_what_weighs_and_reads_by_lists_is_compiled_ahead(found: dict[str, Any]) -> None:

@@ -111,9 +111,10 @@ def test_graphs_of_several_sequences_say_what_each_says_alone(
     requests = questions(4)
     alone = [tokens_of(engine_with_graphs(captured, stack), request) for request in requests]
     engine = engine_with_graphs(captured, stack)
-    assert engine.forkable is engine
+    together = not STACKS[stack].quantized_copies  # otherwise one after the other
+    assert (engine.forkable is engine) == together
     assert answers(engine, requests, 3) == alone
-    assert len(captured[0].of_sequences.made) >= 1
+    assert (len(captured[0].of_sequences.made) >= 1) == together
 
 
 @pytest.mark.parametrize("stack", ["retrieval", "triforce"])

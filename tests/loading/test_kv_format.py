@@ -116,7 +116,8 @@ def test_the_plan_is_what_the_cache_takes(quantized: str, kv: str) -> None:
     full = loaded(quantized, kv).full
     store = full.storage
     assert isinstance(store, QuantizedKV)
-    parts = (store.keys, store.values, store.key_scales, store.value_scales)
+    groups = store.groups
+    parts = (groups.keys, groups.values, groups.key_scales, groups.value_scales)
     newest = (store.newest.keys, store.newest.values, full.queries.data)
     assert record["bytes"]["kv"] == sum(part.nbytes for part in (*parts, *newest))
 

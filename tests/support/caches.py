@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.quantization import GROUP
+from triforce_chat.engine.cache.quantized_copy import COPY_BITS, UNQUANTIZED, QuantizedCopy
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, QuantizedGroups
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.speculation.planner import Plan, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 
-STACKS = ("triforce", "retrieval", "streaming", "naive", "lookup", "autoregressive", "auto")
+STACKS = ("triforce", "triforce-int4", "retrieval", "streaming", "naive", "lookup", "autoregressive", "auto")
 
 
 def buffer_of(cache: FullCache) -> KVBuffer:
@@ -77,6 +79,25 @@ def check_retrieval(cache: RetrievalCache) -> None:
             assert where[:sinks].tolist() == list(range(sinks))
             tail = min(cache.budget.tail, base) + verified_length - base
             assert where[end - tail :].tolist() == list(range(verified_length - tail, verified_length))
+
+
+def check_copy(cache: QuantizedCopy) -> None:
+    """All groups but the newest are the source's, quantized; the tokens after them are the source's own."""
+    source, end = cache.source, cache.filled
+    assert cache.quantized % GROUP == 0
+    assert cache.quantized <= end <= source.held
+    assert end - cache.quantized < UNQUANTIZED + GROUP
+    fresh = QuantizedGroups(source.shape, source.storage.capacity, COPY_BITS)
+    for layer in range(source.shape.layers):
+        keys, values = source.storage.view(layer, end).whole
+        held, wanted = (groups.first(layer, cache.quantized) for groups in (cache.groups, fresh))
+        wanted.write(0, keys[0, :, : cache.quantized], values[0, :, : cache.quantized])
+        for head in range(source.shape.kv_heads):
+            mine, theirs = (each.of_head(head, torch.float32) for each in (held, wanted))
+            assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
+        newest = slice(0, end - cache.quantized)
+        assert torch.equal(cache.latest.keys[layer, :, newest], keys[0, :, cache.quantized : end])
+        assert torch.equal(cache.latest.values[layer, :, newest], values[0, :, cache.quantized : end])
 
 
 def in_turn(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001

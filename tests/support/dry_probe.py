@@ -26,7 +26,7 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, random_model, spell
 from support.tiny_models import write_quantized_gguf
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
-from triforce_chat.engine.cache.storage import KVBuffer, Shape
+from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape, WriteSlot
 from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import (
     META,
@@ -48,7 +48,8 @@ from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.kernels import dry
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
-from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.stack_specs import STACKS
+from triforce_chat.engine.speculation.stacks import StackOptions, retrieval_budget
 from triforce_chat.engine.together import answer_together
 from triforce_chat.loading.compiling import formats_of
 from triforce_chat.memory_plan.dimensions import Dimensions
@@ -61,6 +62,7 @@ LAUNCHED = (
     "silu_mul",
     "rotate_and_store",
     "decode_attention",
+    "decode_quantized",
     "attend_together",
     "quantized_linear",
 )
@@ -71,14 +73,15 @@ def needed(*models: Kernels) -> dict[Any, dry.Launch]:
 
 
 def kernels_of(
-    config: dict[str, Any], sequences: int = 1, own: int = 0, policy: str = "mean"
+    config: dict[str, Any], stack: str = "triforce", sequences: int = 1, own: int = 0, policy: str = "mean"
 ) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
-    sizes, lists = Dimensions.of(config), policy == "attention"
-    capacities = [CONTEXT + SLACK, *([] if lists else [SMALL_BUDGET.capacity])]
-    target = Kernels(
-        sizes, torch.float32, capacities, SMALL_BUDGET, lists, (8, 4), sequences=sequences, own=own
-    )
+    sizes, copied = Dimensions.of(config), STACKS[stack].quantized_copies > 0
+    small = retrieval_budget(StackOptions(stack, budget=SMALL_BUDGET)).capacity
+    lists = policy == "attention"
+    capacities = [CONTEXT + SLACK, *([] if lists else [small])]
+    more: dict[str, Any] = {"sequences": sequences, "own": own, "quantized_copy": copied}
+    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, (8, 4), **more)
     return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
 
 
@@ -92,9 +95,9 @@ def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
 
     def work() -> None:
         decoder = Decoder(model, shape)
-        forwards(decoder, shape, buffer)
+        forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
         for bits in (8, 4):
-            forwards(decoder.quantized(bits), shape, buffer)
+            forwards(decoder.quantized(bits), WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
 
     kernels = Kernels(Dimensions.of(config.to_dict()), torch.bfloat16, [128], copies=[8, 4])
     return {*dry.recorded(work)}, {*needed(kernels)}
@@ -117,7 +120,7 @@ def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
 
     def work() -> None:
         decoder = Decoder(model, shape)
-        forwards(decoder, shape, buffer)
+        forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
         for rows in (USUAL, 2 * MOST_ROWS):
             ids = torch.zeros(rows, dtype=torch.long, device=META)
             decoder(ids, torch.arange(rows, device=META), untouched)
@@ -156,7 +159,7 @@ def answered(
             pass
     for name, original in originals.items():
         patch.setattr(kernels, name, original)
-    return launched, {*needed(*kernels_of(target.model.config.to_dict(), sequences, own, policy))}
+    return launched, {*needed(*kernels_of(target.model.config.to_dict(), stack, sequences, own, policy))}
 
 
 def run() -> None:

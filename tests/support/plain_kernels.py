@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.chunk_mass import chunk_mass
+from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens
 from triforce_chat.engine.cache.storage import KVView, rounded_up
 from triforce_chat.engine.forward.attention import folded_attention
 from triforce_chat.engine.kernels.quantized_weight import Codes
@@ -69,6 +70,23 @@ def decode_attention(
         add(weighing, q, keys[:, :end], scale)
     width = rounded_up(end)
     view = KVView(keys[None, :, :width], values[None, :, :width], end)
+    return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+
+def decode_quantized(
+    q: Tensor,
+    before: tuple[Tensor, Tensor, Tensor, Tensor],
+    quantized: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    at: Tensor,
+    scale: float,
+) -> Tensor:
+    count, end = int(quantized), int(at) + len(q)
+    assert count % GROUP == 0
+    width = min(keys.shape[1], rounded_up(end))
+    own = KVView(keys[None, :, :width], values[None, :, :width], end)
+    view = own._replace(before=QuantizedTokens(*before, count)) if count else own
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
 
@@ -142,6 +160,7 @@ def replace(monkeypatch: pytest.MonkeyPatch) -> None:
         silu_mul,
         rotate_and_store,
         decode_attention,
+        decode_quantized,
         attend_together,
         quantized_linear,
     ):

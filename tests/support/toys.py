@@ -697,6 +697,29 @@ def three_levels(
     return Stack(top, parts)
 
 
+def four_levels(
+    target: ToyModel,
+    copy_level: ToyModel,
+    middle: ToyModel,
+    draft: ToyModel,
+    gammas: tuple[int, int, int],
+    waits: bool = True,
+    rule: Rule | None = None,
+) -> Stack:
+    """A level over a copy of the full cache between the middle and the target, whose acceptance rule ``rule`` replaces.
+
+    gammas: asked of the draft, of the middle, and of the level over the copy; only the middle may be not waited for.
+    """
+    lower = three_levels if waits else unwaited
+    stack = lower(copy_level, middle, draft, gammas[:2])
+    level, cache = stack.top, ToyCache()
+    level.name = "int4"
+    if rule is not None:
+        ruled(level, rule)
+    top = Speculative("target", target, cache, drafting(level, gammas[2]), nothing)  # type: ignore[arg-type]
+    return Stack(top, [cache, *stack.parts])
+
+
 def unwaited(
     target: ToyModel,
     middle: ToyModel,

@@ -19,8 +19,9 @@ import torch
 from triforce_chat.engine.cache.full import fading_mass
 from triforce_chat.engine.cache.in_place import HALF_LIFE, slot_list
 from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.selection import MeanKey, select
-from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QueryRing, Shape, WriteSlot
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QuantizedGroups, QueryRing, Shape, WriteSlot
 from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
@@ -80,14 +81,14 @@ class Kernels:
     sizes: ModelSizes
     dtype: torch.dtype
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
-    retrieval: Budget | None = (
-        None  # a target's budget of its retrieval cache; one of copies is the last buffer
-    )
+    # A target's budget of its retrieval cache. One that copies keys and values is the last buffer.
+    retrieval: Budget | None = None
     lists: bool = False  # that of one sequence alone lists slots of the first buffer
     copies: Sequence[int] = ()  # bits that weights may have in forwards over the retrieval cache
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
     sequences: int = 1  # most of them whose forwards run together
+    quantized_copy: bool = False  # forwards also read one of the full cache
     own: int = 0  # tokens of each after those in the first buffer that all share; 0: they share nothing
 
 
@@ -146,14 +147,17 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         decoder(torch.zeros(rows, dtype=torch.long, device=META), torch.arange(rows, device=META), untouched)
     buffers = [KVBuffer(shape, capacity) for capacity in kernels.buffers]
     for buffer in buffers:
-        forwards(decoder, shape, buffer)
+        forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+    if kernels.quantized_copy:
+        groups = QuantizedGroups(shape, buffers[0].capacity, COPY_BITS)
+        forwards(decoder, WriteSlot(KVBuffer(shape, LATEST), 0, before=groups))
     if kernels.sequences > 1 and group.size == 1:
         together(decoder, shape, buffers[0], kernels)
     if kernels.retrieval and kernels.lists:
         selected(decoder, shape, buffers[0], kernels)
     else:
         for bits in kernels.copies:
-            forwards(decoder.quantized(bits), shape, buffers[-1])
+            forwards(decoder.quantized(bits), WriteSlot(buffers[-1], 0, QueryRing(shape, USUAL)))
     if kernels.retrieval:
         if len(buffers) > 1:
             builds(kernels.retrieval, shape, buffers[0], buffers[-1])
@@ -241,14 +245,15 @@ def selected(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels)
     """Forwards that select what a retrieval cache lists, and those that read by its lists."""
     budget = kernels.retrieval
     assert budget
-    forwards(decoder, shape, buffer, mass=fading_mass(shape, buffer.capacity, budget.chunk, HALF_LIFE))
+    mass = fading_mass(shape, buffer.capacity, budget.chunk, HALF_LIFE)
+    forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL), mass=mass))
+    listed = slot_list(shape, budget)
     for each in (decoder, *map(decoder.quantized, kernels.copies)):
-        forwards(each, shape, buffer, listed=slot_list(shape, budget))
+        forwards(each, WriteSlot(buffer, 0, QueryRing(shape, USUAL), listed=listed))
 
 
-def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer, **aimed: Any) -> None:
-    """Captured forwards of all sizes, and those inside of captured drafts; ``aimed``: more about their slot."""
-    slot = WriteSlot(buffer, 0, QueryRing(shape, USUAL), **aimed)
+def forwards(decoder: Decoder, slot: WriteSlot) -> None:
+    """Captured forwards of all sizes, and those inside of captured drafts."""
     forward = ForwardGraphs(decoder, META).forward(slot)
     # The captured sizes, and inside of captured drafts whatever feeds the tokens of the last one again.
     for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):

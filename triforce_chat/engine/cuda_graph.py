@@ -41,7 +41,7 @@ class ForwardInputs(NamedTuple):
     position: Tensor  # [1], for RoPE
     steps: Tensor  # [n], 0, 1, ...
     added: Tensor | None = None  # [n, C], to the tokens' embeddings
-    read: Tensor | None = None  # [1], listed slots that are read before the first token
+    read: Tensor | None = None  # [1], listed slots, or quantized tokens, that are read before the first token
     counted: Tensor | None = None  # [1], of the first tokens: those whose attention is weighed
 
 

@@ -48,7 +48,8 @@ class Verified:
     """One verification at one level: ``accepted`` of ``proposed`` drafted tokens passed, one more was sampled."""
 
     kind: ClassVar[str] = "verified"
-    level: str  # "target" (full cache) or "retrieval" (target weights, small cache)
+    # "target" (full cache), "int4" (target weights, a 4-bit copy of it) or "retrieval" (target weights, small cache)
+    level: str
     proposed: int
     accepted: int
     drafter: str = field(default="", compare=False)  # who proposed: "draft", "lookup", or the level below

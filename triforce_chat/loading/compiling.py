@@ -9,7 +9,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,7 @@ from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
-from triforce_chat.engine.speculation.stacks import COPIES
+from triforce_chat.engine.speculation.stacks import COPIES, retrieval_budget
 from triforce_chat.engine.together import GRAIN
 from triforce_chat.loading.compile_job import Job
 from triforce_chat.loading.device import dtype_on
@@ -84,7 +84,7 @@ def kernels_of(
 ) -> Iterator[Kernels]:
     """What the target and its draft will launch by this plan, for up to so many ``sequences`` at once."""
     options = stack_options(settings, target.context, plan.workload.caches.budget)
-    budget, retrieval = options.budget, plan.workload.caches.retrieval > 0
+    budget, retrieval = retrieval_budget(options), plan.workload.caches.retrieval > 0
     own_buffer = retrieval and (sequences > 1 or not plan.lists)
     buffers = [plan.workload.context + SLACK, *([budget.capacity] if own_buffer else [])]
     copied = retrieval and plan.workload.stored is None and dtype == torch.bfloat16
@@ -94,7 +94,8 @@ def kernels_of(
     room = GRAIN + SLACK  # as most sequences have it
     kept = budget if retrieval else None
     lists = retrieval and plan.lists
-    yield Kernels(own, dtype, buffers, kept, lists, copies, settings.tp, layers, sequences, own=room)
+    more: dict[str, Any] = {"quantized_copy": plan.workload.quantized_copy > 0, "own": room}
+    yield Kernels(own, dtype, buffers, kept, lists, copies, settings.tp, layers, sequences, **more)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
         window = [SINKS + WINDOW + HOP]

@@ -12,6 +12,7 @@ from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.offload import BUFFERS
 from triforce_chat.engine.cache.quantization import BITS, bytes_of
 from triforce_chat.engine.cache.quantized import NEWEST
+from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.storage import GRAIN
 from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.engine import SLACK
@@ -19,7 +20,13 @@ from triforce_chat.engine.forward import onednn
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.engine.prefix_cache import GPU_PREFILL_CHUNK, PREFILL_CHUNK
 from triforce_chat.engine.speculation.stack_specs import STACKS
-from triforce_chat.engine.speculation.stacks import IN_PLACE, MOST_DRAFT_GAMMA, MOST_GAMMA, StackOptions
+from triforce_chat.engine.speculation.stacks import (
+    IN_PLACE,
+    MOST_DRAFT_GAMMA,
+    MOST_GAMMA,
+    StackOptions,
+    retrieval_budget,
+)
 from triforce_chat.errors import ModelError, UsageError
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.plan import Memory
@@ -49,7 +56,7 @@ def workload_of(
 
     Raises UsageError if the target cannot be divided among the GPUs.
     """
-    own = Dimensions.of(target.fields)
+    own, copies = Dimensions.of(target.fields), STACKS[stack.name].quantized_copies
     if not own.divides_among(gpus):
         raise UsageError(
             f"{target.name} has {own.query_heads} query heads, {own.kv_heads} KV heads, {own.mlp:,} neurons and "
@@ -69,6 +76,7 @@ def workload_of(
         stored_draft=draft.stored if draft else None,
         kv_itemsize=(2 if kv in BITS else kv.itemsize) if kv and kv != dtype else None,
         quantized_kv=bytes_of(GRAIN, own.keys // own.kv_heads, BITS[kv]) if kv in BITS else None,
+        quantized_copy=copies * bytes_of(GRAIN, own.keys // own.kv_heads, COPY_BITS),
     )
 
 
@@ -103,7 +111,7 @@ def selects_in_place(stack: StackOptions, device: torch.device, kv: torch.dtype 
 
 def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
     """The sizes of a stack's retrieval and streaming caches."""
-    spec, budget = STACKS[stack.name], stack.budget
+    spec, budget = STACKS[stack.name], retrieval_budget(stack)
     return SmallCaches(
         budget=budget.tokens,
         retrieval=spec.retrieval_caches * budget.capacity,
@@ -111,6 +119,7 @@ def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
         chunk=budget.chunk,
         queries=budget.queries,
         streaming=spec.draft_caches * (SINKS + WINDOW + HOP),
+        latest=spec.quantized_copies * LATEST,
     )
 
 

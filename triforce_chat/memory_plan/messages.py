@@ -122,9 +122,10 @@ def _retrieval_remark(plan: MemoryPlan) -> str:
 
 
 def _kv_remark(plan: MemoryPlan) -> str:
+    copied = f", and {readable(plan.workload.copy)} of a 4-bit copy" if plan.workload.copy else ""
     if not plan.offloaded:
-        return f"of {plan.workload.context:,} tokens"
-    return f"of {plan.streamed} streamed and {plan.resident} resident layers"
+        return f"of {plan.workload.context:,} tokens{copied}"
+    return f"of {plan.streamed} streamed and {plan.resident} resident layers{copied}"
 
 
 def _of(available: int | None) -> str:

@@ -52,8 +52,9 @@ class MemoryPlan:
 
     @property
     def kv(self) -> int:
-        """KV on the device: of resident and of streamed layers, and the latest queries."""
-        return (self.resident + self.streamed) * self.workload.layer_kv + self.workload.latest_queries
+        """KV on the device: of resident and of streamed layers, a quantized copy, and the latest queries."""
+        layers, workload = self.resident + self.streamed, self.workload
+        return layers * workload.layer_kv + workload.copy + workload.latest_queries
 
     @property
     def streamed(self) -> int:

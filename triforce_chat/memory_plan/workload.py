@@ -47,6 +47,7 @@ class SmallCaches:
     chunk: int = 8  # tokens that are selected together
     queries: int = 16  # latest queries, which select the chunks
     streaming: int = 0  # slots of all the draft's streaming caches
+    latest: int = 0  # slots of a quantized copy of the full cache for tokens as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Workload:
     kv_itemsize: int | None = None  # bytes of a number of the target's keys and values, if another one
     # Bytes of one KV head for ``grain`` tokens of the full cache, if quantized.
     quantized_kv: int | None = None
+    quantized_copy: int = 0  # the same of a quantized copy beside the full cache
 
     @property
     def weights(self) -> int:
@@ -79,6 +81,13 @@ class Workload:
             quantized = slots // self.layout.grain * self.target.kv_heads * self.quantized_kv
             return quantized + self._kv(self.layout.newest)
         return self._kv(slots) // self.gpus
+
+    @property
+    def copy(self) -> int:
+        """A quantized copy of the full cache, in all layers."""
+        slots = self.layout.slots(self.context + self.layout.slack)
+        quantized = slots // self.layout.grain * self.target.kv_heads * self.quantized_copy
+        return self.target.layers * (quantized + self._kv(self.caches.latest)) // self.gpus
 
     @property
     def latest_queries(self) -> int:

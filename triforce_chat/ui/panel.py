@@ -27,7 +27,12 @@ LABEL_WIDTH, SHORT_LABEL_WIDTH = 18, 10  # columns; the short one below NARROW
 MOST_BARS = 60  # rounds
 BARS_ARE, MARKS_ARE = " drafts accepted", " cache built"
 SHORT_LABELS = {ACCEPTED: "accepted", CACHE: "cache", ROUNDS: "per round"}
-DRAFTERS = {"draft": "draft model", "retrieval": "retrieval cache", "streaming": "streaming cache"}
+DRAFTERS = {
+    "draft": "draft model",
+    "retrieval": "retrieval cache",
+    "int4": "4-bit copy",
+    "streaming": "streaming cache",
+}
 
 
 class EnginePanel:

@@ -61,7 +61,7 @@ def reference(query: Tensor, storage: QuantizedKV, first: int) -> Tensor:
     rows = []
     for i in range(query.shape[2]):
         own = (first + i) // GROUP * GROUP
-        quantized = storage._quantized(0, own)
+        quantized = storage.groups.first(0, own)
         parts = [quantized.of_head(head, torch.float32) for head in range(2)]
         seen = slice(own, first + i + 1)
         k = torch.stack([torch.cat([parts[h][0], keys[0, h, seen]]) for h in range(2)]).repeat_interleave(
@@ -81,7 +81,7 @@ def test_numbers_come_back_within_a_step(kv: torch.dtype) -> None:
     storage, _ = written(kv, [n])
     keys, values = tokens(n)
     for head in range(2):
-        k, v = storage._quantized(0, n).of_head(head, torch.float32)
+        k, v = storage.groups.first(0, n).of_head(head, torch.float32)
         by_channel = keys[0, head].unflatten(0, (-1, GROUP)).abs().amax(1, keepdim=True)
         off = (k - keys[0, head]).unflatten(0, (-1, GROUP)).abs()
         assert (off <= ERROR[kv] * by_channel).all()
@@ -95,7 +95,7 @@ def test_groups_of_equal_or_tiny_or_huge_numbers(kv: torch.dtype, numbers: float
     storage = QuantizedKV(shape_of(kv), GROUP)
     given = torch.full((1, 2, GROUP, 16), numbers)
     storage.write(0, 0, given, given)
-    for part in storage._quantized(0, GROUP).of_head(1, torch.float32):
+    for part in storage.groups.first(0, GROUP).of_head(1, torch.float32):
         torch.testing.assert_close(part, given[0, 1], atol=1e-6, rtol=1e-3)
 
 
@@ -128,7 +128,7 @@ def test_pieces_do_not_matter(kv: torch.dtype) -> None:
         for layer in range(2):
             other.write(layer, at, keys[:, :, at : at + n], values[:, :, at : at + n])
         at += n
-    for mine, theirs in zip(whole._quantized(1, 640), other._quantized(1, 640), strict=True):
+    for mine, theirs in zip(whole.groups.first(1, 640), other.groups.first(1, 640), strict=True):
         assert not isinstance(mine, Tensor) or (isinstance(theirs, Tensor) and torch.equal(mine, theirs))
 
 
@@ -137,10 +137,10 @@ def test_a_rollback_beyond_the_ring_ends_at_a_group() -> None:
     assert storage.held == 700 - NEWEST
     asked = (699, 512, 450, 440, 130, 64, 63, 0)
     assert [storage.rewound(n) for n in asked] == [699, 512, 450, 384, 128, 64, 0, 0]
-    codes = storage.keys.clone()
+    codes = storage.groups.keys.clone()
     storage.truncate(128)
     assert storage.rewound(128) == 128
-    assert torch.equal(codes, storage.keys)
+    assert torch.equal(codes, storage.groups.keys)
     keys, values = tokens(700)
     view = storage.write(0, 128, keys[:, :, 128:129], values[:, :, 128:129])
     assert (view.end, view.length, view.before and view.before.tokens) == (129, 1, 128)
@@ -168,7 +168,8 @@ def test_sizes(kv: torch.dtype, share: float) -> None:
     shape = Shape(2, 6, 2, 64, torch.float32, torch.device("cpu"), kv)
     storage = storage_for(shape, 1024)
     assert isinstance(storage, QuantizedKV)
-    parts = (storage.keys, storage.values, storage.key_scales, storage.value_scales)
+    groups = storage.groups
+    parts = (groups.keys, groups.values, groups.key_scales, groups.value_scales)
     assert sum(part.nbytes for part in parts) == 1024 * shape.bytes_per_token
     assert storage.newest.keys.dtype == torch.float16
     assert shape_of(kv, torch.bfloat16).kv_dtype == torch.bfloat16

@@ -18,8 +18,9 @@ from support.emulated_graphs import emulate
 from support.labs import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, spell
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.quantized_copy import QuantizedCopy
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.cuda_graph import SIZES
+from triforce_chat.engine.cuda_graph import SIZES, captures_on
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
@@ -31,7 +32,7 @@ pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPT = [int(token) for token in torch.randint(1, 48, (70,), generator=torch.Generator().manual_seed(3))]
-STACKS = ("autoregressive", "triforce", "retrieval", "streaming", "naive", "lookup")
+STACKS = ("autoregressive", "triforce", "triforce-int4", "retrieval", "streaming", "naive", "lookup")
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,30 @@ def test_every_stack_says_the_same(stack: str, model: Any, monkeypatch: pytest.M
         first = tokens_of(engine, Request(PROMPT, 40))
         said.append((first, tokens_of(engine, Request([*PROMPT, *first, 7, 8, 9], 20))))
     assert said[0] == said[1]
+
+
+def test_a_quantized_copy_is_read_by_captured_forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of any number over groups in 4 bits and the newest tokens, as without graphs; nothing is captured anew."""
+    logits, sizes = [], (1, 5, 12, 3)
+    for fused in (False, True):
+        made = runner(model, monkeypatch, fused)
+        full = FullCache(made.shape, 500)
+        copy = QuantizedCopy(full)
+        ids = torch.tensor(PROMPT * 5, device=DEVICE)
+        made.prefill(ids[:300], full)
+        assert copy.ready(sum(sizes))
+        assert copy.quantized == 128
+        parts = ids[300 : 300 + sum(sizes)].split(sizes)
+        logits.append([made(part[None], copy, len(part))[0].clone() for part in parts])
+        captures = captures_on(made.device).count
+        copy.truncate(300)
+        made.prefill(ids[300:370], full)
+        assert copy.ready(1)
+        assert copy.quantized == 192
+        logits[-1].append(made(parts[0][None], copy, 1)[0].clone())
+        assert captures_on(made.device).count == captures
+    for plain, fused in zip(*logits, strict=True):
+        torch.testing.assert_close(fused, plain, atol=2e-4, rtol=1e-3)
 
 
 def test_tokens_of_no_meaning_leave_nothing_behind(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from triforce_chat.engine.cache import selection
 from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import Shape
@@ -190,6 +191,50 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     keys[:, :100] *= 300
     found = kernels.decode_attention(q, keys, values, place, 1.0, 152, Tiling(16, 16), 4)
     assert close(found, attention(q, keys, values, 150, 1.0))
+
+
+QUANTIZED = [  # new tokens, group, KV heads, head dimension, quantized groups, at
+    (1, 1, 2, 16, 1, 0),
+    (3, 2, 2, 64, 5, 130),
+    (17, 1, 1, 128, 3, 77),
+    (9, 4, 2, 32, 9, 3),
+    (32, 3, 1, 16, 2, 100),
+    (2, 1, 1, 64, 0, 60),
+]
+
+
+@pytest.mark.parametrize("parts", [None, 1, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "group", "heads", "dim", "groups", "at"), QUANTIZED)
+def test_attention_over_quantized_tokens(
+    n: int, group: int, heads: int, dim: int, groups: int, at: int, dtype: torch.dtype, parts: int | None
+) -> None:
+    """As over the numbers that the codes stand for; groups after those that count are not read."""
+    q, keys, values, place = case(n, group, heads, dim, at, dtype)
+    tokens = quantized_tokens(heads, dim, (groups + 2) * GROUP)
+    count = groups * GROUP
+    tokens.key_scales[:, groups:] = float("nan")
+    tokens.value_scales[:, count:] = float("nan")
+    each = [tokens._replace(tokens=count).of_head(head, torch.float64) for head in range(heads)]
+    all_keys, all_values = (
+        torch.cat([torch.stack(quantized), own.double()], 1)
+        for quantized, own in zip(zip(*each, strict=True), (keys, values), strict=True)
+    )
+    amount = torch.tensor([count], device=DEVICE)
+    found = kernels.decode_quantized(q, tokens[:4], amount, keys, values, place, 0.3, parts=parts)
+    expected = attention(q, all_keys, all_values, count + at, 0.3)
+    torch.testing.assert_close(found.double(), expected.double(), atol=2 * TOLERANCE[dtype], rtol=0.02)
+
+
+def quantized_tokens(heads: int, dim: int, tokens: int) -> QuantizedTokens:
+    """Some, whose channels differ in size and in their middle."""
+    codes = torch.zeros(heads, tokens // 2, dim, dtype=torch.uint8, device=DEVICE)
+    key_scales = torch.zeros(heads, tokens // GROUP, 2, dim, dtype=torch.float16, device=DEVICE)
+    value_scales = torch.zeros(heads, tokens, 2, dtype=torch.float16, device=DEVICE)
+    made = QuantizedTokens(codes, codes.clone(), key_scales, value_scales, tokens)
+    keys, values = noise(heads, tokens, dim), noise(heads, tokens, dim, seed=1)
+    made.write(0, keys * noise(dim, seed=2) + noise(dim, seed=3), values)
+    return made
 
 
 LISTS = [  # new tokens, group, KV heads, head dimension, chunk, chunks that are listed, slots after them

@@ -33,6 +33,7 @@ from support.toys import (
     drafting,
     exact_distribution,
     fixed_table,
+    four_levels,
     nothing,
     random_table,
     reading,
@@ -136,6 +137,26 @@ def test_five_tokens_of_vocabulary() -> None:
     target, middle, draft = toy(1, 5), toy(2, 5), toy(3, 5)
     found = distribution_of(three_levels(target, middle, draft, (1, 2)), PLAIN, 3)
     assert variation(found, exact_distribution(target, PLAIN, 3)) <= EXACT
+
+
+# Four levels: one over a copy of the full cache lies between the middle and the target
+
+
+@pytest.mark.parametrize("gammas", [(1, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 2)])
+@pytest.mark.parametrize("waits", [True, False])
+def test_four_levels(gammas: tuple[int, int, int], waits: bool) -> None:
+    target = toy(1)
+    found = distribution_of(four_levels(target, toy(2), toy(3), toy(4), gammas, waits), PLAIN, 3)
+    assert sum(found.values()) == pytest.approx(1, abs=EXACT)
+    assert variation(found, exact_distribution(target, PLAIN, 3)) <= EXACT
+
+
+@pytest.mark.parametrize("warp", WARPS)
+@pytest.mark.parametrize("waits", [True, False])
+def test_four_levels_under_every_warp(warp: str, waits: bool) -> None:
+    target = toy(5)
+    found = distribution_of(four_levels(target, toy(6), toy(7), toy(8), (1, 1, 2), waits), WARPS[warp], 3)
+    assert variation(found, exact_distribution(target, WARPS[warp], 3)) <= EXACT
 
 
 @pytest.mark.parametrize("gammas", [(1, 2), (2, 2), (3, 3)])
@@ -343,6 +364,13 @@ def test_a_wrong_rule_changes_the_distribution(rule: Rule) -> None:
     target, middle, draft = toy(1), toy(2), toy(3)
     found = distribution_of(three_levels(target, middle, draft, (2, 2), rule), PLAIN, 3)
     assert variation(found, exact_distribution(target, PLAIN, 3)) > 0.01
+
+
+@pytest.mark.parametrize("rule", [middle_draws_from_its_target, middle_hands_up_the_drafter_s_vectors])
+def test_a_wrong_rule_of_the_third_level_changes_the_distribution(rule: Rule) -> None:
+    target = toy(1)
+    stack = four_levels(target, toy(2), toy(3), toy(4), (1, 1, 2), rule=rule)
+    assert variation(distribution_of(stack, PLAIN, 3), exact_distribution(target, PLAIN, 3)) > 0.01
 
 
 def test_the_published_rule_leans_to_the_small_draft() -> None:

@@ -98,8 +98,9 @@ class InPlaceCache(KVCache):
         self.length = max(self.length, self.source.length)
         if self.unselected:
             self._select(Layout.of(here, self.budget))
-        fits = here + more <= self.source.storage.capacity
-        return self.selected and fits and self._read(here) + more <= self.budget.capacity
+        held = self.length - self.source.forgotten  # with what was drawn already, for a level between
+        fits = held + more <= self.source.storage.capacity
+        return self.selected and fits and self._read(held) + more <= self.budget.capacity
 
     def _read(self, held: int) -> int:
         """How many of the first ``held`` slots are read."""

@@ -13,8 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.quantization import BITS, GROUP, SCALE, QuantizedTokens, group_start
-from triforce_chat.engine.cache.storage import Held, KVBuffer, KVStorage, KVView, Shape, rounded_up, zeros
+from triforce_chat.engine.cache.quantization import BITS, GROUP, group_start
+from triforce_chat.engine.cache.storage import Held, KVBuffer, KVStorage, KVView, QuantizedGroups, Shape
 
 # Tokens that are kept in 16 bits, too: more than any draft, so that a rejected one leaves its group as it was.
 NEWEST = 256
@@ -32,13 +32,8 @@ class QuantizedKV:
         self.shape, self.capacity = shape, capacity
         self.newest = KVBuffer(shape, NEWEST)
         self.held = 0  # the ring has all tokens from this position on
-        self.bits = bits = BITS[shape.kv_format]
-        slots, heads = rounded_up(capacity), (shape.layers, shape.kv_heads)
-        dtype, numbers = (torch.int8, 1) if bits == 8 else (torch.uint8, 2)
-        codes = (*heads, slots * bits // 8, shape.head_dim)
-        self.keys, self.values = zeros(codes, shape, dtype), zeros(codes, shape, dtype)
-        self.key_scales = zeros((*heads, slots // GROUP, numbers, shape.head_dim), shape, SCALE)
-        self.value_scales = zeros((*heads, slots, numbers), shape, SCALE)
+        self.bits = BITS[shape.kv_format]
+        self.groups = QuantizedGroups(shape, capacity, self.bits)
 
     def slot(self, at: int) -> None:
         """None: forwards do not quantize by themselves."""
@@ -53,8 +48,8 @@ class QuantizedKV:
         keys, values = self._extended(layer, first, at, k, v)
         full = group_start(end) - first
         if full:
-            self._quantized(layer, end).write(first, keys[:, :full], values[:, :full])
-        before = self._quantized(layer, group_start(end - 1))
+            self.groups.first(layer, end).write(first, keys[:, :full], values[:, :full])
+        before = self.groups.first(layer, group_start(end - 1))
         repeated = before.tokens - first
         seen = seen_by(at - first, n) if repeated else None
         return KVView(keys[None], values[None], end - first, visible=seen, before=before, repeated=repeated)
@@ -63,7 +58,7 @@ class QuantizedKV:
         """See ``KVStorage``; the last group quantized, too, where its tokens in 16 bits are lost."""
         first = group_start(end) if self.held <= group_start(end) else end
         keys, values = self._latest(layer, first, end)
-        return KVView(keys[None], values[None], end - first, before=self._quantized(layer, first))
+        return KVView(keys[None], values[None], end - first, before=self.groups.first(layer, first))
 
     def truncate(self, length: int) -> None:
         self.held = min(self.held, length)
@@ -76,11 +71,12 @@ class QuantizedKV:
         """See ``KVStorage``: the groups that end here, copies of the tokens after them in 16 bits, and filling."""
         first, last = group_start(start), group_start(end)
         slots = slice(first * self.bits // 8, last * self.bits // 8)
+        groups = self.groups
         keys = [
-            self.keys[layer, :, slots],
-            self.key_scales[layer, :, first // GROUP : last // GROUP],
+            groups.keys[layer, :, slots],
+            groups.key_scales[layer, :, first // GROUP : last // GROUP],
         ]
-        values = [self.values[layer, :, slots], self.value_scales[layer, :, first:last]]
+        values = [groups.values[layer, :, slots], groups.value_scales[layer, :, first:last]]
         for each, newest in zip((keys, values), self._latest(layer, last, end), strict=True):
             each.append(newest.clone())
         sizes = [sum(part.nbytes for part in each) for each in (keys, values)]
@@ -93,10 +89,6 @@ class QuantizedKV:
         for layer, kinds in enumerate(parts):
             for newest, kind in zip(self._latest(layer, self.held, end), kinds, strict=True):
                 newest.copy_(kind[2])
-
-    def _quantized(self, layer: int, tokens: int) -> QuantizedTokens:
-        scales = self.key_scales[layer], self.value_scales[layer]
-        return QuantizedTokens(self.keys[layer], self.values[layer], *scales, tokens)
 
     def _latest(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """The slots of positions of one group in the ring: [Hkv, end - first, D] each."""

@@ -109,7 +109,8 @@ class RetrievalCache(KVCache):
     def ready(self, more: int) -> bool:
         """See ``KVCache``; if it is not, the next forward through the source builds it."""
         self.requested = True
-        return self._holds_all(more)
+        ahead = max(0, self.length - self.source.length)  # drawn already, for a level between
+        return self._holds_all(ahead + more)
 
     def _holds_all(self, more: int) -> bool:
         """Whether it covers every verified token, with room for ``more``."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass, FadingMass
-from triforce_chat.engine.cache.quantization import BITS, QuantizedTokens, bytes_of
+from triforce_chat.engine.cache.quantization import BITS, GROUP, SCALE, QuantizedTokens, bytes_of
 from triforce_chat.engine.cuda_graph import Preparation
 
 PAGE = 4096  # bytes; pinned memory must not share a page with anything else
@@ -274,6 +274,23 @@ class KVBuffer(SlotStorage):
             part[:, :, start : start + len(slots)] = part[:, :, slots]
 
 
+class QuantizedGroups:
+    """Room for the quantized keys and values of all layers, ``capacity`` tokens each; see ``QuantizedTokens``."""
+
+    def __init__(self, shape: Shape, capacity: int, bits: int) -> None:
+        slots, heads = rounded_up(capacity), (shape.layers, shape.kv_heads)
+        dtype, numbers = (torch.int8, 1) if bits == 8 else (torch.uint8, 2)
+        codes = (*heads, slots * bits // 8, shape.head_dim)
+        self.keys, self.values = zeros(codes, shape, dtype), zeros(codes, shape, dtype)
+        self.key_scales = zeros((*heads, slots // GROUP, numbers, shape.head_dim), shape, SCALE)
+        self.value_scales = zeros((*heads, slots, numbers), shape, SCALE)
+
+    def first(self, layer: int, tokens: int) -> QuantizedTokens:
+        """The first ``tokens`` of a layer."""
+        scales = self.key_scales[layer], self.value_scales[layer]
+        return QuantizedTokens(self.keys[layer], self.values[layer], *scales, tokens)
+
+
 class QueryRing:
     """The queries of the latest positions, which select what a retrieval cache keeps.
 
@@ -361,6 +378,9 @@ class WriteSlot(NamedTuple):
     )
     shared: int = 0
     listed: SlotList | None = None
+    before: QuantizedGroups | None = (
+        None  # what comes before the storage's first slot: its first ``read`` tokens
+    )
     read: int = 0
     mass: FadingMass | None = None  # where to add what the tokens pay
     counted: Tensor | None = None  # [1], the first tokens that pay, if only the device knows it; None: all
@@ -400,7 +420,7 @@ class KVCache:
         return UNLIMITED
 
     def ready(self, more: int) -> bool:  # noqa: ARG002
-        """Whether proposals can be drawn from it now that feed it ``more`` tokens after the committed ones."""
+        """Whether proposals can be drawn from it now that feed it ``more`` tokens after those that it covers."""
         return True
 
     def pending(self, tokens: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class ForwardGraph:
 
     def _aim(self, slot: WriteSlot, position: int) -> None:
         torch.linspace(slot.start, position, 2, out=self.at[:2])  # two of the host's numbers in one launch
-        if slot.listed is not None:
+        if slot.listed is not None or slot.before is not None:
             self.at[2:].fill_(slot.read)
 
     def _work(self) -> LogitsAndStates:
@@ -134,6 +134,7 @@ class ForwardGraphs:
         ring, keys, values = slot.queries, slot.storage.keys, slot.storage.values
         scale, weighing = slot.storage.shape.head_dim**-0.5, weighings(slot.mass)
         listed = None if slot.listed is None else slot.listed.slots
+        before = slot.before
         most = slot.storage.capacity if listed is None else listed.shape[2]
         decode = self.backend.decode
 
@@ -146,6 +147,10 @@ class ForwardGraphs:
                 if ring is not None:
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
                 given = q, keys[layer], values[layer]
+                if before is not None:
+                    assert inputs.read is not None
+                    first, turned = before.first(layer, 0)[:4], (keys[layer], values[layer])
+                    return kernels.decode_quantized(q, first, inputs.read, *turned, inputs.slot, scale)
                 if listed is not None:
                     assert inputs.read is not None
                     return kernels.decode_attention(*given, inputs.read, scale, most, listed=listed[layer])

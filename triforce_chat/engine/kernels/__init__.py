@@ -18,6 +18,7 @@ from triforce_chat.engine.kernels.decoding import (
 from triforce_chat.engine.kernels.expanding import expand, expanded_rows
 from triforce_chat.engine.kernels.gathering import gather_chunks
 from triforce_chat.engine.kernels.linear import quantized_linear
+from triforce_chat.engine.kernels.quantized_decoding import decode_quantized
 from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, quantize, quantize_wide
 from triforce_chat.engine.kernels.rows import Norm, rms_norm, rotate_and_store, silu_mul
 from triforce_chat.engine.kernels.scoring import chunk_scores
@@ -32,6 +33,7 @@ __all__ = [
     "attend_together",
     "chunk_scores",
     "decode_attention",
+    "decode_quantized",
     "expand",
     "expanded_rows",
     "gather_chunks",

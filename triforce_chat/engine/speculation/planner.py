@@ -30,8 +30,9 @@ from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup
 from triforce_chat.engine.speculation.tree_plan import TreePlan
 from triforce_chat.engine.tree import Parents
 
-# Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested.
-ROWS = SIZES[:-1]
+# Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested. The
+# last two serve where keys and values are streamed and nothing is captured.
+ROWS = (*SIZES[:-1], 48, 64)
 GAIN = 1.03  # speculation must promise this much over plain decoding
 HABIT = 1.05  # another plan must promise this much more than the last one
 TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial

@@ -25,12 +25,19 @@ class StackSpec:
     retrieval_caches: int = 0  # of the target; the streaming stack's holds the latest tokens only
     draft_caches: int = 0  # streaming caches of the draft model, if there is one
     needs_draft: bool = False  # cannot be built without a draft model
+    quantized_copies: int = 0  # of the target's full cache, in 4 bits
 
 
 STACKS: Mapping[str, StackSpec] = MappingProxyType(
     {
         "auto": StackSpec("whatever pays: triforce, naive, lookup or no drafts", 1, 2),
         "triforce": StackSpec("draft model and lookup -> target over a retrieval cache -> target", 1, 1),
+        "triforce-int4": StackSpec(
+            "the middle level of triforce -> target over a 4-bit copy of the full cache -> target",
+            1,
+            1,
+            quantized_copies=1,
+        ),
         "retrieval": StackSpec("target over a retrieval cache -> target", 1),
         "streaming": StackSpec("draft model and lookup -> target over the latest tokens -> target", 1, 1),
         "naive": StackSpec("draft model -> target", draft_caches=1, needs_draft=True),

@@ -9,13 +9,15 @@ from triforce_chat.engine.cache.chunk_mass import weighable
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.cache.quantization import BITS
+from triforce_chat.engine.cache.quantized_copy import QuantizedCopy, copy_bytes
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.events import Event
-from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.forward.runner import SPARE, Runner, allowed_bytes
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import COMPUTED_ROW_PRIOR, ROW_PRIOR
@@ -36,6 +38,8 @@ IN_PLACE = ("attention", HEAVY)
 COPIES = {"int8": 8, "int4": 4}  # bits of the middle level's weights, for proposals
 MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
 STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values from host memory
+COPY_GAMMA = 63  # tokens there, if a level over a quantized copy of them drafts: few are rejected
+AHEAD = 256  # slots of a retrieval cache for what a level over such a copy has confirmed until the next build
 STREAMED_STRIDE = 16  # new tokens between builds of the retrieval cache there, as builds cost next to nothing
 MOST_DRAFT_GAMMA = 8  # tokens that a planner drafts at most per step of the middle level
 PARTS = (1, 2, 4)  # tokens of a draft model's graphs where drafts of many lengths are planned
@@ -54,7 +58,14 @@ class StackOptions:
         "auto"  # weights of the middle level: "full", one of COPIES, or "auto" for 8 bits if there is room
     )
     repeatable: bool = False  # plan by measured times that never change, not by the clock
+    # Whether "auto" has a level over a 4-bit copy of the full cache; None: if that is in host memory and there is room.
+    copy: bool | None = None
     tree: TreeOptions | None = None  # that the draft model drafts; None: chains
+
+    @property
+    def copies(self) -> bool:
+        """Whether there is a level over a quantized copy of the full cache."""
+        return STACKS[self.name].quantized_copies > 0 or bool(self.copy)
 
 
 class Builder:
@@ -95,6 +106,13 @@ class Builder:
         if name == "naive" and self.draft is None:
             raise UsageError("the stack 'naive' needs a draft model: pass --draft")
         check_policy(self.options.policy, self.target)
+        if self.options.copies and self.full.shape.kv_format in BITS:
+            raise UsageError(
+                f"the stack '{name}' quantizes keys and values that the target keeps as they are: not with "
+                "--kv int8 or --kv int4"
+            )
+        if self.options.copies and self.target.gathering is not None and self.target.places_on_device:
+            raise UsageError(f"the stack '{name}' answers one question at a time on a GPU")
         if self.options.tree is not None and STACKS[name].draft_caches:
             self.check_tree(self.options.tree)
 
@@ -103,7 +121,7 @@ class Builder:
         for what, most, wanted in (("size", MAX_TREE, tree.size), ("depth", MAX_DEPTH, tree.depth)):
             if wanted is not None and not 1 <= wanted <= most:
                 raise UsageError(f"tree-{what} must be from 1 to {most} tokens, not {wanted}")
-        if STACKS[self.options.name].draft_caches > 1:
+        if STACKS[self.options.name].draft_caches > 1 or self.options.copies:
             raise UsageError(
                 f"the stack '{self.options.name}' drafts chains; --tree {tree.kind} needs --stack naive, triforce or "
                 "streaming"
@@ -125,6 +143,7 @@ class Builder:
         return {
             "auto": self.auto,
             "triforce": lambda: self.over(self.middle(self.retrieval())),
+            "triforce-int4": lambda: self.over(self.over_copy(self.middle(self.retrieval()))),
             "retrieval": lambda: self.over(self.middle(self.retrieval(), drafts=False)),
             "streaming": lambda: self.over(self.middle(self.streaming())),
             "naive": self.naive,
@@ -136,12 +155,16 @@ class Builder:
 
     def auto(self) -> Speculative:
         """A target whose planner chooses among all drafters by what it measures while decoding."""
-        arms, lookup, most = self.drafts(self.parts), NgramLookup(), self.most
+        if self.options.copy is None:
+            self.options = replace(self.options, copy=self.room_for_copy)
+        arms, lookup = self.drafts(self.parts), NgramLookup()
         if self.target.gathering is None:  # several sequences share the reading of the weights already
+            middle = self.middle(self.retrieval())
+            drafter = self.over_copy(middle) if self.options.copies else middle
             # In shorter histories the middle level would read nearly as much as the target itself.
-            arms.insert(0, Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens))
+            arms.insert(0, Arm(drafter, 2 * self.options.budget.tokens))
         return self.top(
-            Planner(arms, lookup, most=most, group=self.group, investment=self.investment, row=self.row)
+            Planner(arms, lookup, most=self.most, group=self.group, investment=self.investment, row=self.row)
         )
 
     def naive(self) -> Speculative:
@@ -199,7 +222,9 @@ class Builder:
     @property
     def most(self) -> int:
         """Largest number of tokens per verification; longer drafts pay if verifications are expensive."""
-        return self.options.gamma or (STREAMED_GAMMA if self.streamed else MOST_GAMMA)
+        if self.options.gamma or not self.streamed:
+            return self.options.gamma or MOST_GAMMA
+        return COPY_GAMMA if self.options.copies else STREAMED_GAMMA
 
     @property
     def row(self) -> float:
@@ -210,6 +235,34 @@ class Builder:
     def streamed(self) -> bool:
         """Whether every verification streams keys and values from host memory."""
         return self.full.storage.streams
+
+    @property
+    def room_for_copy(self) -> bool:
+        """Whether verifications stream keys and values to a GPU that has room for a quantized copy of them."""
+        device = self.target.device
+        if not self.streamed or device.type != "cuda" or self.target.gathering is not None:
+            return False
+        needed = copy_bytes(self.full.shape, self.full.storage.capacity)
+        return (
+            not self.options.repeatable and self.group.all_reduce_min(allowed_bytes(device)) > needed + SPARE
+        )
+
+    def over_copy(self, drafter: Speculative) -> Speculative:
+        """The target over a quantized copy of the full cache, for which ``drafter`` always drafts."""
+        gamma, cache = self.options.gamma, QuantizedCopy(self.full)
+        planner = Planner(
+            [Arm(drafter)],
+            None,
+            gamma and -(-gamma // 2),
+            MOST_GAMMA,
+            False,
+            self.group,
+            self.investment,
+            self.row,
+        )
+        self.planners["int4"] = planner
+        self.caches.append(cache)
+        return Speculative("int4", self.target, cache, planner, self.emit, self.group)
 
     def middle(self, cache: RetrievalCache | InPlaceCache, drafts: bool = True) -> Speculative:
         """The target over a small cache."""
@@ -255,11 +308,17 @@ class Builder:
 
     @property
     def budget(self) -> Budget:
-        own = self.options.budget
+        own = retrieval_budget(self.options)
         planned = self.options.gamma is None  # otherwise nothing may depend on how much memory is free
         # What is chosen is copied while its layer is on the device for the verification: nothing more crosses the bus.
         stride = 1 if self.options.policy == "attention" else STREAMED_STRIDE
         return replace(own, stride=min(own.stride, stride)) if self.streamed and planned else own
+
+
+def retrieval_budget(options: StackOptions) -> Budget:
+    """Of a stack's retrieval cache, with room for what a level between it and the target confirms."""
+    own = options.budget
+    return replace(own, scratch=own.scratch + AHEAD) if options.copies else own
 
 
 def check_policy(policy: str, target: Runner) -> None:

@@ -16,6 +16,8 @@ from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.in_place import HALF_LIFE
 from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens, bytes_of
+from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import GRAIN, KVView
 from triforce_chat.engine.forward.attention import causal_attention
@@ -58,7 +60,9 @@ SECTIONS = (
     "attention",
     "listed",
     "weighed",
+    "copied",
     "sweep-attention",
+    "sweep-copied",
     "linear",
     "sweep-linear",
     "quantized",
@@ -278,6 +282,59 @@ def weighed_cases(model: Model, length: int, n: int) -> Iterator[Case]:
         yield Case(f"attention, weighed by chunks of {chunk}", shape, moved, copies, run, without)
     yield Case("attention, not weighed", shape, moved, copies, without)
     yield Case("weights by chunk", shape, moved, copies, paid, right)
+
+
+class Copied(NamedTuple):
+    q: Tensor
+    before: QuantizedTokens
+    quantized: Tensor
+    keys: Tensor
+    values: Tensor
+    at: Tensor
+
+
+COPY_TILINGS = tuple((GROUP, stages, warps) for warps in (2, 4, 8) for stages in (2, 3, 4, 6))
+
+
+def copied_cases(model: Model, length: int, n: int, sweep: bool = False) -> Iterator[Case]:
+    """Attention over a copy in 4 bits whose last group is full, and then over the newest tokens as they are."""
+    groups = length // GROUP - 1
+    own, scale, shape = length - groups * GROUP, model.dim**-0.5, f"{model.name} {length} n={n}"
+
+    def made() -> Copied:
+        before = quantized_noise(model, groups * GROUP)
+        keys, values = noise(2, model.kv_heads, LATEST, model.dim)
+        q, at = noise(n, model.heads, model.dim), torch.tensor([own - n], device=DEVICE)
+        return Copied(q, before, torch.tensor([groups * GROUP], device=DEVICE), keys, values, at)
+
+    def run(each: Copied, tiles: Tiling | None = None, parts: int | None = None) -> Tensor:
+        return kernels.decode_quantized(each.q, each.before[:4], *each[2:], scale, tiles, parts)
+
+    def plain(each: Copied) -> Tensor:
+        view = KVView(each.keys[None], each.values[None], own, before=each.before)
+        return causal_attention(each.q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+    moved = model.kv_heads * bytes_of(groups * GROUP, model.dim, COPY_BITS)
+    copies = rounds(moved, made)
+    if not sweep:
+        yield Case("attention, 4-bit copy", shape, moved, copies, run, plain)
+        return
+    usual = splits(model.kv_heads, 1, length)
+    for (width, stages, warps), share in product(COPY_TILINGS, (1, 2)):
+        parts = min(128, share * usual)
+        tiles = Tiling(tiling(n * model.heads // model.kv_heads, model.dim, DTYPE).rows, width, stages, warps)
+        name = f"attention, 4-bit copy {'x'.join(map(str, tiles))} splits {parts}"
+        yield Case(name, shape, moved, copies, partial(run, tiles=tiles, parts=parts))
+
+
+def quantized_noise(model: Model, tokens: int) -> QuantizedTokens:
+    """Random codes, with scales of numbers of the usual size."""
+    keys, values = torch.randint(
+        0, 256, (2, model.kv_heads, tokens // 2, model.dim), dtype=torch.uint8, device=DEVICE
+    )
+    key_scales = torch.rand(model.kv_heads, tokens // GROUP, 2, model.dim, device=DEVICE).half()
+    value_scales = torch.rand(model.kv_heads, tokens, 2, device=DEVICE).half()
+    return QuantizedTokens(keys, values, key_scales - 0.5, value_scales - 0.5, tokens)
 
 
 def selected_cases(model: Model, length: int, budget: Budget) -> Iterator[Case]:
@@ -571,6 +628,7 @@ def _plain_cases(
     for model in models:
         yield "listed", partial(listed_cases, model, lengths[-1], min(8, tokens[-1]), budget)
         yield "weighed", partial(weighed_cases, model, lengths[-1], min(8, tokens[-1]))
+        yield "copied", partial(copied_cases, model, max(lengths[-1], 3 * GROUP), tokens[-1])
         yield "weighed", partial(selected_cases, model, lengths[-1], budget)
         yield "score", partial(score_cases, model, lengths[-1], min(16, tokens[-1]))
         yield "gather", partial(gather_cases, model, lengths[-1], budget)
@@ -580,6 +638,8 @@ def _sweeps() -> Iterator[tuple[str, Callable[[], Iterator[Case]]]]:
     short, *_, long = LENGTHS
     for n, length in product((1, 17), (short, long)):
         yield "sweep-attention", partial(attention_cases, MODELS[0], length, n, True)
+    for n in (8, 17):
+        yield "sweep-copied", partial(copied_cases, MODELS[0], long, n, True)
     yield "sweep-linear", partial(linear_sweep, MODELS[0], (8, 4))
     for n in (1, 8):
         yield "sweep-quantized", partial(quantized_sweep, MODELS[1], n)
