@@ -53,7 +53,7 @@ def test_whatever_an_engine_launches_is_compiled_ahead(found: dict[str, Any]) ->
 def test_what_weighs_and_reads_by_lists_is_compiled_ahead(found: dict[str, Any]) -> None:
     launched, missed = found["lists"]
     assert missed == []
-    assert set(launched) == FORWARD | {"_multiply", "_weigh"}
+    assert set(launched) == FORWARD | {"_multiply", "_weigh", "_attend_groups"}
 
 
 def test_whatever_several_sequences_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
