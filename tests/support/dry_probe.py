@@ -76,7 +76,9 @@ def kernels_of(
     """Of a target and a draft with the same configuration."""
     sizes, lists = Dimensions.of(config), policy == "attention"
     capacities = [CONTEXT + SLACK, *([] if lists else [SMALL_BUDGET.capacity])]
-    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, True, sequences=sequences, own=own)
+    target = Kernels(
+        sizes, torch.float32, capacities, SMALL_BUDGET, lists, True, sequences=sequences, own=own
+    )
     return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
 
 

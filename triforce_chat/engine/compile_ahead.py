@@ -80,7 +80,7 @@ class Kernels:
     sizes: ModelSizes
     dtype: torch.dtype
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
-    retrieval: Budget | None = None  # a target's budget of its retrieval cache; one of copies is the last buffer
+    retrieval: Budget | None = None  # a target's, of its retrieval cache; one of copies is the last buffer
     lists: bool = False  # that of one sequence alone lists slots of the first buffer
     int8: bool = False  # forwards over the retrieval cache may have 8-bit weights
     ranks: int = 1  # that share the model
@@ -250,8 +250,9 @@ def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer, **aimed: Any) -> 
     # The captured sizes, and inside of captured drafts whatever feeds the tokens of the last one again.
     for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):
         ids, at, counted = (torch.zeros(size, dtype=torch.long, device=META) for size in (rows, 3, 1))
+        first, position, read = at.split(1)
         steps = torch.arange(rows, device=META)
-        forward(ForwardInputs(ids, *at[:2].split(1), steps, read=at[2:], counted=counted))
+        forward(ForwardInputs(ids, first, position, steps, read=read, counted=counted))
 
 
 def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
