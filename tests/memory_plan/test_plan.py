@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from support.labs import ARCHITECTURES, Lab, random_model
 from torch import nn
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.in_place import InPlaceCache
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
@@ -233,6 +236,48 @@ def test_sequences_of_a_batch_take_what_was_planned(
     ]
     kept = bytes_of(*(part for each in alone for part in (each.keys, each.values)))
     assert kept == (kv_bytes(origin.full) if shared else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lists_of_slots_take_what_was_planned_and_no_second_cache(dtype: torch.dtype) -> None:
+    model, copies = random_model(**EVEN).to(dtype), StackOptions("triforce", gamma=4, draft_gamma=2)
+    options = replace(copies, policy="attention")
+    plan, other = (
+        workload_of(description(model), None, 4096, each, CPU, dtype) for each in (options, copies)
+    )
+    whole = place_kv(plan, Memory(None, None))
+    assert whole.lists
+    assert not place_kv(other, Memory(None, None)).lists
+    assert whole.parts["retrieval"] == plan.lists
+    engine = Engine(Runner(model), 4096, TextCodec(str), None, options)
+    middle: Any = engine.top.planner.arms[0].drafter
+    assert isinstance(middle.cache, InPlaceCache)
+    taken = bytes_of(middle.cache.slots, middle.cache.mass)
+    assert taken < plan.lists < other.retrieval
+
+
+@pytest.mark.parametrize(
+    ("policy", "chunk", "kv", "in_place"),
+    [
+        ("mean", 8, None, False),
+        ("attention", 8, None, True),
+        ("attention", 12, None, False),
+        ("attention", 8, torch.int8, False),
+    ],
+)
+def test_a_gpu_needs_no_second_cache_where_forwards_weigh(
+    policy: str, chunk: int, kv: torch.dtype | None, in_place: bool
+) -> None:
+    options = StackOptions("triforce", policy=policy, budget=Budget(tokens=4096, chunk=chunk))
+    described = Description("m", published.LLAMA_2_7B, 131_072, {})
+    work = workload_of(described, None, 124_928, options, GPU, torch.bfloat16, kv=kv)
+    plan = MemoryPlan(work, Memory(None, None), 32)
+    second = 2 * 32 * 4096 * 4096 * 2  # keys and values of 4,096 tokens
+    assert plan.lists == in_place
+    assert (plan.parts["retrieval"] < second / 4) == in_place
+    assert (
+        MemoryPlan(work, Memory(None, None), 31).parts["retrieval"] > second
+    )  # some layers stream: it is copied
 
 
 @pytest.mark.model

@@ -258,8 +258,9 @@ def forwards(decoder: Decoder, slot: WriteSlot) -> None:
     # The captured sizes, and inside of captured drafts whatever feeds the tokens of the last one again.
     for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):
         ids, at, counted = (torch.zeros(size, dtype=torch.long, device=META) for size in (rows, 3, 1))
+        first, position, read = at.split(1)
         steps = torch.arange(rows, device=META)
-        forward(ForwardInputs(ids, at[:1], at[1:2], steps, read=at[2:], counted=counted))
+        forward(ForwardInputs(ids, first, position, steps, read=read, counted=counted))
 
 
 def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:

@@ -47,7 +47,7 @@ class MemoryPlan:
 
     @property
     def lists(self) -> bool:
-        """Whether the retrieval cache lists slots of the full cache; it can where all of that is on the device."""
+        """Whether the retrieval cache lists slots of the full cache: all of that must be on the device."""
         return self.workload.caches.in_place and not self.offloaded
 
     @property

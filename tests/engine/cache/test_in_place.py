@@ -91,18 +91,21 @@ def paid(lab: Lab, ids: list[int], layer: int) -> Tensor:
 
 @pytest.mark.parametrize("chunk", [1, 3, 4])
 def test_the_selection_follows_every_row_of_every_verification(lab: Lab, chunk: int) -> None:
-    """Four queries before the first verification, its three rows, and the five of the second, by stock weights."""
+    """The latest four queries, the three rows of a verification, and the five of the next, by stock weights."""
     made, ids = Made(lab, chunk), lab.text(115)
     assert not made.cache.ready(1)
-    made.verify(ids[:110], 3)
+    made.verify(ids[:107], 1)
     assert made.cache.ready(1)
+    made.verify(ids[:110], 3)
+    made.cache.ready(1)
     made.verify(ids, 5)
     assert made.cache.ready(1)
     layout, found = made.cache.layout, set()
     assert layout.total == 115
     for layer in range(2):
         weights = paid(lab, ids, layer).unflatten(0, (2, 2)).sum(1)  # [Hkv, n, n]
-        rows = weights[:, 103:110].sum(1) * 0.5 ** (5 / HALF_LIFE) + weights[:, 110:].sum(1)
+        before, half = weights[:, 103:107].sum(1) * 0.5 ** (3 / HALF_LIFE), 0.5 ** (5 / HALF_LIFE)
+        rows = (before + weights[:, 107:110].sum(1)) * half + weights[:, 110:].sum(1)
         for head in range(2):
             starts = range(layout.sinks, layout.tail, chunk)
             scores = [float(rows[head, at : at + chunk].sum()) for at in starts]
@@ -151,9 +154,11 @@ def test_a_seed_counts_no_prefill(lab: Lab) -> None:
     full = FullCache(lab.target.shape, 400)
     cache = retrieval_cache(lab.target, full, SMALL_BUDGET, "h2o", lambda _: None, repeatable=True)
     lab.target.prefill(torch.tensor(lab.text(90)), full)
-    assert not cache.ready(1)
     assert isinstance(cache, InPlaceCache)
     assert not cache.mass.any()
+    assert cache.ready(1)
+    queries = SMALL_BUDGET.queries * lab.target.shape.query_heads * lab.target.shape.layers
+    assert float(cache.mass.sum()) == pytest.approx(queries, rel=1e-4)
 
 
 def test_attention_reads_the_listed_tokens_and_the_new_ones(lab: Lab) -> None:
@@ -213,8 +218,10 @@ def test_what_was_verified_is_never_overwritten(lab: Lab) -> None:
 def test_keys_and_values_that_came_without_a_forward_are_read_too(lab: Lab) -> None:
     """Nothing of them is computed anew, which would overwrite them."""
     made, ids = Made(lab), lab.text(120)
-    made.cache.ready(1)
+    made.full.restored(3)
+    assert not made.cache.ready(1)  # by no queries
     made.verify(ids, 2)
+    assert made.cache.ready(1)
     made.full.restored(3)
     assert made.cache.ready(1)
     assert len(made.cache.pending(torch.zeros(124))) == 1
@@ -224,11 +231,15 @@ def test_only_what_is_wanted_is_weighed(lab: Lab) -> None:
     made, ids = Made(lab), lab.text(200)
     made.verify(ids[:100], 2)  # nobody asked
     assert not made.cache.mass.any()
-    assert not made.cache.ready(1)
+    assert made.cache.ready(1)
+    found = made.cache.mass.clone()
     lab.target.prefill(torch.tensor(ids[100 : 101 + MOST_ROWS]), made.full)  # as many as no verification has
-    assert not made.cache.mass.any()
-    made.verify(ids, MOST_ROWS // 8)
-    assert made.cache.mass.any()
+    assert torch.equal(made.cache.mass, found)
+    made.verify(ids[:190], 3)
+    assert not torch.equal(made.cache.mass, found)
+    found = made.cache.mass.clone()
+    made.verify(ids, MOST_ROWS // 8)  # nobody asked again
+    assert torch.equal(made.cache.mass, found)
     assert made.cache.ready(1)
     assert not made.cache.ready(SMALL_BUDGET.capacity)  # there is no room for so many
     assert not made.cache.ready(201)
@@ -246,9 +257,8 @@ def test_a_rewind_between_a_verification_and_its_selection(lab: Lab) -> None:
     made.verify(ids, 5)
     for each in (made.full, made.cache):
         each.truncate(60)  # before everything that was verified
-    assert not made.cache.ready(1)
-    made.verify(ids[:61], 1)
     assert made.cache.ready(1)
+    assert made.cache.layout.total == 60
     check(made.cache)
     assert made.reasons() == ["first", "rewind"]
 
@@ -318,9 +328,20 @@ def test_an_answer_with_a_seed_depends_on_no_earlier_one(lab: Lab) -> None:
     assert told(used) == told(engine_of(lab, gamma=4, draft_gamma=2))
 
 
-@pytest.mark.parametrize(
-    "method", ["_begin", "_add_latest", "on_layer", "on_forward", "_select", "_fill", "truncate", "update"]
+STEPS = (
+    "_begin",
+    "_weigh_latest",
+    "_add_plainly",
+    "on_layer",
+    "on_forward",
+    "_select",
+    "_fill",
+    "truncate",
+    "update",
 )
+
+
+@pytest.mark.parametrize("method", STEPS)
 @pytest.mark.parametrize("late", [False, True])
 def test_an_interrupt_at_any_step(lab: Lab, method: str, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between a verification and its selection too; the next answer is right, and nothing verified was lost."""
@@ -330,7 +351,7 @@ def test_an_interrupt_at_any_step(lab: Lab, method: str, late: bool, monkeypatch
         with monkeypatch.context() as patch:
             interrupt(patch, [(InPlaceCache, method)], call, late)
             told, broke = told_until_interrupt(engine, Request(prompt, 30))
-        assert broke or method == "_add_latest"  # which a later answer does without
+        assert broke or method in ("_weigh_latest", "_add_plainly")  # which a later answer does without
         check_source(lab, engine.full, engine.cached)
         prompt = [*told, 3]
         assert answer_of(engine, prompt, 9) == lab.greedy(prompt, 9)

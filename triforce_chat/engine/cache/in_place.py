@@ -41,9 +41,10 @@ HALF_LIFE = 16  # verified tokens after which a query's attention counts half
 class InPlaceCache(KVCache):
     """What the middle level reads of ``source``: sinks, the chunks that its verifications attend to, and the tail.
 
-    A forward of few tokens through the source is weighed if somebody asked ``ready`` since the last one. What it found
-    waits until ``ready`` is asked again, when the history holds what was committed of it. So the selection depends
-    on tokens and choices of the past alone, and an answer may break off before it.
+    Who asks ``ready`` first gets what the latest queries attend to. From then on a forward of few tokens through the
+    source is weighed if somebody asked since the last one. What it found waits until ``ready`` is asked again, when the
+    history holds what was committed of it. So the selection depends on tokens and choices of the past alone, and an
+    answer may break off before it.
 
     ``half_life``: verified tokens after which a query's attention counts half; None: never. ``weighs_all``: every
     forward is weighed, prefills too, whether somebody asked or not. ``captured``: forwards of few tokens are CUDA
@@ -81,18 +82,18 @@ class InPlaceCache(KVCache):
 
     def _forget(self) -> None:
         """The mass says nothing, until another forward is weighed."""
-        self.known: int | None = None  # tokens before the latest weighed forward; None: there is none
+        self.known: int | None = None  # tokens before what was weighed last; None: nothing was
         self.unselected = False  # the slots do not say yet what that forward found
-        if self.fading is not None:
-            self.mass.zero_()  # the next captured forward adds to it
 
     @property
     def position(self) -> int:
         return self.source.position + self.length - self.source.length
 
     def ready(self, more: int) -> bool:
-        """See ``KVCache``; if it is not, the next forward of few tokens through the source makes it so."""
+        """See ``KVCache``."""
         self.requested = True
+        if self.known is None and not self.weighs_all:
+            self._weigh_latest()
         here = self.source.held
         # The source has seen them all, however they came there.
         self.length = max(self.length, self.source.length)
@@ -163,14 +164,13 @@ class InPlaceCache(KVCache):
     def on_layer(self, layer: int, k: Tensor, v: Tensor, view: KVView) -> ChunkMass | None:  # noqa: ARG002
         n = k.shape[2]
         if layer == 0:
-            few = self.requested and n <= MOST_ROWS and self.fading is None
+            few = self.requested and n <= MOST_ROWS and self.fading is None and self.known is not None
             self._begin(self.weighs_all or few)
         if self.weighed is None:
             return None
         mass = ChunkMass(self.mass[layer], self.budget.chunk)
         if self.known is None:
             mass.total.zero_()
-            self._add_latest(layer, mass, view.whole[0][0], n)
         elif self.half_life is not None:
             mass.total.mul_(0.5 ** (n / self.half_life))
         return mass
@@ -183,35 +183,35 @@ class InPlaceCache(KVCache):
         if weighed:
             self.weighed, self.unselected, self.seconds = self.source.length, False, 0.0
 
-    def _add_latest(self, layer: int, mass: ChunkMass, keys: Tensor, n: int) -> None:
-        """Add the attention of the latest queries before the present forward's n."""
-        started, before = time.perf_counter(), self.source.length
-        queries = self.source.queries.latest(layer, before + n, self.budget.queries + n)[:, n:].flip(1)
-        if queries.shape[1]:
-            held = self.source.held
-            paid = chunk_mass(queries, keys[:, :held].to(queries.dtype), mass.chunk).sum((1, 2))
-            mass.total[:, : paid.shape[1]] += paid
-        self.seconds += time.perf_counter() - started
+    def on_graph_forward(self, slot: WriteSlot, n: int) -> None:  # noqa: ARG002
+        self._begin(slot.mass is not None and slot.mass is self.fading and self.known is not None)
 
-    def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
-        self._begin(slot.mass is not None and slot.mass is self.fading)
-        if self.weighed is not None and self.known is None:
-            self._weigh_latest(slot.storage, n)
+    def _weigh_latest(self) -> None:
+        """Begin with the attention of the latest queries, if any are known."""
+        started, source, slot = time.perf_counter(), self.source, self.source.storage.slot(0)
+        queries = source.queries.latest(slice(None), source.length, self.budget.queries).flip(2)
+        if queries.shape[2] and slot:
+            self.mass.zero_()
+            (self._add_plainly if self.fading is None else self._add_by_kernels)(queries, slot.storage)
+            self.known, self.unselected = source.length, True
+        self.seconds = time.perf_counter() - started
 
-    def _weigh_latest(self, buffer: KVBuffer, n: int) -> None:
-        """``_add_latest`` for all layers, by the kernels that captured forwards weigh with."""
+    def _add_plainly(self, queries: Tensor, buffer: KVBuffer) -> None:
+        """Add what queries [layers, Hq, m, D] of the latest m tokens pay."""
+        for mass, q, keys in zip(self.mass, queries, buffer.keys, strict=True):
+            paid = chunk_mass(q, keys[:, : self.source.held].to(q.dtype), self.budget.chunk).sum((1, 2))
+            mass[:, : paid.shape[1]] += paid
+
+    def _add_by_kernels(self, queries: Tensor, buffer: KVBuffer) -> None:
+        """``_add_plainly`` by the kernels that captured forwards weigh with."""
         from triforce_chat.engine import kernels
 
-        started, source = time.perf_counter(), self.source
-        latest = source.queries.latest(slice(None), source.length + n, self.budget.queries + n)
-        queries = latest[:, :, n:].flip(2).transpose(1, 2)  # [layers, m, Hq, D]
-        if m := queries.shape[1]:
-            at, counted = (torch.full((1,), value, device=latest.device) for value in (source.held - m, m))
-            for layer, q in enumerate(queries):
-                weighing = kernels.Weighing(self.mass[layer], self.budget.chunk, inf, counted)
-                given = q, buffer.keys[layer], buffer.values[layer], at, q.shape[-1] ** -0.5
-                kernels.decode_attention(*given, buffer.capacity, weighing=weighing)
-        self.seconds += time.perf_counter() - started
+        m, device, scale = queries.shape[2], queries.device, queries.shape[-1] ** -0.5
+        at, counted = (torch.full((1,), value, device=device) for value in (self.source.held - m, m))
+        for layer, q in enumerate(queries.transpose(1, 2)):
+            weighing = kernels.Weighing(self.mass[layer], self.budget.chunk, inf, counted)
+            given = q, buffer.keys[layer], buffer.values[layer], at, scale, buffer.capacity
+            kernels.decode_attention(*given, weighing=weighing)
 
     def on_forward(self) -> None:
         self.length = self.source.length
