@@ -532,7 +532,10 @@ def together(*names: str) -> str:
 
 def batches(*names: str) -> str:
     """Different texts at once, beside plain decoding of the same."""
-    header = ("texts", "context", "T", "stack", "ms/token", "tokens/round", "over plain", "fresh")
+    header = (
+        *("texts", "context", "T", "stack", "ms/token", "tokens/round", "over plain"),
+        *("all running", "fresh"),
+    )
     lines = [
         (
             str(each["sequences"]),
@@ -542,6 +545,7 @@ def batches(*names: str) -> str:
             number(each["ms_per_token"]),
             number(each["tokens_per_round"]),
             factor(each["speedup"]),
+            factor(each.get("full_speedup")),
             number(each["fresh"]),
         )
         for name in names

@@ -27,7 +27,9 @@ from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation import speculative
 from triforce_chat.engine.speculation.calibration import bucket_of
+from triforce_chat.engine.speculation.planner import rounds_together
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.together import answer_together, prepare_together, shared_prefix
@@ -400,6 +402,23 @@ def test_graphs_of_sequences_are_captured_before_they_answer(
     before = captures.count
     answers(engine, requests, 3)
     assert captures.count - before <= 4  # lengths of drafts that only two or one are left for
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_rounds_of_the_middle_level_are_planned_for_all_sequences_at_once(
+    captured: tuple[Runner, Runner], monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    planned: list[int] = []
+
+    def counted(wishes: Any) -> Any:
+        planned.append(len(wishes))
+        return rounds_together(wishes)
+
+    monkeypatch.setattr(speculative, "rounds_together", counted)
+    repeatable = {"repeatable": True} if seed else {}
+    requests = questions(3, Sampling(0.8, seed=seed))
+    answers(engine_with_graphs(captured, "triforce", **repeatable), requests, 3)
+    assert max(planned, default=0) == (0 if seed else 3)
 
 
 @pytest.mark.parametrize("stack", ["triforce", "retrieval", "naive", "autoregressive"])

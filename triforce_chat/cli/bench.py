@@ -184,10 +184,9 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     if chosen.same_text and chosen.profile:
         raise UsageError("--profile looks at rounds of any text; leave out --same-text")
     several = "--shared" if chosen.shared else "--batch" if chosen.batch else ""
-    drawn = chosen.shared and chosen.same_text
-    if several and (drawn or chosen.profile or chosen.stock or chosen.peer or chosen.baselines):
-        same_text = "--same-text, " if drawn else ""
-        raise UsageError(f"{several} goes without {same_text}--profile, --stock, --peer and --baselines")
+    apart = "--same-text, " if chosen.shared and chosen.same_text else ""
+    if several and (apart or chosen.profile or chosen.stock or chosen.peer or chosen.baselines):
+        raise UsageError(f"{several} goes without {apart}--profile, --stock, --peer and --baselines")
     if several and options.settings.drafts_trees:
         raise UsageError(f"{several} drafts chains, no trees: leave out --tree")
     if chosen.shared and chosen.batch:
@@ -447,7 +446,11 @@ def show_batches(
         for each in every:
             found.append(each)
             size = f"{each.sequences} x {each.context:,} tokens"
-            tell(screen, f"{size}, {each.contender}: {each.ms_per_token:.1f} ms/token")
+            factors = f"{each.speedup:.2f}x, {each.full_speedup:.2f}x while all were answered"
+            tell(
+                screen,
+                f"{size}, {each.contender} T={each.temperature:g}: {each.ms_per_token:.2f} ms/token, {factors}",
+            )
     show_found({"batches": found}, batch_table(found), record, options, screen)
 
 

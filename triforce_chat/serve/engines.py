@@ -63,7 +63,8 @@ class SingleEngine:
     def read(
         self, prompt: Sequence[int], spans: Sequence[DocumentSpan], samplings: Sequence[Sampling]
     ) -> Iterator[Prefilled]:
-        return self.engine.prefill(prompt, spans, samplings[0])
+        if spans:
+            yield from self.engine.prefill(prompt, spans, samplings[0])
 
     def prepare(self) -> None:
         """An engine by itself captures at the first use."""

@@ -39,6 +39,8 @@ from triforce_chat.engine.speculation.planner import (
     Expected,
     Plan,
     Planner,
+    Wish,
+    rounds_together,
     sizes,
 )
 from triforce_chat.engine.speculation.speculative import Speculative
@@ -703,3 +705,32 @@ def test_a_text_without_repetitions_costs_little_more_than_plain_decoding() -> N
         planner.lookup.learn(match, 0, plan.n)
         seconds += spent
     assert seconds < 1.05 * 64
+
+
+def met(accepted: int, steps: float = 1.0) -> Planner:
+    """A middle level whose drafts of four have so many right tokens, and whose steps take so many seconds."""
+    planner = Planner([Arm(Tiring(Costly(FakeClock(), 0.01), [1.0]))], most=8)
+    for _ in range(200):
+        planner.learn_unwaited(Plan(4, planner.arms[0]), 0, accepted, 0.04, steps)
+    return planner
+
+
+def test_sequences_make_as_many_rounds_as_each_other_by_what_they_make_on_average() -> None:
+    good, bad = met(4), met(0)
+    alone = [each.several(8, 100) for each in (good, bad)]
+    assert alone[0].rounds < alone[1].rounds
+    made = rounds_together([Wish(each, 8, 100) for each in (good, bad, bad)])
+    assert len(set(made)) == 1
+    drafted, rounds = made[0]
+    assert alone[0].rounds < rounds < alone[1].rounds
+    assert good.agreed(drafted, rounds).arm is good.arms[0]
+    assert bad.agreed(drafted, rounds).arm is bad.arms[0]
+    assert rounds_together([Wish(good, 8, 100)]) == [(alone[0].n, alone[0].rounds)]
+    short, _ = rounds_together([Wish(good, 8, 100), Wish(good, 8, 3)])[0]
+    assert short <= 2  # the draft model has no more tokens to begin from there
+
+
+def test_with_fixed_lengths_or_a_seed_nothing_depends_on_other_sequences() -> None:
+    assert met(2).plans_together
+    assert not Planner(gamma=4, most=8).plans_together
+    assert not Planner(most=8, investment=Investment(Captures(), unlimited=True)).plans_together

@@ -53,6 +53,8 @@ def test_a_record(command: list[str]) -> None:
     plain, lookup, _ = rows[:3]
     assert (plain["speedup"], plain["tokens_per_round"]) == (1, 1)
     assert lookup["speedup"] == pytest.approx(plain["ms_per_token"] / lookup["ms_per_token"])
+    assert lookup["full_speedup"] == pytest.approx(plain["full_ms_per_token"] / lookup["full_ms_per_token"])
+    assert plain["full_ms_per_token"] == pytest.approx(plain["ms_per_token"], rel=0.5)  # all end at once
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -63,9 +65,9 @@ def test_all_stacks_decode_what_plain_decoding_drew(
     timed = batch._timed
 
     def kept(*given: Any) -> Any:
-        seconds, tallies = timed(*given)
-        said.append([tally.token_ids for tally in tallies])
-        return seconds, tallies
+        run = timed(*given)
+        said.append([tally.token_ids for tally in run.tallies])
+        return run
 
     monkeypatch.setattr(batch, "_timed", kept)
     words = [*command, "--batch", "3x300", "--stacks", "lookup,retrieval", "--json", "--warmup", "0"]
@@ -92,8 +94,8 @@ def test_a_table(command: list[str]) -> None:
     done = run(*command, "--batch", "2x300", "--stacks", "autoregressive")
     assert done.exit_code == 0, done.stderr
     assert "2 x 300" in done.stdout
-    row = Batched("auto", 4, 9000, 0.6, 128, 2.0, (1.5, 3.5), 15.6, 1.2, None, 1.5)
-    assert [*batch_table([row]).columns[9].cells] == ["1.50"]
+    row = Batched("auto", 4, 9000, 0.6, 128, 2.0, (1.5, 3.5), 15.6, 14.2, 1.2, None, 1.5, 1.7)
+    assert [[*each.cells] for each in batch_table([row]).columns[9:]] == [["1.50"], ["1.70"]]
 
 
 @pytest.mark.parametrize("other", ["--profile", "--stock"])

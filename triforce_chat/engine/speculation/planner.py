@@ -245,6 +245,11 @@ class Planner:
         n, place = self.group.broadcast_ints((own.n, places.index(own.arm)))
         return Plan(n, places[place], own.rate)
 
+    @property
+    def plans_together(self) -> bool:
+        """Whether its rounds may depend on other sequences: not where a seed is to give the same tokens every time."""
+        return self.gamma is None and not self.investment.unlimited
+
     def several(self, n: int, length: int) -> Plan:
         """Plan several rounds that make about n tokens and do not wait for one another.
 
@@ -257,19 +262,34 @@ class Planner:
 
     def intended(self, n: int, length: int) -> Plan:
         """This rank's plan of several rounds, without lookup."""
-        arm = self.arms[0] if self.arms else None
-        drafts = bool(arm) or self.lookup is not None
-        drafted = min(self.most, max(0, length - 1)) if drafts else 0
-        if self.gamma is None and drafted:
-            hopes = [0.0, *accumulate(self.blend.chances(drafted))]
-            first, more = self.times.line if self.times.known else (1.0, self.row)
-            each = more + (arm.cost.mean if arm else 0.0)
-            rates = {g: (1 + hopes[g]) / (first + each * g) for g in sizes(1, drafted)}
-            drafted = self._best(arm, rates) or self._least_lacking(arm, rates)
-        # With a fixed gamma nothing may depend on what was learnt, so that a seed gives the same tokens every time.
-        chances = (self.blend if self.gamma is None else AcceptanceCurve()).chances(drafted)
-        rounds = min(round(n / (1 + sum(chances))) or min(n, 1), MOST // (drafted + 1))
-        return Plan(drafted, arm, rounds=rounds)
+        ((drafted, rounds),) = rounds_together([Wish(self, n, length)])
+        return Plan(drafted, self._first, rounds=rounds)
+
+    def agreed(self, drafted: int, rounds: int) -> Plan:
+        """The plan of as many rounds as ``rounds_together`` found."""
+        return Plan(drafted, self._first, rounds=rounds, threshold=self._threshold(drafted))
+
+    @property
+    def _first(self) -> Arm | None:
+        return self.arms[0] if self.arms else None
+
+    def _longest(self, length: int) -> int:
+        """Tokens that one of several rounds may draft."""
+        return min(self.most, max(0, length - 1)) if self.arms or self.lookup is not None else 0
+
+    @property
+    def _blend(self) -> AcceptanceCurve:
+        """By which several rounds are planned.
+
+        With a fixed gamma nothing may depend on what was learnt, so that a seed gives the same tokens every time.
+        """
+        return self.blend if self.gamma is None else AcceptanceCurve()
+
+    @property
+    def _line(self) -> tuple[float, float]:
+        """Seconds of one of several rounds without a draft, and of each drafted token."""
+        first, more = self.times.line if self.times.known else (1.0, self.row)
+        return first, more + (self._first.cost.mean if self._first else 0.0)
 
     def _best(self, arm: Arm | None, rates: dict[int, float]) -> int:
         """The number of drafted tokens with the highest rate for which nothing too costly is to be captured; else 0."""
@@ -526,6 +546,35 @@ class Planner:
         (first, more), each = self._round, arm.cost.mean if arm else 0.0
         seconds = first + (more + each) * drafted if known else drafting + verifying
         self.expected = Expected(self.expected.seconds + seconds, self.expected.tokens + tokens)
+
+
+class Wish(NamedTuple):
+    """About ``n`` tokens after ``length`` are to be made by several rounds."""
+
+    planner: Planner
+    n: int
+    length: int
+
+
+def rounds_together(wishes: Sequence[Wish]) -> list[tuple[int, int]]:
+    """For each sequence that makes rounds with the others (drafted tokens, rounds), which are the same for all.
+
+    A forward of some of them takes hardly less time than that of all, and who makes fewer rounds would wait.
+    """
+    planners, count = [wish.planner for wish in wishes], len(wishes)
+    leading = planners[0]
+    drafted = min(wish.planner._longest(wish.length) for wish in wishes)
+    if leading.gamma is None and drafted:
+        curves = [[0.0, *accumulate(planner._blend.chances(drafted))] for planner in planners]
+        first, each = (sum(parts) / count for parts in zip(*(p._line for p in planners), strict=True))
+        rates = {
+            g: (1 + sum(hopes[g] for hopes in curves) / count) / (first + each * g) for g in sizes(1, drafted)
+        }
+        drafted = leading._best(leading._first, rates) or leading._least_lacking(leading._first, rates)
+    n = sum(wish.n for wish in wishes) / count
+    made = 1 + sum(sum(planner._blend.chances(drafted)) for planner in planners) / count
+    rounds = min(round(n / made) or min(math.ceil(n), 1), MOST // (drafted + 1))
+    return count * [(drafted, rounds)]
 
 
 def sizes(least: int, most: int) -> list[int]:

@@ -34,7 +34,7 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
-from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner
+from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner, Wish, rounds_together
 from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.tree import verified
 from triforce_chat.errors import ModelError
@@ -371,7 +371,7 @@ class Speculative:
 
     def _several(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft by a planned number of rounds, none of which waits for the previous one."""
-        plan = self.planner.several(n, seq.known)
+        plan = self._several_rounds(n, seq.known)
         room = plan.rounds * (plan.n + 1)
         if not room or not self.cache.ready(room + MARGIN):
             return self.nothing
@@ -391,6 +391,13 @@ class Speculative:
         beyond = seq.steps(0, most) >= count[:, None]
         tokens = ahead.ids[:, seq.known : seq.known + most].masked_fill(beyond, 0)
         return Draft(tokens, probs[:, :most], count)
+
+    def _several_rounds(self, n: int, length: int) -> Plan:
+        """The rounds of a proposal: the same for all sequences that propose at the same time."""
+        if self.model.captures or not self.planner.plans_together:
+            return self.planner.several(n, length)
+        wish = Wish(self.planner, n, length)
+        return self.planner.agreed(*self.model.together(self.cache, "rounds", rounds_together, wish))
 
     def judged(self, proposed: int, accepted: int) -> None:
         """Learn how the last proposal fared one level up; by then the outcomes of its rounds can be read."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from triforce_chat.chat.events import Tally
 from triforce_chat.engine.engine import PLAIN, Engine, Request
@@ -37,9 +38,19 @@ class Batched:
     seconds: float  # the median of several runs
     spread_s: tuple[float, float]  # of these runs
     ms_per_token: float  # of all answers at once
+    full_ms_per_token: float  # the same until the first answer ended: none of the places was empty
     tokens_per_round: float  # of each sequence
     fresh: float | None  # share of the answers' runs of four tokens that had not come before in them
     speedup: float | None = None  # over plain decoding of the same batch at this temperature and length
+    full_speedup: float | None = None  # the same by full_ms_per_token
+
+
+class Timed(NamedTuple):
+    """One run; ``full_ms``: milliseconds per token until the first answer ended."""
+
+    seconds: float
+    tallies: list[Tally]
+    full_ms: float
 
 
 def several(engine: EngineProtocol) -> Engine:
@@ -91,12 +102,14 @@ def measure_batch(
             texts = [tally.token_ids if same_text else () for tally in tallies]
             forced = [replace(each, forced=text) for each, text in zip(requests, texts, strict=True)]
             plain[case.footing] = made, forced
-            yield replace(made, speedup=1.0)
+            yield replace(made, speedup=1.0, full_speedup=1.0)
         if not case.plain:
             base, asked = plain[case.footing]
             made, _ = measured(asked, case)
             # By milliseconds per token, as sampled answers may end early.
-            yield replace(made, speedup=base.ms_per_token / made.ms_per_token)
+            gain = base.ms_per_token / made.ms_per_token
+            full = base.full_ms_per_token / made.full_ms_per_token
+            yield replace(made, speedup=gain, full_speedup=full)
 
 
 def require_memory(origin: Engine, places: Places) -> None:
@@ -129,7 +142,7 @@ def _measured(
         _timed(gathered, engines, [replace(each, max_tokens=warmup) for each in asked])
     wanted = [replace(each, max_tokens=case.settings.max_tokens) for each in asked]
     runs = [_timed(gathered, engines, wanted) for _ in range(repeats)]
-    seconds, tallies = [spent for spent, _ in runs], runs[-1][1]
+    seconds, tallies = [run.seconds for run in runs], runs[-1].tallies
     tokens, median = sum(len(each.token_ids) for each in tallies), statistics.median(seconds)
     made = Batched(
         contender=case.name,
@@ -140,19 +153,18 @@ def _measured(
         seconds=median,
         spread_s=(min(seconds), max(seconds)),
         ms_per_token=1000 * median / max(1, tokens),
+        full_ms_per_token=statistics.median(run.full_ms for run in runs),
         tokens_per_round=tokens / max(1, sum(each.rounds for each in tallies)),
         fresh=fresh([each.token_ids for each in tallies]),
     )
     return made, tallies
 
 
-def _timed(
-    gathered: Gathered[Event], engines: Sequence[Engine], requests: Sequence[Request]
-) -> tuple[float, list[Tally]]:
-    """Seconds of decoding, and what was answered; the prompts are in the caches."""
+def _timed(gathered: Gathered[Event], engines: Sequence[Engine], requests: Sequence[Request]) -> Timed:
+    """Decode; the prompts are in the caches."""
     tallies, device = [Tally() for _ in requests], engines[0].target.device
     finish(device)
-    started = time.perf_counter()
+    started, full_ms = time.perf_counter(), 0.0
     for number, (engine, request) in enumerate(zip(engines, requests, strict=True)):
         gathered.add(number, partial(engine.answer, request))
     try:
@@ -162,7 +174,13 @@ def _timed(
                     tallies[number].add(made)
                 elif made.error:
                     raise made.error
+                elif not full_ms:
+                    made_s, tokens = (
+                        time.perf_counter() - started,
+                        sum(len(each.token_ids) for each in tallies),
+                    )
+                    full_ms = 1000 * made_s / max(1, tokens)
     finally:
         gathered.close()
     finish(device)
-    return time.perf_counter() - started, tallies
+    return Timed(time.perf_counter() - started, tallies, full_ms)

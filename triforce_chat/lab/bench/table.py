@@ -35,6 +35,7 @@ TOGETHER_COLUMNS = (
 )
 BATCH_COLUMNS = (
     *("batch", "contender", "T", "tokens", "s", "spread", "ms/token", "tokens/round", "fresh", "speed-up"),
+    "all running",  # the speed-up until the first answer ended
 )
 EQUAL = "equal"  # tokens of a peer's answers before the first that differs from ours
 
@@ -90,6 +91,7 @@ def batch_table(rows: Sequence[Batched]) -> Table:
             f"{row.tokens_per_round:.2f}",
             "" if row.fresh is None else f"{row.fresh:.2f}",
             "" if row.speedup is None else f"{row.speedup:.2f}",
+            "" if row.full_speedup is None else f"{row.full_speedup:.2f}",
         )
     return made
 
