@@ -80,7 +80,9 @@ class Kernels:
     sizes: ModelSizes
     dtype: torch.dtype
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
-    retrieval: Budget | None = None  # a target's budget of its retrieval cache; one of copies is the last buffer
+    retrieval: Budget | None = (
+        None  # a target's budget of its retrieval cache; one of copies is the last buffer
+    )
     lists: bool = False  # that of one sequence alone lists slots of the first buffer
     int8: bool = False  # forwards over the retrieval cache may have 8-bit weights
     ranks: int = 1  # that share the model

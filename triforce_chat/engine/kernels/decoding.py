@@ -25,7 +25,10 @@ MOST_SPLITS = 128
 GOOD = 0.95  # occupancy that the waves of programs should reach on average
 TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
 LARGEST_ROWS = {2: 64, 4: 16}  # by bytes per element: without tensor cores, fp32 products fill registers
-WEIGHED, WEIGHED_ROWS = 256, 16  # chunks that a program adds up, and rows of them at a time, as tiles have at least
+WEIGHED, WEIGHED_ROWS = (
+    256,
+    16,
+)  # chunks that a program adds up, and rows of them at a time, as tiles have at least
 NOTHING = tl.constexpr(
     -1.0e30
 )  # the highest score of a row that sees no slot: finite, as its weights would be NaN
