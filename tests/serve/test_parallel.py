@@ -195,6 +195,24 @@ def test_a_conversation_returns_to_the_place_that_holds_it(server: Running) -> N
     assert second.usage.prompt_tokens_details.cached_tokens >= known + 19
 
 
+def test_a_prompt_that_another_answer_began_with_is_not_read_again(
+    server: Running, alone: openai.OpenAI
+) -> None:
+    client, question = server.client(), "Who reads all of this at the same time?"
+    with complete(client, question, max_tokens=3000, stream=True) as stream:
+        next(stream)
+        until(lambda: any(job.tally.token_ids for job in [*server.worker.running.values()]))
+        second = complete(client, question, max_tokens=20)
+        third = complete(client, question + " And why?", max_tokens=20)
+    usage = second.usage
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+    assert third.usage.prompt_tokens_details.cached_tokens >= usage.prompt_tokens - 30
+    assert second.choices[0].message.content == answer(alone, {"question": question, "max_tokens": 20})[0]
+    expected = answer(alone, {"question": question + " And why?", "max_tokens": 20})[0]
+    assert third.choices[0].message.content == expected
+    until(lambda: not server.worker.running)
+
+
 def test_the_documents_are_kept_once(server: Running, engines: ForkedEngines) -> None:
     at_once(server.client(), [{"question": f"{i}?"} for i in range(WIDTH)])
     shared = [seat.engine.full.storage.view(0, engines.shared) for seat in engines.seats if seat.shared]

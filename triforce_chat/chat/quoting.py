@@ -13,12 +13,18 @@ from triforce_chat.documents import Document
 from triforce_chat.documents.passages import Passage, PassageIndex
 from triforce_chat.prompts import prompt
 
+KEPT_QUESTIONS = 64
 KEPT_INDEXES = 2  # of the documents that were asked about last
 
 
 def quoted_before(question: str, documents: Sequence[Document], count: int) -> str:
     """The question behind its best ``count`` passages; alone if no passage has a word of it."""
-    found = _index(tuple(documents)).best(question, count)
+    return _quoted(question, tuple(documents), count)
+
+
+@lru_cache(KEPT_QUESTIONS)  # a server asks for the same more than once, and a search takes some milliseconds
+def _quoted(question: str, documents: tuple[Document, ...], count: int) -> str:
+    found = _index(documents).best(question, count)
     if not found:
         return question
     quoted = "\n\n".join(map(_labelled, found))

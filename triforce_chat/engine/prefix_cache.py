@@ -61,6 +61,19 @@ class PrefixCache:
         self.ids, self.prefilled = other.ids[:length], length
         self.full.restored(length)
 
+    def take_over(self, other: PrefixCache, length: int) -> None:
+        """Hold the first ``length`` tokens that another cache holds: what this one lacks is copied, not computed.
+
+        Both share what their storages share, and have their other tokens in slots.
+        """
+        start = common(self.ids, other.ids[:length])
+        self.rollback(start)
+        self.full.copy(other.full, start, length)
+        self.ids += other.ids[start:length]
+        if self.prefilled == start:
+            self.prefilled = max(start, min(length, other.prefilled))
+        self.chunks = [chunk for chunk in other.chunks if chunk.end <= length]
+
     def prefill(
         self,
         prompt: Sequence[int],

@@ -169,13 +169,17 @@ class ForkedEngines:
         idle = sorted((seat for seat in alike if not seat.busy), key=lambda seat: seat.lent)
         start = self.shared if shares else 0
         own = history[start:]
-        known = {seat: common(seat.engine.cached[start:], own) for seat in idle}
+        known = {seat: common(seat.engine.cached[start:], own) for seat in alike}
         seat = max(idle, key=known.__getitem__, default=None)
         if seat is None or 2 * known[seat] < len(own):
             seat = self._new(shares, len(alike)) if len(alike) < self.width else idle[0]
         self._require(seat, most - start)
         if seat not in self.seats:
             self.seats.append(seat)
+        # What another seat has read of the same prompt, even for an answer in progress, is not read again.
+        holder = max(alike, key=known.__getitem__, default=seat)
+        if known.get(holder, 0) > known.get(seat, 0):
+            seat.engine.prefix.take_over(holder.engine.prefix, start + known[holder])
         return seat
 
     def _new(self, shares: bool, place: int) -> Seat:

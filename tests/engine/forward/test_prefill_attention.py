@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import KVView
+from triforce_chat.engine.cache.storage import KVView, SharedView
 from triforce_chat.engine.forward import prefill_attention
-from triforce_chat.engine.forward.attention import causal_attention, folded_attention
+from triforce_chat.engine.forward.attention import causal_attention, folded_attention, joined_attention
 
 Part = tuple[Tensor, Tensor]
 
@@ -52,6 +52,30 @@ def test_blocks_together_are_the_whole(length: int, heads: int, kv_heads: int) -
     expected = folded_attention(query, KVView(keys, values, length), 0.125)
     found = prefill_attention.attention(query, keys[:, :, :length], values[:, :, :length], 0.125)
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("own", [20, 33])
+def test_what_follows_a_shared_prefix_is_read_without_a_copy_of_it(
+    heads: int, kv_heads: int, own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefix has 70 of 80 slots, the second of three sequences 20 or 33 tokens, the last 20 of which are new."""
+    given: list[Tensor] = []
+
+    def flash(query: Tensor, keys: Tensor, values: Tensor, causal: bool, scale: float) -> Part:
+        given.append(keys)
+        return (masked if causal else unmasked)(query, keys, values, scale)
+
+    monkeypatch.setattr(prefill_attention, "flash", flash)
+    torch.manual_seed(own)
+    query, before = 3 * torch.randn(1, heads, 20, 64), torch.randn(2, 1, kv_heads, 80, 64)
+    after = torch.randn(2, 3, kv_heads, 40, 64)
+    shared = SharedView(KVView(*before, 70), *after, 1)
+    view = KVView(*after[:, 1:2], own, shared)
+    whole = torch.cat([before[:, :, :, :70], after[:, 1:2, :, :own]], 3)
+    expected = folded_attention(query, KVView(*whole, 70 + own), 0.125)
+    assert torch.allclose(joined_attention(query, view, 0.125), expected, atol=1e-5)
+    assert [keys.data_ptr() for keys in given] == [before[0].data_ptr(), after[0, 1].data_ptr()]
 
 
 def test_few_shapes_cover_what_lies_before() -> None:

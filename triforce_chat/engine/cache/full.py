@@ -158,6 +158,17 @@ class FullCache(KVCache):
         for observer in self.observers:
             observer.truncate(length)
 
+    @torch.inference_mode()
+    def copy(self, other: FullCache, start: int, end: int) -> None:
+        """Append tokens ``start`` .. ``end-1`` of another cache of the same model, both of which have slots."""
+        mine, theirs = self.storage.slot(start), other.storage.slot(start)
+        assert mine
+        assert theirs
+        to, from_ = (slice(slot.start, slot.start + end - start) for slot in (mine, theirs))
+        mine.storage.keys[:, :, to] = theirs.storage.keys[:, :, from_]
+        mine.storage.values[:, :, to] = theirs.storage.values[:, :, from_]
+        self.restored(end - start)
+
     def restored(self, n: int) -> None:
         """Count n tokens whose slots were filled without a forward, so that their queries are unknown."""
         self.queries.forget()

@@ -136,10 +136,19 @@ def read_attention(query: Tensor, view: KVView, scale: float, many: OverView | N
     if view.shared is not None:
         if not query.is_cuda:
             return shared_attention([(query, view)], scale)
+        if prefill_attention.joins(query) and query.shape[2] > FEW and view.visible is None:
+            return joined_attention(query, view, scale)
         view = KVView(*view.whole, view.end)  # as one, for the few forwards that no graph takes
     if query.is_cuda and query.shape[2] > FEW and view.visible is None:
         return (many or causal_attention)(query, view.gathered, scale)
     return folded_attention(query, view.gathered, scale)
+
+
+def joined_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
+    """``read_attention`` of many tokens after a shared prefix, whose keys and values stay where they are."""
+    assert view.shared
+    own = view._replace(shared=None).whole
+    return prefill_attention.after_prefix(query, view.shared.prefix.whole, own, scale)
 
 
 def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 CHUNK = 8192  # tokens of a full chunk; shorter ones are rare, and every shape costs a plan
 BLOCKS = (65536, 32768, 16384, 8192)  # keys per block
 HOPPER = (9, 0)  # compute capability
+LARGEST_HEAD = 256  # dimensions that flash-attention has kernels for, in steps of 8
 HEADS = (64, 128)  # head dimensions for which the kernel is fast
 
 
@@ -56,10 +57,32 @@ def unmasked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple
     return out, summed.reshape(query.shape[:3])
 
 
+def after_prefix(
+    query: Tensor, prefix: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], scale: float
+) -> Tensor:
+    """``attention`` over the keys and values of a prefix and those that follow it elsewhere, none of them copied.
+
+    Every prompt has a number of tokens of its own, so both parts are read by flash-attention, which plans nothing.
+    """
+    before, after = flash(query, *prefix, False, scale), flash(query, *own, True, scale)
+    return merged(before[0].float(), before[1], *after)[0].to(query.dtype)
+
+
+def joins(query: Tensor) -> bool:
+    """Whether ``after_prefix`` takes queries [1, Hq, n, D]."""
+    sixteen = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and sixteen and query.shape[3] % 8 == 0 and query.shape[3] <= LARGEST_HEAD
+
+
 def masked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """``unmasked`` with a causal mask: the last n keys are the queries' own."""
+    return flash(query, keys, values, True, scale)
+
+
+def flash(query: Tensor, keys: Tensor, values: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """``masked``, or ``unmasked``, by torch's flash-attention."""
     out, summed, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        query, keys, values, is_causal=True, scale=scale
+        query, keys, values, is_causal=causal, scale=scale
     )
     return out, summed[:, :, : query.shape[2]]
 
