@@ -735,6 +735,7 @@ TABLES = {
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
     "cpu-together": partial(together, "cpu-together"),
+    "cpu-soak": partial(soak, "cpu-soak"),
     "h200-batches": partial(batches, "h200-batch-2x57344", "h200-batch-6x19456", "h200-batch-10x12288"),
     "h200-together": partial(together, "h200-together-8", "h200-together-32"),
     "workers": partial(workers, "h100-batch"),

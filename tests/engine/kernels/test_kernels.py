@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import Shape
 from triforce_chat.engine.kernels import blocking as tiles
+from triforce_chat.engine.kernels import decoding
 from triforce_chat.engine.kernels.decoding import Tiling, splits
 from triforce_chat.engine.speculation.lookup import ORDERS, longest_match
 from triforce_chat.lab.bench import kernel_cases
@@ -363,7 +365,8 @@ def test_attention_of_several_sequences(
     numbers = [torch.tensor(each, device=DEVICE) for each in (starts, at, places)]
     sequences = kernels.Sequences(numbers[0], numbers[1], numbers[2], 8)
     length = torch.tensor([shared], device=DEVICE)
-    prefix = kernels.Prefix(before[0], before[1], length) if shared else None
+    everybody = torch.tensor([0, sum(new)], device=DEVICE)
+    prefix = kernels.Prefix(before[0], before[1], length, everybody) if shared else None
     found = kernels.attend_together(q, own[0], own[1], sequences, 0.3, 160, prefix)
     for i, place in enumerate(places):
         rows = slice(starts[i], starts[i + 1])
@@ -371,6 +374,35 @@ def test_attention_of_several_sequences(
             torch.cat([first[:, :shared], later[place]], 1) for first, later in zip(before, own, strict=True)
         )
         assert close(found[rows], attention(q[rows], keys, values, shared + at[i], 0.3))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+def test_room_for_tokens_that_nobody_has_costs_no_pass_over_the_prefix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, empty = list[decoding.Partial](), decoding.Partial.empty
+
+    def kept(*sizes: Any) -> decoding.Partial:
+        made.append(empty(*sizes))
+        return made[-1]
+
+    monkeypatch.setattr(decoding.Partial, "empty", kept)
+    q, before, own = noise(80, 2, 16), noise(2, 2, 192, 16, seed=1), noise(2, 4, 2, 160, 16, seed=2)
+    starts, at, places, length, rows = (
+        torch.tensor(each, device=DEVICE)
+        for each in ([0, 3, 9, 9, 9], [5, 0, 0, 0], [0, 1, 0, 0], [150], [0, 9])
+    )
+    sequences, prefix = (
+        kernels.Sequences(starts, at, places, 20),
+        kernels.Prefix(before[0], before[1], length, rows),
+    )
+    found = kernels.attend_together(q, own[0], own[1], sequences, 0.3, 160, prefix)
+    keys, values = (torch.cat([b[:, :150], o[0]], 1) for b, o in zip(before, own, strict=True))
+    assert close(found[:3], attention(q[:3], keys, values, 155, 0.3))
+    tile = decoding.tiling(80, 16, q.dtype).rows
+    assert tile < 80
+    assert made[0].tops[:, :, tile:].isnan().all()
+    assert not made[0].tops[0, :, :9].isnan().any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -56,14 +56,15 @@ class SequencesGraph:
         rows, device = self.count * most, shape.device
         with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
             self.ids = torch.zeros(rows, dtype=torch.long, device=device)
-            self.numbers = torch.zeros(4 * rows + 3 * self.count + 2, dtype=torch.long, device=device)
+            self.numbers = torch.zeros(4 * rows + 3 * self.count + 4, dtype=torch.long, device=device)
             self.offsets = torch.zeros(self.count, dtype=torch.long, device=device)
             self.zero = torch.zeros(1, dtype=torch.long, device=device)
             size = shape.layers, shape.query_heads, rows, shape.head_dim
             self.queries = torch.zeros(size, dtype=shape.dtype, device=device) if keeps_queries else None
-        of_rows, of_sequences = self.numbers.split([4 * rows, 3 * self.count + 2])
+        of_rows, of_sequences = self.numbers.split([4 * rows, 3 * self.count + 4])
         self.positions, self.slots, self.places, self.owners = of_rows.view(4, rows)
-        starts, self.at, places, self.shared = of_sequences.split([self.count + 1, self.count, self.count, 1])
+        parts = of_sequences.split([self.count + 1, self.count, self.count, 1, 2])
+        starts, self.at, places, self.shared, self.all = parts  # all: 0 and the number of rows that are used
         self.sequences = kernels.Sequences(starts, self.at, places, most)
         # Holds the tensors, not the pool, which must stay collectable: it is a weak key.
         self.decoder, self.keys, self.values = decoder, pool.keys, pool.values
@@ -121,7 +122,7 @@ class SequencesGraph:
         starts = [0, *(last for _, last in self._ranges(fed))] + empty * [len(rows)]
         at = [each.slot.start for each in fed] + empty * [0]
         places = [each.slot.storage.place for each in fed] + empty * [0]
-        return [*positions, *slots, *row_places, *owners, *starts, *at, *places, shared]
+        return [*positions, *slots, *row_places, *owners, *starts, *at, *places, shared, 0, len(rows)]
 
     def work(self) -> LogitsAndStates:
         """What is captured."""
@@ -139,7 +140,7 @@ class SequencesGraph:
             self.queries[layer] = q.transpose(0, 1)
         before = None
         if self.prefix is not None:
-            before = kernels.Prefix(self.prefix[0][layer], self.prefix[1][layer], self.shared)
+            before = kernels.Prefix(self.prefix[0][layer], self.prefix[1][layer], self.shared, self.all)
         return kernels.attend_together(q, keys, values, self.sequences, self.scale, self.capacity, before)
 
 

@@ -80,6 +80,7 @@ class Prefix(NamedTuple):
     keys: Tensor  # [Hkv, S, D]
     values: Tensor  # [Hkv, S, D]
     length: Tensor  # [1], on the device; at least 1
+    rows: Tensor  # [2], on the device: 0 and the number of all sequences' tokens
 
 
 class Weighing(NamedTuple):
@@ -183,9 +184,12 @@ def attend_together(
         attend(partial, q, keys, values, sequences.at, scale, own, sequences)
         return joined(partial, q)
     shape = tiling(rows, dim, q.dtype)
-    before = splits(heads, triton.cdiv(rows, shape.rows), prefix.keys.shape[1])
+    # Mostly the tokens fill one tile of rows, however many there is room for: the others are left at once.
+    before = splits(heads, 1, prefix.keys.shape[1])
+    as_one = Sequences(prefix.rows, prefix.length, prefix.rows[:1], len(q))
     partial = Partial.empty(before + after, heads, rows, dim, q.device)
-    attend(partial.parts(0, before), q, prefix.keys, prefix.values, prefix.length, scale, shape, causal=False)
+    early = partial.parts(0, before)
+    attend(early, q, prefix.keys, prefix.values, prefix.length, scale, shape, as_one, causal=False)
     attend(partial.parts(before, before + after), q, keys, values, sequences.at, scale, own, sequences)
     return joined(partial, q)
 
