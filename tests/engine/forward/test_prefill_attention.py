@@ -114,3 +114,20 @@ def test_it_equals_flash_attention(
     monkeypatch.setattr(prefill_attention, "serves", lambda *_: False)
     expected = causal_attention(query, view, dim**-0.5)
     assert torch.allclose(found.float(), expected.float(), atol=4e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 32, 128), (32, 8, 128), (9, 3, 64)])
+@pytest.mark.parametrize(("n", "own"), [(17, 17), (300, 300), (338, 850)])
+def test_what_follows_a_prefix_equals_flash_attention(
+    heads: int, kv_heads: int, dim: int, n: int, own: int
+) -> None:
+    torch.manual_seed(own)
+    query = torch.randn(n, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(0, 1)[None]
+    before = torch.randn(2, 1, kv_heads, 30_080, dim, device="cuda", dtype=torch.bfloat16)
+    after = torch.randn(2, 3, kv_heads, 1024, dim, device="cuda", dtype=torch.bfloat16)
+    view = KVView(*after[:, 1:2], own, SharedView(KVView(*before, 30_001), *after, 1))
+    assert prefill_attention.joins(query)
+    whole = torch.cat([before[:, :, :, :30_001], after[:, 1:2, :, :own]], 3)
+    expected = causal_attention(query, KVView(*whole, 30_001 + own), dim**-0.5)
+    assert torch.allclose(joined_attention(query, view, dim**-0.5).float(), expected.float(), atol=4e-3)
