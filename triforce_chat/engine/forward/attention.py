@@ -233,12 +233,12 @@ def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """
     _, heads, n, _ = query.shape
     keys, values = view.all_heads(query.dtype)
-    if prefill_attention.serves(query, view.length):
+    if prefill_attention.serves(query, view.total):
         return prefill_attention.attention(query, keys, values, scale)
     keys, values = repeated(keys, heads), repeated(values, heads)
     from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes a second
 
-    mask = causal_lower_right(n, view.length)
+    mask = causal_lower_right(n, view.total)
     return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
 
 

@@ -30,6 +30,7 @@ from triforce_chat.engine.sampling.ops import (
 from triforce_chat.engine.sampling.options import Sampling
 
 MOST = 1 << 30  # bytes of static buffers that are kept between answers
+LARGE_STEP = 16  # rows between two sizes beyond those of captured forwards
 NOT_FINITE = -1
 LEAST_ROOM = 2048  # tokens of an answer; each doubling needs another capture
 
@@ -149,6 +150,11 @@ class EagerExecutor:
         return []
 
 
+def padded(rows: int) -> int:
+    """The rows of the graph that takes so many: one of the usual sizes, or of few larger ones."""
+    return fitting(rows) or -(-rows // LARGE_STEP) * LARGE_STEP
+
+
 class GraphExecutor:
     """Replays one CUDA graph per verification and size; the least recently used graphs are dropped."""
 
@@ -164,7 +170,7 @@ class GraphExecutor:
         return static()
 
     def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
-        room, rows = rounded_up(answer) if answer else 0, fitting(rows) or rows
+        room, rows = rounded_up(answer) if answer else 0, padded(rows)
         if rows in self.made.get(key_of(op, like, room), {}):
             return []
         return [partial(self._sized, op, like, room, rows)]
@@ -172,7 +178,7 @@ class GraphExecutor:
     def _static(self, op: Verification, inputs: SamplerInputs) -> StaticVerification:
         rows, penalty = inputs.logits.shape[1], inputs.penalty
         room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1])
-        return self._sized(op, inputs, room, fitting(rows) or rows)
+        return self._sized(op, inputs, room, padded(rows))
 
     def _sized(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> StaticVerification:
         key = key_of(op, like, room)

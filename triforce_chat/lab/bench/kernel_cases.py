@@ -323,7 +323,7 @@ def copied_cases(model: Model, length: int, n: int, sweep: bool = False) -> Iter
     for (width, stages, warps), share in product(COPY_TILINGS, (1, 2)):
         parts = min(128, share * usual)
         tiles = Tiling(tiling(n * model.heads // model.kv_heads, model.dim, DTYPE).rows, width, stages, warps)
-        name = f"attention, 4-bit copy {'x'.join(map(str, tiles))} splits {parts}"
+        name = f"copied {'x'.join(map(str, tiles))} splits {parts}"
         yield Case(name, shape, moved, copies, partial(run, tiles=tiles, parts=parts))
 
 
