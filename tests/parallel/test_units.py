@@ -60,7 +60,7 @@ class Closed:
 def test_a_rank_imports_without_garbage_collection() -> None:
     """Which takes a fifth of its start."""
     collecting: list[bool] = []
-    worker.execute_commands(Closed(), RankInfo(1, 1, 2, 2), lambda: collecting.append(gc.isenabled()))  # type: ignore[arg-type,func-returns-value,return-value]
+    worker.execute_commands(Closed(), RankInfo(1, 1, 2, 2), lambda: collecting.append(gc.isenabled()))  # type: ignore[arg-type,return-value]
     assert collecting == [False]
     assert gc.isenabled()
 
