@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -50,6 +51,19 @@ def kernels() -> None:
 
 
 NO_GPU = "no CUDA device"
+
+
+def pytest_sessionstart() -> None:
+    gc.disable()  # while tests are imported: it would walk over what they import again and again
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries complain of objects that outlive the interpreter
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

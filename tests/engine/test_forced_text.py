@@ -50,6 +50,7 @@ SETTINGS = {
     "plain": PLAIN,
     "default": Sampling(0.6, top_p=0.95, repetition_penalty=1.1),
 }
+ANSWERS = 60  # of which free and forced ones are compared
 ERRORS = 5.0  # standard errors that a frequency may be off
 
 
@@ -342,6 +343,19 @@ WHOLE = Budget(
 )  # nothing of the middle's work is in vain
 
 
+@pytest.fixture(scope="module")
+def undecided() -> Lab:
+    """A target and a draft with much to choose from."""
+    return Lab.of("llama", seed=5, noise=0.5, vocabulary=8, spread=0.5, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def texts(undecided: Lab) -> list[list[int]]:
+    """Answers of plain decoding, by which those of stacks are forced."""
+    engine = undecided.engine("autoregressive")
+    return [text_of(engine, undecided.text(60), 40, seed + ANSWERS) for seed in range(ANSWERS)]
+
+
 @pytest.mark.parametrize(
     ("stack", "level", "budget"),
     [
@@ -351,16 +365,14 @@ WHOLE = Budget(
     ],
 )
 def test_over_many_texts_as_much_is_accepted_as_in_free_answers(
-    stack: str, level: str, budget: Budget
+    undecided: Lab, texts: list[list[int]], stack: str, level: str, budget: Budget
 ) -> None:
-    lab = Lab.of("llama", seed=5, noise=0.5, vocabulary=8, spread=0.5, num_hidden_layers=1)
-    engine, prompt, answers = lab.engine(stack, budget=budget), lab.text(60), 60
+    engine, prompt = undecided.engine(stack, budget=budget), undecided.text(60)
     free, forced = [], []
-    for seed in range(answers):
+    for seed, text in enumerate(texts):
         free.append(passed(engine, Request(prompt, 30, Sampling(1.0, seed=seed)), level))
-        text = text_of(engine, prompt, 40, seed + answers)
-        request = Request(prompt, 30, Sampling(1.0, seed=seed + 2 * answers), forced=text)
+        request = Request(prompt, 30, Sampling(1.0, seed=seed + 2 * ANSWERS), forced=text)
         forced.append(passed(engine, request, level))
-    error = ((statistics.variance(free) + statistics.variance(forced)) / answers) ** 0.5
+    error = ((statistics.variance(free) + statistics.variance(forced)) / ANSWERS) ** 0.5
     assert abs(statistics.fmean(free) - statistics.fmean(forced)) < 4 * error
-    assert 4 * error < statistics.fmean(free) / 3
+    assert 4 * error < statistics.fmean(free) / 3  # otherwise more answers are needed

@@ -256,13 +256,16 @@ def nothing() -> None:
 
 
 def probe(size: int, models: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    import torch
+    from triforce_chat.loading.garbage import no_garbage_collection
 
-    from triforce_chat.loading.load_engine import load_engine
-    from triforce_chat.parallel import rendezvous
-    from triforce_chat.parallel.launcher import Launcher
-    from triforce_chat.parallel.rank_info import RankInfo
-    from triforce_chat.settings.settings import STACKS
+    with no_garbage_collection():
+        import torch
+
+        from triforce_chat.loading.load_engine import load_engine
+        from triforce_chat.parallel import rendezvous
+        from triforce_chat.parallel.launcher import Launcher
+        from triforce_chat.parallel.rank_info import RankInfo
+        from triforce_chat.settings.settings import STACKS
 
     torch.set_num_threads(1)
     if FUSED in os.environ:

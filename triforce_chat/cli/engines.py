@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,6 +39,8 @@ def with_model(options: Options, screen: Screen) -> Options:
     """
     if options.model != AUTO:
         return options
+    from triforce_chat.loading.garbage import no_garbage_collection
+
     busy = screen.err.status("choosing a model") if screen.detail == "live" else nullcontext()
     with no_garbage_collection(), busy:
         from triforce_chat.loading import choose_model  # imports torch, which takes seconds
@@ -248,6 +248,7 @@ def _timed(
     warn: Note | None,
     calibrations: Calibrations | None,
 ) -> tuple[Made, LoadedModel, float]:
+    from triforce_chat.loading.garbage import no_garbage_collection
     from triforce_chat.loading.spec import LoadHooks, no_calibrations
     from triforce_chat.ui.loading import loading
 
@@ -260,19 +261,3 @@ def _timed(
             LoadHooks(report, note, warn or note, calibrations=calibrations or no_calibrations)
         )
     return made, target, time.perf_counter() - started
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection, and exempt what is made meanwhile from it for good.
-
-    It would walk over the objects that imports make again and again, which takes a sixth of a start, and once more in
-    the middle of an answer, which then stands still for a quarter of a second.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # libraries complain of objects that outlive the interpreter
-        gc.enable()

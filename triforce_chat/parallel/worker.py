@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from triforce_chat.loading.garbage import no_garbage_collection
 from triforce_chat.parallel.commands import Call, Failure, Load, Shutdown, Step
 from triforce_chat.parallel.failure import describe_error, is_lost_peer
 from triforce_chat.parallel.rank_info import RankInfo
@@ -85,7 +86,7 @@ def open_inbox(connection: Connection) -> Inbox:
 def run(inbox: Inbox, info: RankInfo, store: Callable[[], Store]) -> None:
     """Execute commands until Shutdown. An error is reported to rank 0 and ends this process."""
     try:
-        execute_commands(inbox, info, store())
+        execute_commands(inbox, info, store)
     except BaseException as error:
         if is_lost_peer(error) and inbox.shut_down.wait(PATIENCE):
             os._exit(0)
@@ -95,11 +96,12 @@ def run(inbox: Inbox, info: RankInfo, store: Callable[[], Store]) -> None:
         os._exit(exit_code)
 
 
-def execute_commands(inbox: Inbox, info: RankInfo, store: Store) -> None:
+def execute_commands(inbox: Inbox, info: RankInfo, store: Callable[[], Store]) -> None:
     """Execute rank 0's commands until Shutdown, then leave the process group."""
-    from triforce_chat.parallel.rank_loader import RankLoader
+    with no_garbage_collection():
+        from triforce_chat.parallel.rank_loader import RankLoader
 
-    loader = RankLoader(info, store)
+        loader = RankLoader(info, store())
     engine: Engine | None = None
     with suppress(Stopped):
         while True:

@@ -1,4 +1,4 @@
-"""Loading from the command line: what it does to the interpreter."""
+"""What importing and loading does to the interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from triforce_chat.cli.engines import no_garbage_collection
+from triforce_chat.loading.garbage import no_garbage_collection
 
 
 def test_garbage_collection_is_paused_and_goes_on() -> None:
