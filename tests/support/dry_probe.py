@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,6 +49,7 @@ from triforce_chat.engine.kernels import dry
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.tree_plan import TreeOptions
 from triforce_chat.engine.together import answer_together
 from triforce_chat.loading.compiling import formats_of
 from triforce_chat.memory_plan.dimensions import Dimensions
@@ -69,11 +71,16 @@ def needed(*models: Kernels) -> dict[Any, dry.Launch]:
     return {key: found for each in models for key, found in dry.recorded(partial(launch, each)).items()}
 
 
-def kernels_of(config: dict[str, Any], sequences: int = 1, own: int = 0) -> list[Kernels]:
+def kernels_of(
+    config: dict[str, Any], sequences: int = 1, own: int = 0, trees: bool = False
+) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
     sizes, capacities = Dimensions.of(config), [CONTEXT + SLACK, SMALL_BUDGET.capacity]
-    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, True, sequences=sequences, own=own)
-    return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
+    target = Kernels(
+        sizes, torch.float32, capacities, SMALL_BUDGET, True, sequences=sequences, own=own, trees=trees
+    )
+    window = [SINKS + WINDOW + HOP]
+    return [target, Kernels(sizes, torch.float32, window, sequences=sequences, trees=trees)]
 
 
 def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
@@ -121,7 +128,11 @@ def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
 
 
 def answered(
-    stack: str, patch: pytest.MonkeyPatch, sequences: int = 1, own: int = 0
+    stack: str,
+    patch: pytest.MonkeyPatch,
+    sequences: int = 1,
+    own: int = 0,
+    tree: TreeOptions | None = None,
 ) -> tuple[set[Any], set[Any]]:
     """What an engine launches in an answer, or in several at once, and what is compiled ahead for it."""
     originals = {name: getattr(kernels, name) for name in LAUNCHED}
@@ -136,7 +147,7 @@ def answered(
             return plain(*given, **named)
 
         patch.setattr(kernels, name, both)
-    options = StackOptions(stack, budget=SMALL_BUDGET, middle="int8")
+    options = StackOptions(stack, budget=SMALL_BUDGET, middle="int8", tree=tree)
     engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
     engine.executor = GraphExecutor()
     prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -149,15 +160,15 @@ def answered(
             pass
     for name, original in originals.items():
         patch.setattr(kernels, name, original)
-    return launched, {*needed(*kernels_of(target.model.config.to_dict(), sequences, own))}
+    return launched, {*needed(*kernels_of(target.model.config.to_dict(), sequences, own, tree is not None))}
 
 
 def run() -> None:
     """Answer on a GPU, plainly and by all levels."""
     with pytest.MonkeyPatch.context() as patch:
         target, draft = captured_pair("cuda", patch)
-        for middle in ("full", "int8"):
-            options = StackOptions("triforce", budget=SMALL_BUDGET, middle=middle)
+        for middle, tree in product(("full", "int8"), (None, TreeOptions("sequoia", 16, 4))):
+            options = StackOptions("triforce", budget=SMALL_BUDGET, middle=middle, tree=tree)
             engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
             prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
             tokens_of(engine, Request(prompt, 120))
@@ -167,7 +178,7 @@ def run() -> None:
 def compile_for_run() -> None:
     """Compile for this machine's GPU what ``run`` will launch."""
     config = random_model(head_dim=16).config.to_dict()
-    compile_all(kernels_of(config), torch.cuda.get_device_capability())
+    compile_all(kernels_of(config, trees=True), torch.cuda.get_device_capability())
 
 
 def main() -> None:
@@ -179,6 +190,9 @@ def main() -> None:
     with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered("naive", patch, SEQUENCES, CONTEXT + SLACK - 90)
         found["together"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
+    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+        launched, ahead = answered("triforce", patch, tree=TreeOptions("sequoia", 16, 4))
+        found["trees"] = [key[0] for key in ahead], [str(key) for key in launched - ahead]
     with dry.without_gpu(HOPPER):
         for name in ARCHITECTURES:
             launched, ahead = of_transformers(name)

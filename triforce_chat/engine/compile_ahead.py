@@ -19,15 +19,16 @@ import torch
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import MeanKey, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QueryRing, Shape, WriteSlot
-from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs
+from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, USUAL, ForwardInputs
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, GroupedMatrix
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding
 from triforce_chat.engine.forward.sequences import SequencesGraph, SequencesGraphs
 from triforce_chat.engine.group import SingleRank
-from triforce_chat.engine.kernels import dry, search
+from triforce_chat.engine.kernels import draw_children, dry, keep_slots, search, walk
 from triforce_chat.engine.kernels.quantized_weight import WeightFormat
+from triforce_chat.engine.speculation.tree_graph import WIDTHS
 
 META = torch.device("meta")
 MOST_WORKERS = 8  # processes that compile
@@ -84,6 +85,7 @@ class Kernels:
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
     sequences: int = 1  # most of them whose forwards run together
     own: int = 0  # tokens of each after those in the first buffer that all share; 0: they share nothing
+    trees: bool = False  # it verifies token trees; a draft model also draws them
 
 
 class DryRank(SingleRank):
@@ -142,10 +144,14 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
     buffers = [KVBuffer(shape, capacity) for capacity in kernels.buffers]
     for buffer in buffers:
         forwards(decoder, shape, buffer)
+        if kernels.trees:
+            of_trees(decoder, buffer, kernels.sizes.vocabulary)
     if kernels.sequences > 1 and group.size == 1:
         together(decoder, shape, buffers[0], kernels)
     if kernels.int8:
         forwards(decoder.quantized(), shape, buffers[-1])
+        if kernels.trees:
+            of_trees(decoder.quantized(), buffers[-1], kernels.sizes.vocabulary)
     if kernels.retrieval:
         builds(kernels.retrieval, shape, buffers[0], buffers[-1])
         ids = torch.zeros(1, buffers[0].capacity, dtype=torch.long, device=META)
@@ -238,6 +244,24 @@ def forwards(decoder: Decoder, shape: Shape, buffer: KVBuffer) -> None:
             torch.zeros(2, dtype=torch.long, device=META),
         )
         forward(ForwardInputs(ids, at[:1], at[1:], torch.arange(rows, device=META)))
+
+
+def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int) -> None:
+    """Captured forwards of trees, and what draws, judges and keeps their tokens."""
+    forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0))
+    at = torch.zeros(2, dtype=torch.long, device=META)
+    for rows in sorted({*TREE_SIZES, *WIDTHS}):
+        ids = torch.zeros(rows, dtype=torch.long, device=META)
+        forward(ForwardInputs(ids, at[:1], at[1:], ids, masks=ids, origin=at[:1]))
+    n = TREE_SIZES[-1] - 1
+    ids, links = (torch.zeros(size, dtype=torch.long, device=META) for size in (n, (2, n + 1)))
+    laws, target = (torch.empty(rows, vocabulary, device=META) for rows in (n, n + 1))
+    numbers = torch.empty(n, dtype=torch.float64, device=META)
+    for independent in (False, True):
+        draw_children(laws, laws, numbers, links, ids, ids, laws, independent)
+    for tests in (None, laws[:, 0]):
+        walk(ids, laws, target, tests, links)
+    keep_slots(buffer.keys, buffer.values, at, ids)
 
 
 def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:

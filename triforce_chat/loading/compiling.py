@@ -91,11 +91,14 @@ def kernels_of(
     layers = formats_of(plan.workload.stored)
     room = GRAIN + SLACK  # as most sequences have it
     kept = budget if retrieval else None
-    yield Kernels(own, dtype, buffers, kept, int8, settings.tp, layers, sequences, own=room)
+    trees = options.tree is not None and sequences == 1
+    yield Kernels(own, dtype, buffers, kept, int8, settings.tp, layers, sequences, own=room, trees=trees)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
         window = [SINKS + WINDOW + HOP]
-        yield Kernels(Dimensions.of(draft.fields), dtype, window, layers=layers, sequences=sequences)
+        yield Kernels(
+            Dimensions.of(draft.fields), dtype, window, layers=layers, sequences=sequences, trees=trees
+        )
 
 
 def formats_of(stored: StoredWeights | None) -> Sequence[Formats]:

@@ -28,7 +28,7 @@ from triforce_chat.engine.speculation.cost_model import (
 from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup
 from triforce_chat.engine.speculation.tree_plan import TreePlan
-from triforce_chat.engine.tree import Parents
+from triforce_chat.engine.tree import Parents, levels
 
 # Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested.
 ROWS = SIZES[:-1]
@@ -71,6 +71,11 @@ class Plan:
     def plain(self) -> bool:
         """No draft."""
         return self.arm is None and self.n == 0
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a round may commit."""
+        return 1 + (levels(self.parents) if self.parents else self.n)
 
     @property
     def trial(self) -> bool:
@@ -251,6 +256,8 @@ class Planner:
         All ranks take rank 0's plan, as their clocks differ.
         """
         plan = self.intended(n, length)
+        if plan.parents:  # of one rank
+            return plan
         own = plan.rounds, plan.n, self._threshold(plan.n)
         rounds, drafted, threshold = self.group.broadcast_ints(own)
         return Plan(drafted, plan.arm, rounds=rounds, threshold=threshold)
@@ -259,6 +266,12 @@ class Planner:
         """This rank's plan of several rounds, without lookup."""
         arm = self.arms[0] if self.arms else None
         drafts = bool(arm) or self.lookup is not None
+        if arm is not None and self.trees is not None:
+            tree = self._tree(arm, self.trees, self.most, 0)
+            if length < tree.longest:  # the draft feeds as many tokens again
+                tree = Plan(0, arm)
+            each = 1 + self.trees.expected(tree.parents)
+            return replace(tree, rounds=min(round(n / each) or min(n, 1), MOST // tree.longest))
         drafted = min(self.most, max(0, length - 1)) if drafts else 0
         if self.gamma is None and drafted:
             hopes = [0.0, *accumulate(self.blend.chances(drafted))]
@@ -320,6 +333,12 @@ class Planner:
         branch = sum(chance >= CUTOFF for chance in self._hopes(match, n // 2))
         parents = trees.shape(n - branch, *self._round)
         return Plan(len(parents), arm, parents=parents, branch=branch)
+
+    @property
+    def next_tree(self) -> Parents:
+        """The shape that the next round drafts, without looked-up tokens."""
+        assert self.trees is not None
+        return self._tree(self.arms[0], self.trees, self.most, 0).parents
 
     def _threshold(self, n: int) -> int:
         """The shortest match for which n looked-up tokens promise more accepted ones than the arm's."""
@@ -454,7 +473,8 @@ class Planner:
             arm.trials = max(0, arm.trials - 1)
         arm.asked = arm.asked or plan.n > 0
         if plan.parents and self.trees is not None:
-            self.trees.learn(plan.parents, path, drafting)
+            if drafted:
+                self.trees.learn(plan.parents, path, drafting if timed else None)
         else:
             arm.curve.learn(drafted, accepted)
         arm.drafter.judged(drafted, accepted)
@@ -478,14 +498,24 @@ class Planner:
         self._surveyed(0)
 
     def learn_unwaited(
-        self, plan: Plan, match: int, accepted: int, drafting: float, verifying: float, timed: bool = True
+        self,
+        plan: Plan,
+        match: int,
+        accepted: int,
+        drafting: float,
+        verifying: float,
+        timed: bool = True,
+        path: Sequence[int] = (),
     ) -> None:
-        """Learn from one of several rounds that were not waited for; ``timed``: see ``learn``."""
+        """Learn from one of several rounds that were not waited for; ``timed`` and ``path``: see ``learn``."""
         self.rounds += 1
         timed = timed or self.investment.unlimited
         if timed:
             self.times.add(1 + plan.n, verifying)
         if not plan.n:
+            return
+        if plan.parents and self.trees is not None:
+            self.trees.learn(plan.parents, path, drafting if timed else None)
             return
         self.blend.learn(plan.n, accepted)
         if plan.arm is None:
