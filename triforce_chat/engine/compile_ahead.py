@@ -28,7 +28,6 @@ from triforce_chat.engine.forward.sequences import SequencesGraph, SequencesGrap
 from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.kernels import draw_children, dry, keep_slots, search, walk
 from triforce_chat.engine.kernels.quantized_weight import WeightFormat
-from triforce_chat.engine.speculation.tree_graph import WIDTHS
 
 META = torch.device("meta")
 MOST_WORKERS = 8  # processes that compile
@@ -250,7 +249,7 @@ def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int) -> None:
     """Captured forwards of trees, and what draws, judges and keeps their tokens."""
     forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0))
     at = torch.zeros(2, dtype=torch.long, device=META)
-    for rows in sorted({*TREE_SIZES, *WIDTHS}):
+    for rows in TREE_SIZES:  # those of a drafted level are among them
         ids = torch.zeros(rows, dtype=torch.long, device=META)
         forward(ForwardInputs(ids, at[:1], at[1:], ids, masks=ids, origin=at[:1]))
     n = TREE_SIZES[-1] - 1
