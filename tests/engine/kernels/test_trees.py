@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from support import triton_interpreter
@@ -113,15 +111,15 @@ def test_children_are_those_that_torch_draws(
     numbers = Uniforms.empty(1, 0, torch.device("cpu"))._replace(
         last=torch.rand(1, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     )
-    expected: Any = torch.full((n,), -7), torch.full((n, vocabulary), torch.nan)
+    own, own_laws = torch.full((n,), -7), torch.full((n, vocabulary), torch.nan)
     shape = family(parents, n)
     copies = given.clone(), scores.clone()
-    draw_children(*copies, numbers, numbers, shape, rows, *expected, independent=independent)
-    found = moved(torch.full((n,), -7), torch.full((n, vocabulary), torch.nan))
-    inputs: Any = moved(given, scores, numbers.last[0], shape.links, rows)
-    kernels.draw_children(*inputs, *found, independent=independent)
-    assert torch.equal(found[0].cpu(), expected[0])
-    torch.testing.assert_close(found[1].cpu(), expected[1], atol=1e-6, rtol=1e-5)
+    tokens, probs = moved(own.clone(), own_laws.clone())
+    draw_children(*copies, numbers, numbers, shape, rows, own, own_laws, independent)
+    given, scores, uniforms, links, rows = moved(given, scores, numbers.last[0], shape.links, rows)
+    kernels.draw_children(given, scores, uniforms, links, rows, tokens, probs, independent)
+    assert torch.equal(tokens.cpu(), own)
+    torch.testing.assert_close(probs.cpu(), own_laws, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("parents", TREES)
@@ -141,9 +139,8 @@ def test_the_path_is_the_one_that_torch_walks(
     tests = torch.rand(1, n, generator=generator)
     random: Randomness = GREEDY if kind == "one" else Uniforms(tests, torch.zeros(1, 1).double())
     count, path, left = walked(Draft(tokens[None], probs[None], parents=parents), target[None], random)
-    given: Any = moved(tokens, probs, target)
-    decisions = None if kind == "one" else tests[0].to(DEVICE)
-    made = kernels.walk(*given, tests=decisions, links=links.to(DEVICE))
+    tokens, probs, target, tests, links = moved(tokens, probs, target, tests[0], links)
+    made = kernels.walk(tokens, probs, target, None if kind == "one" else tests, links)
     assert made.accepted.tolist() == count.tolist()
     assert made.rows.tolist() == path[0].tolist()
     expected = left / left.sum()
@@ -155,8 +152,8 @@ def test_what_rounding_leaves_nothing_of_stays_as_it_was() -> None:
     law = torch.tensor([[0.25, 0.75]])
     tokens, links = torch.tensor([0, 1]), family((-1, -1), 2).links
     target, probs = law.expand(3, 2).contiguous(), torch.tensor([[0.25, 0.75], [0.0, 1.0]])
-    given: Any = moved(tokens, probs, target, torch.tensor([1.0, 0.9]), links)
-    made = kernels.walk(*given)
+    tokens, probs, target, links = moved(tokens, probs, target, links)
+    made = kernels.walk(tokens, probs, target, torch.tensor([1.0, 0.9], device=DEVICE), links)
     assert made.accepted.tolist() == [0]
     torch.testing.assert_close(made.left.cpu(), torch.tensor([[0.25, 0.0]]))
 
