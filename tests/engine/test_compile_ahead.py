@@ -62,6 +62,12 @@ def test_whatever_several_sequences_launch_is_compiled_ahead(found: dict[str, An
     assert set(launched) >= FORWARD
 
 
+def test_whatever_trees_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
+    ahead, missed = found["trees"]
+    assert missed == []
+    assert {"_draw", "_walk", "_keep"} <= set(ahead)
+
+
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "biased"])
 def test_a_model_of_sizes_alone_launches_what_one_of_transformers_does(
     architecture: str, found: dict[str, Any]

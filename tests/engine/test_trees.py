@@ -7,20 +7,30 @@ from typing import Any
 import pytest
 import torch
 from support.caches import layer_of
+from support.emulated_graphs import captured_pair, emulate
 from support.head_drafts import with_head_draft
-from support.labs import Lab
+from support.labs import SMALL_BUDGET, Lab, spell
+from support.no_sync import no_waits
 
 from triforce_chat.chat.events import Tally
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text, Verified
+from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.speculative import Speculative
+from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.speculation.tree_plan import TreeOptions
 from triforce_chat.engine.tree import Parents, paths, verified
 from triforce_chat.errors import UsageError
 
 KINDS = ("sequoia", "specinfer", "auto")
 LONG = 42
+TEXT = [int(token) for token in torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3))]
 SHAPE: Parents = (-1, -1, 0, 0, 1, 3, 3)
 
 
@@ -108,7 +118,7 @@ def test_a_tree_s_rows_are_those_of_its_paths(any_lab: Lab) -> None:
         alone = any_lab.logits([*text, *(nodes[at] for at in path)])[-1]
         torch.testing.assert_close(logits[0, node + 1], alone, atol=1e-5, rtol=1e-4)
     path = paths(SHAPE)[-1]
-    cache.keep(len(text), path)
+    cache.keep(len(text), torch.tensor(path))
     chain = FullCache(target.shape, 64)
     target(torch.tensor([[*text, *(nodes[at] for at in path)]]), chain, 1)
     end = len(text) + len(path)
@@ -132,8 +142,8 @@ def test_trees_are_drafted_below_the_middle_level(lab: Lab) -> None:
 def test_what_drafts_no_trees_says_so(lab: Lab) -> None:
     with pytest.raises(UsageError, match="the stack 'auto' drafts chains"):
         treed(lab, "auto")
-    with pytest.raises(UsageError, match="tree-size must be from 1 to 63 tokens"):
-        treed(lab, "naive", size=64)
+    with pytest.raises(UsageError, match="tree-size must be from 1 to 64 tokens"):
+        treed(lab, "naive", size=65)
     with pytest.raises(UsageError, match="not with --policy attention"):
         treed(lab, "triforce", policy="attention")
     with pytest.raises(UsageError, match="not drafted along a given text"):
@@ -145,3 +155,83 @@ def test_what_drafts_no_trees_says_so(lab: Lab) -> None:
     for stack in ("naive", "streaming"):  # which select nothing
         made = tally(treed(lab, stack, policy="attention"), Request(prompt, 9))
         assert made.token_ids == lab.greedy(prompt, 9)
+
+
+# Where forwards are captured, as on a GPU
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
+    """A target and a draft whose forwards are captured."""
+    if request.param == "cpu":
+        emulate(monkeypatch)
+    return captured_pair(request.param, monkeypatch)
+
+
+def captured(pair: tuple[Runner, Runner], name: str, tree: TreeOptions | None, **options: Any) -> Engine:
+    options = {"budget": SMALL_BUDGET, **options}
+    made = StackOptions(name, tree=tree, **options)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[1], made)
+    engine.executor = GraphExecutor()
+    return engine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stack", ["naive", "triforce", "streaming"])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_captured_trees_decode_what_plain_decoding_does(
+    pair: tuple[Runner, Runner], stack: str, kind: str, penalty: float
+) -> None:
+    engine = captured(pair, stack, TreeOptions(kind, 10, 4), gamma=5)
+    for n in (60, 25):
+        request = Request(TEXT[:n], 90, Sampling(repetition_penalty=penalty))
+        made = tally(engine, request)
+        assert made.token_ids == tokens_of(captured(pair, "autoregressive", None), request)
+        assert made.rounds < 90  # fewer than tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+def test_captured_trees_of_the_target_itself_pass_whole(
+    pair: tuple[Runner, Runner], stack: str, kind: str, temperature: float
+) -> None:
+    """Every slot, position and distribution is where it belongs, so of each tree a longest path passes."""
+    engine = captured((pair[0], pair[0]), stack, TreeOptions(kind, 10, 4), gamma=5, budget=Budget(tokens=512))
+    request = Request(TEXT, 120, Sampling(temperature, seed=1))
+    rounds = [event for event in engine.answer(request) if isinstance(event, Verified)]
+    lowest = [event for event in rounds if event.level == ("target" if stack == "naive" else "retrieval")]
+    assert {event.accepted for event in lowest} == {4}
+    assert {event.proposed for event in lowest} == {10 if kind == "sequoia" else 8}
+    assert all(event.accepted == event.proposed for event in rounds if event not in lowest)
+
+
+def test_captured_trees_follow_what_is_learnt(pair: tuple[Runner, Runner]) -> None:
+    """Other shapes go through the same graphs, or through larger ones."""
+    engine = captured(pair, "naive", TreeOptions("auto"))
+    trees = engine.top.planner.trees
+    assert trees is not None
+    for n in range(2):
+        request = Request(TEXT[: 40 + n], 200)
+        assert tally(engine, request).token_ids == tokens_of(captured(pair, "autoregressive", None), request)
+    assert trees.verifications > 64
+    assert trees.graphs.made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+def test_a_captured_tree_s_round_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, stack: str, temperature: float
+) -> None:
+    engine = captured(captured_pair("cuda", monkeypatch), stack, TreeOptions("sequoia", 10, 4), gamma=5)
+    request = Request(TEXT, 60, Sampling(temperature, seed=1))
+    tally(engine, request)  # captures
+    verify = Speculative._verify
+
+    def unwaited(*given: Any) -> None:
+        with no_waits():
+            verify(*given)
+
+    monkeypatch.setattr(Speculative, "_verify", unwaited)
+    assert tally(engine, Request([*TEXT, 3], 60, request.sampling)).rounds > 3

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,6 +49,7 @@ from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions, retrieval_budget
+from triforce_chat.engine.speculation.tree_plan import TreeOptions
 from triforce_chat.engine.together import answer_together
 from triforce_chat.loading.compiling import formats_of
 from triforce_chat.memory_plan.dimensions import Dimensions
@@ -68,21 +68,33 @@ LAUNCHED = (
 )
 
 
+# Of stacks that are compiled for and run on a GPU.
+CHANGES: list[dict[str, Any]] = [
+    *(
+        {"middle": middle, "policy": policy}
+        for middle in ("full", "int8", "int4")
+        for policy in ("mean", "attention")
+    ),
+    *({"middle": middle, "tree": TreeOptions("sequoia", 16, 4)} for middle in ("full", "int8")),
+]
+
+
 def needed(*models: Kernels) -> dict[Any, dry.Launch]:
     return {key: found for each in models for key, found in dry.recorded(partial(launch, each)).items()}
 
 
 def kernels_of(
-    config: dict[str, Any], stack: str = "triforce", sequences: int = 1, own: int = 0, policy: str = "mean"
+    config: dict[str, Any], options: StackOptions, sequences: int = 1, own: int = 0
 ) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
-    sizes, copied = Dimensions.of(config), STACKS[stack].quantized_copies > 0
-    small = retrieval_budget(StackOptions(stack, budget=SMALL_BUDGET)).capacity
-    lists = policy == "attention"
-    capacities = [CONTEXT + SLACK, *([] if lists else [small])]
-    more: dict[str, Any] = {"sequences": sequences, "own": own, "quantized_copy": copied}
+    sizes, trees = Dimensions.of(config), options.tree is not None
+    lists = options.policy == "attention"
+    capacities = [CONTEXT + SLACK, *([] if lists else [retrieval_budget(options).capacity])]
+    copied = STACKS[options.name].quantized_copies > 0
+    more: dict[str, Any] = {"sequences": sequences, "own": own, "quantized_copy": copied, "trees": trees}
     target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, (8, 4), **more)
-    return [target, Kernels(sizes, torch.float32, [SINKS + WINDOW + HOP], sequences=sequences)]
+    window = [SINKS + WINDOW + HOP]
+    return [target, Kernels(sizes, torch.float32, window, sequences=sequences, trees=trees)]
 
 
 def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
@@ -131,7 +143,7 @@ def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
 
 
 def answered(
-    stack: str, patch: pytest.MonkeyPatch, sequences: int = 1, own: int = 0, policy: str = "mean"
+    stack: str, patch: pytest.MonkeyPatch, sequences: int = 1, own: int = 0, **more: Any
 ) -> tuple[set[Any], set[Any]]:
     """What an engine launches in an answer, or in several at once, and what is compiled ahead for it."""
     originals = {name: getattr(kernels, name) for name in LAUNCHED}
@@ -146,7 +158,7 @@ def answered(
             return plain(*given, **named)
 
         patch.setattr(kernels, name, both)
-    options = StackOptions(stack, budget=SMALL_BUDGET, middle="int8", policy=policy)
+    options = StackOptions(stack, budget=SMALL_BUDGET, middle="int8", **more)
     engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
     engine.executor = GraphExecutor()
     prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -159,15 +171,15 @@ def answered(
             pass
     for name, original in originals.items():
         patch.setattr(kernels, name, original)
-    return launched, {*needed(*kernels_of(target.model.config.to_dict(), stack, sequences, own, policy))}
+    return launched, {*needed(*kernels_of(target.model.config.to_dict(), options, sequences, own))}
 
 
 def run() -> None:
     """Answer on a GPU, plainly and by all levels."""
     with pytest.MonkeyPatch.context() as patch:
         target, draft = captured_pair("cuda", patch)
-        for middle, policy in product(("full", "int8", "int4"), ("mean", "attention")):
-            options = StackOptions("triforce", budget=SMALL_BUDGET, middle=middle, policy=policy)
+        for changes in CHANGES:
+            options = StackOptions("triforce", budget=SMALL_BUDGET, **changes)
             engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
             prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
             tokens_of(engine, Request(prompt, 120))
@@ -177,7 +189,8 @@ def run() -> None:
 def compile_for_run() -> None:
     """Compile for this machine's GPU what ``run`` will launch."""
     config = random_model(head_dim=16).config.to_dict()
-    kernels = [each for policy in ("mean", "attention") for each in kernels_of(config, policy=policy)]
+    options = [StackOptions("triforce", budget=SMALL_BUDGET, **changes) for changes in CHANGES]
+    kernels = [each for one in options for each in kernels_of(config, one)]
     compile_all(kernels, torch.cuda.get_device_capability())
 
 
@@ -193,6 +206,9 @@ def main() -> None:
     with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered("naive", patch, SEQUENCES, CONTEXT + SLACK - 90)
         found["together"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
+    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+        launched, ahead = answered("triforce", patch, tree=TreeOptions("sequoia", 16, 4))
+        found["trees"] = [key[0] for key in ahead], [str(key) for key in launched - ahead]
     with dry.without_gpu(HOPPER):
         for name in ARCHITECTURES:
             launched, ahead = of_transformers(name)

@@ -59,6 +59,7 @@ def decode_attention(
     most: int,
     listed: Tensor | None = None,
     weighing: kernels.Weighing | None = None,
+    tree: kernels.Ancestors | None = None,
 ) -> Tensor:
     end = int(at) + len(q)
     assert end <= most
@@ -70,6 +71,10 @@ def decode_attention(
         add(weighing, q, keys[:, :end], scale)
     width = rounded_up(end)
     view = KVView(keys[None, :, :width], values[None, :, :width], end)
+    if tree is not None:
+        origin = int(tree.origin)
+        flags = torch.stack([tree.masks >> at & 1 == 1 for at in range(end - origin)], 1)
+        view = view._replace(visible=torch.cat([torch.ones(len(q), 1, dtype=torch.bool), flags], 1))
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
 

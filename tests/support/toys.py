@@ -71,6 +71,9 @@ class ToyCache:
     def pending(self, tokens: Tensor, _: int = 0) -> Tensor:
         return tokens[len(self.ids) :]
 
+    def write_slot(self) -> None:
+        """Nothing lies in slots."""
+
     def put(self, fed: list[int], offset: int) -> Context:
         """All ids up to the end of those that are fed so many places behind what counts."""
         held = [*self.ids, *self.beyond]
@@ -92,8 +95,14 @@ class ToyCache:
         del self.ids[length:]
         self.beyond = []
 
-    def keep(self, length: int, path: Sequence[int]) -> None:
-        self.ids[length:] = [self.ids[length + at] for at in path]
+    def keep(self, length: int, path: Tensor) -> None:
+        self.ids[length:] = [self.ids[length + at] for at in path.tolist()]
+
+    def keep_beyond(self, offset: Tensor, path: Tensor) -> None:
+        held = [*self.ids, *self.beyond]
+        start = len(self.ids) + int(offset)
+        held[start : start + len(path)] = [held[start + at] for at in path.tolist()]
+        self.beyond = held[len(self.ids) :]
 
     def drafted(self, certain: int, count: Tensor) -> None:
         """Toys weigh nothing."""
@@ -178,9 +187,11 @@ class ToyModel:
         fed = ids[0].tolist()
         assert fed, "an empty forward"
         if tree is not None:
-            self.rows = contexts(cache, fed, tree)[len(fed) - rows :]
-            cache.fed = fed
-            cache.advance(len(fed))
+            before = cache.ids if offset is None else cache.put(fed, int(offset))[: -len(fed)]
+            self.rows = contexts(before, fed, tree)[len(fed) - rows :]
+            if offset is None:
+                cache.fed = fed
+                cache.advance(len(fed))
             return torch.stack([self.logits(context) for context in self.rows])[None]
         if offset is None:
             cache.fed = fed
@@ -194,7 +205,7 @@ class ToyModel:
     def loop(self, cache: ToyCache, tokens: int) -> ToyLoop:  # noqa: ARG002
         return ToyLoop(self, cache)
 
-    def unprepared(self, cache: ToyCache, rows: int) -> list[Preparation]:  # noqa: ARG002
+    def unprepared(self, cache: ToyCache, rows: int, branching: bool = False) -> list[Preparation]:  # noqa: ARG002
         return []
 
     def committed(self, count: Tensor, length: Tensor) -> None:
@@ -210,13 +221,13 @@ class ToyModel:
         return replace(self, captures=True)
 
 
-def contexts(cache: ToyCache, fed: list[int], tree: Branches) -> list[Context]:
+def contexts(before: Sequence[int], fed: list[int], tree: Branches) -> list[Context]:
     """What each token of a tree's forward follows, itself included."""
-    held, found = [*cache.ids, *fed], list[Context]()
+    held, found = [*before, *fed], list[Context]()
     tail = len(held) - tree.visible.shape[1]
     for step, visible in zip(tree.steps.tolist(), tree.visible, strict=True):
         found.append((*held[:tail], *(held[tail + at] for at in visible.nonzero()[:, 0].tolist())))
-        assert len(found[-1]) == cache.position + step + 1, "another position than its depth"
+        assert len(found[-1]) == len(before) + step + 1, "another position than its depth"
     return found
 
 
@@ -236,6 +247,18 @@ class ToyLoop:
     def __call__(self, ids: Tensor, step: int) -> Tensor:
         assert self.offset is not None
         return self.model(ids, self.cache, 1, torch.tensor([self.offset + step]))
+
+    def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
+        assert self.offset is not None
+        start, cache = len(self.cache.ids) + self.offset, self.cache
+        held = [*cache.ids, *cache.beyond][: start + step] + ids.tolist()
+        cache.beyond, tree = held[len(cache.ids) :], held[start + root + 1 :]
+        found: list[Tensor] = []
+        for mask in masks.tolist():
+            path = [token for at, token in enumerate(tree) if mask >> at & 1]
+            assert len(path) in (0, depth), "another position than its depth"  # none where no row is
+            found.append(self.model.logits((*held[: start + root + 1], *path)))
+        return torch.stack(found)
 
 
 def random_table(vocabulary: int, seed: int, sharpness: float = 1.0) -> Callable[[Context], Tensor]:
@@ -435,8 +458,8 @@ class Walk:
         self.at += k
         return torch.tensor([k])
 
-    def only(self, i: int) -> Walk:  # noqa: ARG002
-        return self
+    def only(self, i: int) -> OneOf:  # noqa: ARG002
+        return OneOf(self)
 
     def draw(self, weights: Tensor) -> Tensor:
         total = float(weights.double().sum())
@@ -445,6 +468,23 @@ class Walk:
             return weights.argmax(-1)
         self.at += 1
         return torch.tensor([self.choose([w / total for w in weights[0].double().tolist()])])
+
+
+@dataclass
+class OneOf:
+    """A walk's decisions on one token of a tree: what is drawn is not lumped behind the horizon, however deep."""
+
+    walk: Walk
+
+    def accepts(self, p: Tensor, q: Tensor) -> Tensor:
+        return self.walk.accepts(p, q)
+
+    def only(self, i: int) -> OneOf:  # noqa: ARG002
+        return self
+
+    def draw(self, weights: Tensor) -> Tensor:
+        row = weights[0].double()
+        return torch.tensor([self.walk.choose((row / row.sum()).tolist())])
 
 
 def copied(output: SamplerOutput) -> SamplerOutput:
@@ -488,12 +528,6 @@ class Branching(Sampler):
 
     def fill(self, uniforms: Uniforms) -> None:
         """Nobody reads them."""
-
-    def draw(self, weights: Tensor) -> Tensor:
-        if self.sampling.greedy:
-            return super().draw(weights)
-        # However deep in a tree: what comes behind the horizon is not lumped here.
-        return torch.tensor([self.walk.choose((row / row.sum()).tolist()) for row in weights])
 
     def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
         self.walk.at = int(seq.length)  # every draw and verdict begins with this question

@@ -71,6 +71,18 @@ def tree_below(
     return Stack(top, parts)
 
 
+def captured_tree_over(target: ToyModel, draft: ToyModel, parents: Parents, **how: Any) -> Stack:
+    """``tree_over`` where forwards are captured."""
+    return tree_over(target.capturing(), draft.capturing(), parents, **how)
+
+
+def unwaited_tree_below(
+    target: ToyModel, middle: ToyModel, draft: ToyModel, parents: Parents, asked: int, **how: Any
+) -> Stack:
+    """``tree_below`` where nobody waits for the middle level's rounds."""
+    return tree_below(target, middle.capturing(), draft.capturing(), parents, asked, **how)
+
+
 def untouched_residual(draft: Draft, target: Tensor, random: Randomness) -> PathVerdict:
     """After a rejection the next sibling is tested against the target's own distribution again."""
     return _walked(draft, target, random, keep=True)
@@ -110,5 +122,6 @@ def _walked(draft: Draft, target: Tensor, random: Randomness, keep: bool) -> Pat
             break
     last = random.draw(left)[:, None]
     kept = draft.tokens[:, [row - 1 for row in rows[1:]]]
-    count, unused = last.new_tensor([[len(rows) - 1]]), last.expand(1, len(draft) + 1 - len(rows))
-    return PathVerdict(torch.cat([count, kept, last, unused], -1), rows)
+    count, missing = last.new_tensor([[len(rows) - 1]]), len(draft) + 1 - len(rows)
+    numbers = torch.cat([count, kept, last, last.expand(1, missing)], -1)
+    return PathVerdict(numbers, last.new_tensor([rows + missing * [rows[-1]]]))

@@ -232,6 +232,12 @@ def acceptance(
             show_default=False,
         ),
     ] = None,
+    ranks: Annotated[
+        bool,
+        typer.Option(
+            "--ranks", help="Also tell how often the draft's first, second, ... child passes in a tree."
+        ),
+    ] = False,
 ) -> None:
     """Expected acceptance of every level on text that the target writes."""
     lengths, degrees, names = parse_list(contexts), parse_list(temperatures, float, 0), policies.split(",")
@@ -251,7 +257,7 @@ def acceptance(
     from triforce_chat.settings.engine_options import LARGEST_BUDGET
 
     budget = Budget(tokens=options.budget or LARGEST_BUDGET, chunk=options.chunk)
-    plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0, verify)
+    plan = Plan(degrees, names, budget, tokens, samples, options.seed or 0, verify, ranks)
     watch = progress(screen)
     found = runs.acceptance(engine, loaded, options.settings, texts, lengths, places, plan, watch)
     show(options, screen, found)

@@ -22,14 +22,14 @@ from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.selection import MeanKey, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QuantizedGroups, QueryRing, Shape, WriteSlot
-from triforce_chat.engine.cuda_graph import SIZES, USUAL, ForwardInputs
+from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, USUAL, ForwardInputs
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, GroupedMatrix
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding
 from triforce_chat.engine.forward.sequences import SequencesGraph, SequencesGraphs
 from triforce_chat.engine.group import SingleRank
-from triforce_chat.engine.kernels import dry, search
+from triforce_chat.engine.kernels import draw_children, dry, keep_slots, search, walk
 from triforce_chat.engine.kernels.quantized_weight import WeightFormat
 
 META = torch.device("meta")
@@ -90,6 +90,7 @@ class Kernels:
     sequences: int = 1  # most of them whose forwards run together
     quantized_copy: bool = False  # forwards also read one of the full cache
     own: int = 0  # tokens of each after those in the first buffer that all share; 0: they share nothing
+    trees: bool = False  # it verifies token trees; a draft model also draws them
 
 
 class DryRank(SingleRank):
@@ -148,6 +149,8 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
     buffers = [KVBuffer(shape, capacity) for capacity in kernels.buffers]
     for buffer in buffers:
         forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+        if kernels.trees:
+            of_trees(decoder, buffer, kernels.sizes.vocabulary)
     if kernels.quantized_copy:
         groups = QuantizedGroups(shape, buffers[0].capacity, COPY_BITS)
         forwards(decoder, WriteSlot(KVBuffer(shape, LATEST), 0, before=groups))
@@ -156,8 +159,7 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
     if kernels.retrieval and kernels.lists:
         selected(decoder, shape, buffers[0], kernels)
     else:
-        for bits in kernels.copies:
-            forwards(decoder.quantized(bits), WriteSlot(buffers[-1], 0, QueryRing(shape, USUAL)))
+        copied(decoder, shape, buffers[-1], kernels)
     if kernels.retrieval:
         if len(buffers) > 1:
             builds(kernels.retrieval, shape, buffers[0], buffers[-1])
@@ -241,6 +243,14 @@ def untouched(layer: int, q: Any, *_: Any) -> Any:  # noqa: ARG001
     return q
 
 
+def copied(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
+    """Forwards with quantized copies of the weights over a retrieval cache that copies keys and values."""
+    for quantized in map(decoder.quantized, kernels.copies):
+        forwards(quantized, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+        if kernels.trees:
+            of_trees(quantized, buffer, kernels.sizes.vocabulary)
+
+
 def selected(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
     """Forwards that select what a retrieval cache lists, and those that read by its lists."""
     budget = kernels.retrieval
@@ -261,6 +271,24 @@ def forwards(decoder: Decoder, slot: WriteSlot) -> None:
         first, position, read = at.split(1)
         steps = torch.arange(rows, device=META)
         forward(ForwardInputs(ids, first, position, steps, read=read, counted=counted))
+
+
+def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int) -> None:
+    """Captured forwards of trees, and what draws, judges and keeps their tokens."""
+    forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0))
+    at = torch.zeros(2, dtype=torch.long, device=META)
+    for rows in TREE_SIZES:  # those of a drafted level are among them
+        ids = torch.zeros(rows, dtype=torch.long, device=META)
+        forward(ForwardInputs(ids, at[:1], at[1:], ids, masks=ids, origin=at[:1]))
+    n = TREE_SIZES[-1] - 1
+    ids, links = (torch.zeros(size, dtype=torch.long, device=META) for size in (n, (2, n + 1)))
+    laws, target = (torch.empty(rows, vocabulary, device=META) for rows in (n, n + 1))
+    numbers = torch.empty(n, dtype=torch.float64, device=META)
+    for independent in (False, True):
+        draw_children(laws, laws, numbers, links, ids, ids, laws, independent)
+    for tests in (None, laws[:, 0]):
+        walk(ids, laws, target, tests, links)
+    keep_slots(buffer.keys, buffer.values, at, ids)
 
 
 def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ Preparation = Callable[[], object]  # captures one graph, unless that was done o
 # Row counts that are captured. Other counts are padded to the next one, which costs next to nothing, as reading
 # the weights takes the time.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+TREE_SIZES = (*SIZES, 48, 56, 64, 65)  # of a tree's rows: that of its root, and of up to 64 nodes
 USUAL = 24  # most tokens that are fed to a cache at once where a graph is to take them
 USUAL_CAPTURE = 0.02  # seconds, until captures were measured
 LONGEST_CAPTURE = 0.1  # seconds that one counts for at most in the average: the first ones compile kernels
@@ -28,9 +29,9 @@ MARGIN = (
 )
 
 
-def fitting(rows: int) -> int | None:
+def fitting(rows: int, sizes: Sequence[int] = SIZES) -> int | None:
     """The smallest captured row count that holds ``rows``; None if there is none."""
-    return next((size for size in SIZES if size >= rows), None)
+    return next((size for size in sizes if size >= rows), None)
 
 
 class ForwardInputs(NamedTuple):
@@ -43,6 +44,9 @@ class ForwardInputs(NamedTuple):
     added: Tensor | None = None  # [n, C], to the tokens' embeddings
     read: Tensor | None = None  # [1], listed slots, or quantized tokens, that are read before the first token
     counted: Tensor | None = None  # [1], of the first tokens: those whose attention is weighed
+    # Where they are nodes of a tree: what each of them sees, as bits [n] of the slots from ``origin`` [1] on.
+    masks: Tensor | None = None
+    origin: Tensor | None = None
 
 
 class Captures:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.tree import Family, Parents, family
+
 FREE = -1  # in place of a forced token: whatever is drawn
 BACK = 64  # tokens before the end of a history that can be read by their distance from it
 
@@ -25,12 +27,14 @@ class Draft:
     ``count`` [B] is the number of valid tokens at the start of each row, on the device; None means all n. ``parents``
     [n] holds the index of each token's parent in a tree of one sequence, -1 for the last committed token; None means a
     chain. A token of a tree may depend on its elder siblings, and its distribution is the one that it has given them.
+    ``shape`` is the same on the device, where a CUDA graph reads it.
     """
 
     tokens: Tensor  # [B, n], int64
     probs: Tensor  # [B, n, V]
     count: Tensor | None = None
-    parents: tuple[int, ...] | None = None
+    parents: Parents | None = None
+    shape: Family | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[1]
@@ -52,6 +56,18 @@ class Draft:
             return self
         count = None if self.count is None else self.count.clamp_max(n)
         return Draft(self.tokens[:, :n], self.probs[:, :n], count)
+
+    @property
+    def branching(self) -> bool:
+        """Whether it is a tree."""
+        return self.parents is not None or self.shape is not None
+
+    @property
+    def family(self) -> Family | None:
+        """The shape of a tree on the device; None for a chain."""
+        if self.shape is not None or self.parents is None:
+            return self.shape
+        return Family(*(each.to(self.tokens.device) for each in family(self.parents, len(self))))
 
     @property
     def counted(self) -> Tensor:

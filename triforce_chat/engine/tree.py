@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 Parents = tuple[int, ...]
 ROOT = -1
 KEPT = 64  # shapes whose derived figures are kept
+SIGN = 63  # the highest bit of an int64
 
 
 @lru_cache(maxsize=KEPT)
@@ -50,11 +52,16 @@ class Branches(NamedTuple):
     """What the n tokens of a forward follow, where they do not simply follow one another.
 
     steps: [n], their positions, counted from the cache's next one; visible: [n, t], which of the cache's last t tokens,
-    these included, each of them sees. All see what comes before.
+    these included, each of them sees. All see what comes before, and the first of the t tokens.
     """
 
     steps: Tensor
     visible: Tensor
+
+    @property
+    def masks(self) -> Tensor:
+        """What they see from the second of the t tokens on, as bits: [n], int64."""
+        return bits(self.visible[:, 1:])
 
 
 @lru_cache(maxsize=KEPT)
@@ -73,6 +80,12 @@ def branches(parents: Parents, order: tuple[int, ...], first: int = 0, prefix: i
     return Branches(torch.tensor(steps), visible)
 
 
+def bits(flags: Tensor) -> Tensor:
+    """Rows of up to 64 booleans as numbers: [n, t] -> [n], int64."""
+    weights = [1 << at if at < SIGN else -(1 << at) for at in range(flags.shape[1])]
+    return (flags.long() * torch.tensor(weights, dtype=torch.long)).sum(-1)
+
+
 def verified(parents: Parents, prefix: int) -> Branches:
     """The forward that verifies a whole tree after ``prefix`` tokens, the last of which is the root."""
     return branches(parents, tuple(range(len(parents))), 0, prefix)
@@ -83,3 +96,40 @@ def extended(parents: Parents, node: int, n: int) -> Parents:
     if not n:
         return parents
     return (*parents, node, *range(len(parents), len(parents) + n - 1))
+
+
+class Family(NamedTuple):
+    """A tree's shape as tensors; row 0 is its root, row i+1 its node i.
+
+    links: [2, n+1], the first child of every row and its next sibling, as numbers of nodes, or -1. lines: [n+1, d], the
+    nodes on the path to every row, itself included, then n.
+    """
+
+    links: Tensor
+    lines: Tensor
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """The nodes that it has room for, and those of a path."""
+        return len(self.lines) - 1, self.lines.shape[1]
+
+
+@lru_cache(maxsize=KEPT)
+def family(parents: Parents, n: int, deepest: int | None = None) -> Family:
+    """The shape with room for n nodes and paths of ``deepest``, if given: what is more belongs to no row."""
+    following = children(parents)
+    links = torch.full((2, n + 1), -1, dtype=torch.long)
+    for parent, nodes in following.items():
+        links[0, parent + 1] = nodes[0]
+        for elder, younger in pairwise(nodes):
+            links[1, elder + 1] = younger
+    deepest = levels(parents) if deepest is None else deepest
+    lines = torch.full((n + 1, deepest), n, dtype=torch.long)
+    for node, path in enumerate(paths(parents)):
+        lines[node + 1, : len(path)] = torch.tensor(path)
+    return Family(links, lines)
+
+
+def levels(parents: Parents) -> int:
+    """Levels below the root: nodes on the longest path."""
+    return max(depths(parents), default=0)

@@ -93,13 +93,15 @@ def kernels_of(
     layers = formats_of(plan.workload.stored)
     room = GRAIN + SLACK  # as most sequences have it
     kept = budget if retrieval else None
-    lists = retrieval and plan.lists
-    more: dict[str, Any] = {"quantized_copy": plan.workload.quantized_copy > 0, "own": room}
+    lists, trees = retrieval and plan.lists, options.tree is not None and sequences == 1
+    more: dict[str, Any] = {"quantized_copy": plan.workload.quantized_copy > 0, "own": room, "trees": trees}
     yield Kernels(own, dtype, buffers, kept, lists, copies, settings.tp, layers, sequences, **more)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
         window = [SINKS + WINDOW + HOP]
-        yield Kernels(Dimensions.of(draft.fields), dtype, window, layers=layers, sequences=sequences)
+        yield Kernels(
+            Dimensions.of(draft.fields), dtype, window, layers=layers, sequences=sequences, trees=trees
+        )
 
 
 def formats_of(stored: StoredWeights | None) -> Sequence[Formats]:

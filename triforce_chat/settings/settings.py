@@ -77,7 +77,7 @@ class Parameters:
     )
     tree: str = setting(
         "chain",
-        f"What the draft model drafts on a CPU in the stacks naive, triforce and streaming: {', '.join(TREES)}. "
+        f"What the draft model drafts in the stacks naive, triforce and streaming: {', '.join(TREES)}. "
         "sequoia draws a tree of the best shape, specinfer independent sequences, auto plans the tree's size, too.",
         choices=TREES,
         changeable=True,

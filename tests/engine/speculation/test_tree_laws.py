@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from support.toys import (
+    LONGER,
     PROMPT,
     Context,
     ToyModel,
@@ -20,10 +21,12 @@ from support.toys import (
 )
 from support.tree_toys import (
     SHAPES,
+    captured_tree_over,
     only_the_token_is_lost,
     tree_below,
     tree_over,
     untouched_residual,
+    unwaited_tree_below,
     with_replacement_rule,
 )
 from torch import Tensor
@@ -59,6 +62,26 @@ def test_a_tree_below_the_middle_level(kind: str, shape: str) -> None:
     target, middle, draft = toy(1), toy(2), toy(3)
     stack = tree_below(target, middle, draft, SHAPES[shape], 1, kind=kind)
     assert variation(distribution_of(stack, PLAIN, 3), exact_distribution(target, PLAIN, 3)) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("shape", ["chain", "siblings", "fork"])
+@pytest.mark.parametrize("warp", ["plain", "top-p", "penalty"])
+def test_trees_of_captured_forwards(kind: str, shape: str, warp: str) -> None:
+    target, draft, sampling = toy(1), toy(2), {"plain": PLAIN, **WARPS}[warp]
+    stack = captured_tree_over(target, draft, SHAPES[shape], kind=kind)
+    found = distribution_of(stack, sampling, 3, prompt=LONGER)
+    assert variation(found, exact_distribution(target, sampling, 3, LONGER)) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("shape", ["one", "siblings", "fork"])
+def test_trees_below_a_middle_level_that_nobody_waits_for(kind: str, shape: str) -> None:
+    target, middle, draft = toy(1), toy(2), toy(3)
+    stack = unwaited_tree_below(target, middle, draft, SHAPES[shape], 2, kind=kind)
+    assert stack.middle.unwaited
+    found = distribution_of(stack, PLAIN, 3, prompt=LONGER)
+    assert variation(found, exact_distribution(target, PLAIN, 3, LONGER)) <= EXACT
 
 
 @pytest.mark.parametrize("warp", WARPS)
@@ -121,13 +144,11 @@ def test_a_wrong_rule_changes_the_distribution(rule: Callable[..., branching.Pat
 def test_laws_that_forget_the_elder_siblings_change_the_distribution() -> None:
     target, draft = toy(1), toy(2)
 
-    def whole(
-        laws: Tensor, scores: Tensor, counts: list[int], draw: object, _: bool
-    ) -> tuple[Tensor, Tensor]:
-        tokens, given = branching.drawn_children(laws, scores, counts, draw)  # type: ignore[arg-type]
-        return tokens, torch.repeat_interleave(laws, torch.tensor(counts), 0).to(given.dtype)
+    def whole(laws: Tensor, *given: Any) -> None:
+        branching.draw_children(laws, *given)
+        given[-2][:] = laws[0]  # of the root's children, all there are
 
-    with patch.object(tree_draft, "drawn_children", whole):
+    with patch.object(tree_draft, "draw_children", whole):
         found = distribution_of(tree_over(target, draft, SHAPES["siblings"]), PLAIN, 2)
     assert variation(found, exact_distribution(target, PLAIN, 2)) > 0.01
 

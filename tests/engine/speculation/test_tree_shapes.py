@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +14,12 @@ from triforce_chat.engine.speculation.tree_shapes import (
     Rates,
     best_shape,
     expected_accepted,
-    levels,
     sequences,
     tables,
 )
-from triforce_chat.engine.tree import Parents, branches, children, depths, extended, paths, verified
+from triforce_chat.engine.tree import Parents, branches, children, depths, extended, levels, paths, verified
 
+EAGER: Any = SimpleNamespace(device_side=False)  # a draft model whose forwards are not captured
 RATES: list[Rates] = [
     (0.5, 0.2, 0.1),
     (0.9, 0.05, 0.02),
@@ -109,7 +111,7 @@ def test_ranks_learn_which_child_is_accepted() -> None:
 
 
 def test_plans_go_by_measured_times() -> None:
-    plan = TreePlan(TreeOptions("auto"), None)  # type: ignore[arg-type]
+    plan = TreePlan(TreeOptions("auto"), EAGER)
     plan.level.add(1e-9)
     assert len(plan.shape(32, 1.0, 1e-6)) == 32  # rows cost nothing
     assert len(plan.shape(32, 1.0, 1.0)) == 1  # a row costs as much as a round
@@ -129,7 +131,7 @@ def test_plans_go_by_measured_times() -> None:
     ],
 )
 def test_a_fixed_plan_keeps_to_its_options(options: TreeOptions, size: int, depth: int) -> None:
-    plan = TreePlan(options, None, fixed=True)  # type: ignore[arg-type]
+    plan = TreePlan(options, EAGER, fixed=True)
     made = plan.shape(64, 1.0, 0.1)
     plan.learn(made, [0], 5.0)
     assert plan.shape(64, 1.0, 0.1) == made

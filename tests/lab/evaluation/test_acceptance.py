@@ -26,7 +26,7 @@ from triforce_chat.engine.speculation.planner import CUTOFF
 from triforce_chat.engine.tree import Branches
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation import acceptance as module
-from triforce_chat.lab.evaluation.acceptance import Acceptance, Plan, Scored, matches, rows
+from triforce_chat.lab.evaluation.acceptance import Acceptance, Plan, Scored, by_rank, matches, rows
 from triforce_chat.lab.evaluation.continuations import Asked, at_once, continuations, one_by_one
 from triforce_chat.lab.evaluation.forced import drafted, looked_up
 from triforce_chat.lab.evaluation.means import Mean, Sum, mean
@@ -291,8 +291,8 @@ def test_a_forced_draft_takes_one_forward_between_restarts(lab: Lab) -> None:
         def in_common(self, cache: KVCache, make: Callable[[], Any]) -> Any:
             return lab.draft.in_common(cache, make)
 
-        def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
-            return lab.draft.unprepared(cache, rows)
+        def unprepared(self, cache: KVCache, rows: int, branching: bool = False) -> list[Preparation]:
+            return lab.draft.unprepared(cache, rows, branching)
 
         def committed(self, count: Tensor, length: Tensor) -> None:
             lab.draft.committed(count, length)
@@ -419,3 +419,27 @@ def test_a_text_that_is_too_short_is_refused() -> None:
         list(prompts(form, [0] * 499, [500], 1))
     with pytest.raises(DoesNotFit, match="no room"):
         list(prompts(form, [0] * 499, [20], 1))
+
+
+def test_ranks_tell_which_child_passes() -> None:
+    generator = torch.Generator().manual_seed(1)
+    p, q = (torch.softmax(2 * torch.randn(4, 20, generator=generator), -1) for _ in range(2))
+    own = by_rank(p, p, p.log())
+    assert own["rank_1"].tolist() == pytest.approx([1.0] * 4)
+    assert max(own["rank_2"].tolist()) < 1e-6
+    for target, draft in zip(p, q, strict=True):
+        other = by_rank(target.expand(20_000, 20), draft.expand(20_000, 20), draft.log().expand(20_000, 20))
+        passed = torch.minimum(target, draft).sum()
+        assert other["rank_1"].mean().item() == pytest.approx(passed.item(), abs=0.02)
+        reached = torch.stack([*other.values()]).sum(0)
+        assert reached.max() <= 1 + 1e-6
+        assert reached.mean() > passed + 0.02
+
+
+def test_greedily_the_children_are_the_best_scores() -> None:
+    scores = torch.tensor([[5.0, 4, 3, 2, 1, 0, -1, -2, -3, -4]])
+    best = torch.nn.functional.one_hot(scores.argmax(-1), 10).float()
+    for rank in range(8):
+        target = torch.nn.functional.one_hot(torch.tensor([rank]), 10).float()
+        found = by_rank(target, best, scores)
+        assert {name for name, chance in found.items() if float(chance) > 0} == {f"rank_{rank + 1}"}

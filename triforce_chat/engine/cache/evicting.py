@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -128,10 +128,10 @@ class EvictingCache(FullCache):
             self.paid.zero_()
         super().truncate(length)
 
-    def keep(self, length: int, path: Sequence[int]) -> None:
+    def keep(self, length: int, path: Tensor) -> None:
         super().keep(length, path)
         if self.eviction.weighs:
-            self.passed.keep(length, path)
+            self.passed.keep(length, path.tolist())
 
 
 def turned(keys: Tensor, moved: Tensor, frequencies: Tensor) -> Tensor:

@@ -267,11 +267,15 @@ class KVBuffer(SlotStorage):
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.keys[layer], self.values[layer]
 
-    def keep(self, start: int, path: Sequence[int]) -> None:
-        """Move slots ``start + path[i]`` to ``start + i``; a path ascends."""
-        slots = [start + at for at in path]
+    def keep(self, start: Tensor, path: Tensor) -> None:
+        """Move slots ``start + path[i]`` to ``start + i``; a path [m] ascends, ``start`` [1] is on the device."""
+        if self.keys.is_cuda:
+            from triforce_chat.engine import kernels
+
+            kernels.keep_slots(self.keys, self.values, start, path)
+            return
         for part in (self.keys, self.values):
-            part[:, :, start : start + len(slots)] = part[:, :, slots]
+            part[:, :, int(start) :][:, :, : len(path)] = part[:, :, start + path]
 
 
 class QuantizedGroups:
@@ -468,19 +472,29 @@ class KVCache:
         """Drop everything after the first ``length`` tokens of the history."""
         self.length = min(self.length, length)
 
-    def keep(self, length: int, path: Sequence[int]) -> None:
-        """Of a tree that was fed after the first ``length`` tokens, keep the tokens of ``path`` alone, moved together.
+    def keep(self, length: int, path: Tensor) -> None:
+        """Of a tree that was fed after the first ``length`` tokens, keep those of ``path`` [m] alone, moved together.
 
         Only where all keys and values lie in one buffer.
         """
         self.truncate(length)
         slot = self.write_slot()
         assert slot, "a tree needs its keys and values in one buffer"
-        if list(path) != list(range(len(path))):
-            slot.storage.keep(slot.start, path)
-            if slot.queries is not None:
-                slot.queries.keep(length, path)
+        slot.storage.keep(path.new_full((1,), slot.start), path)
+        if slot.queries is not None and path.is_cuda:
+            slot.queries.mark_written(length, 0, len(path))  # its graphs write none
+        elif slot.queries is not None:
+            slot.queries.keep(length, path.tolist())
         self.length = length + len(path)
+
+    def keep_beyond(self, offset: Tensor, path: Tensor) -> None:
+        """``keep`` of a tree that was fed ``offset`` [1] slots further on and is not counted; the device knows how far.
+
+        Entries of ``path`` after the last one that passed may be any slots of the tree.
+        """
+        slot = self.write_slot()
+        assert slot, "a tree needs its keys and values in one buffer"
+        slot.storage.keep(offset + slot.start, path)
 
     def restart(self) -> None:
         """Become as it was when it was new."""

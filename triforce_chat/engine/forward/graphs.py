@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,15 +13,27 @@ from torch import Tensor
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.chunk_mass import FadingMass
 from triforce_chat.engine.cache.storage import WriteSlot
-from triforce_chat.engine.cuda_graph import ForwardInputs, Graph, LogitsAndStates, fitting, pool_of
+from triforce_chat.engine.cuda_graph import (
+    SIZES,
+    TREE_SIZES,
+    ForwardInputs,
+    Graph,
+    LogitsAndStates,
+    fitting,
+    pool_of,
+)
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.attention_backend import USUAL, AttentionBackend
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.target_state import StateReader
+from triforce_chat.engine.tree import Branches
 
 
 class ForwardGraph:
-    """One forward of ``size`` tokens; their ids, slots, positions and indices are inputs of each replay."""
+    """One forward of ``size`` tokens; their ids, slots, positions and indices are inputs of each replay.
+
+    ``branching``: so is the tree that they are.
+    """
 
     def __init__(
         self,
@@ -30,6 +43,7 @@ class ForwardGraph:
         pool: Callable[[], Any],
         retry: bool,
         reader: StateReader | None,
+        branching: bool,
     ) -> None:
         self.ids = torch.zeros(size, dtype=torch.long, device=device)
         self.at = torch.zeros(3, dtype=torch.long, device=device)
@@ -37,15 +51,25 @@ class ForwardGraph:
         self.count = torch.zeros(1, dtype=torch.long, device=device)
         steps = torch.arange(size, device=device)
         self.inputs = ForwardInputs(self.ids, slot, position, steps, read=read, counted=self.count)
+        self.tree: Branches | None = None  # the latest one
+        if branching:
+            self.inputs = self.inputs._replace(masks=torch.zeros_like(self.ids))
         self.index = torch.zeros(1, dtype=torch.long, device=device)
         self.forward, self.reader = forward, reader
         self.graph: Graph[LogitsAndStates] = Graph(device, pool, retry)
 
     def __call__(
-        self, ids: Tensor, slot: WriteSlot, position: int, index: int, offset: Tensor | None
+        self,
+        ids: Tensor,
+        slot: WriteSlot,
+        position: int,
+        index: int,
+        offset: Tensor | None,
+        tree: Branches | None,
     ) -> LogitsAndStates:
         """Logits and states of ``size`` rows after ids [n], n up to ``size``; valid until the next forward."""
         self.ids[: len(ids)] = ids
+        self._grow(tree)
         self._aim(slot, position)
         if offset is not None:
             self.at += offset
@@ -68,10 +92,23 @@ class ForwardGraph:
         if slot.listed is not None or slot.before is not None:
             self.at[2:].fill_(slot.read)
 
+    def _grow(self, tree: Branches | None) -> None:
+        """Take that tree's shape; most forwards have the last one's."""
+        if tree is None or tree is self.tree:
+            return
+        assert self.inputs.masks is not None
+        for mine, given in ((self.inputs.steps, tree.steps), (self.inputs.masks, tree.masks)):
+            mine[: len(given)] = given
+            mine[len(given) :] = 0  # rows of padding see what comes before the tree
+        self.tree = tree
+
     def _work(self) -> LogitsAndStates:
-        if self.reader is None:
-            return self.forward(self.inputs)
-        return self.forward(self.inputs._replace(added=self.reader.rows(self.index + self.inputs.steps)))
+        inputs = self.inputs
+        if inputs.masks is not None:
+            inputs = inputs._replace(origin=inputs.slot + 1)
+        if self.reader is not None:
+            inputs = inputs._replace(added=self.reader.rows(self.index + inputs.steps))
+        return self.forward(inputs)
 
 
 class ForwardGraphs:
@@ -86,47 +123,63 @@ class ForwardGraphs:
     ) -> None:
         self.decoder, self.device, self.reader = decoder, device, reader
         self.backend = backend
-        self.made: WeakKeyDictionary[object, dict[int, ForwardGraph]] = WeakKeyDictionary()  # by owner
+        # By what they read or write; then by size, of chains and of trees.
+        self.made: WeakKeyDictionary[object, dict[int, ForwardGraph]] = WeakKeyDictionary()
+        self.branching: WeakKeyDictionary[object, dict[int, ForwardGraph]] = WeakKeyDictionary()
         decoder.group.register_graphs(self)
 
-    def size(self, n: int, slot: WriteSlot) -> int | None:
+    def size(self, n: int, slot: WriteSlot, branching: bool = False) -> int | None:
         """Size of the captured forward that takes n tokens; None if there is none or the buffer has no room for it."""
-        size = fitting(n)
+        size = fitting(n, TREE_SIZES if branching else SIZES)
         return size if size and size <= slot.room else None
 
-    def lacks(self, slot: WriteSlot, size: int) -> bool:
+    def lacks(self, slot: WriteSlot, size: int, branching: bool = False) -> bool:
         """Whether the forward of that size is still to be captured."""
-        return size not in self.made.get(slot.owner, {})
+        return size not in self._kind(branching).get(slot.owner, {})
 
-    def capture(self, slot: WriteSlot, size: int) -> None:
+    def capture(self, slot: WriteSlot, size: int, branching: bool = False) -> None:
         """Capture ahead of the first use; overwrites ``size`` slots from ``slot.start`` on."""
-        self._graph(slot, size).capture(slot)
+        self._graph(slot, size, branching).capture(slot)
 
     def __call__(
-        self, ids: Tensor, slot: WriteSlot, position: int, index: int, size: int, offset: Tensor | None = None
+        self,
+        ids: Tensor,
+        slot: WriteSlot,
+        position: int,
+        index: int,
+        size: int,
+        offset: Tensor | None = None,
+        tree: Branches | None = None,
     ) -> LogitsAndStates:
         """Logits and states after ids [n], valid until the next forward; stores their keys and values in the buffer.
 
         ``index``: of the first id in the history. ``offset`` [1] is added to it, to the slot and to the position.
         """
-        logits, states = self._graph(slot, size)(ids, slot, position, index, offset)
+        graph = self._graph(slot, size, tree is not None)
+        logits, states = graph(ids, slot, position, index, offset, tree)
         return logits[: len(ids)], states[: len(ids)]
 
-    def _graph(self, slot: WriteSlot, size: int) -> ForwardGraph:
-        of_owner = self.made.setdefault(slot.owner, {})
+    def _kind(self, branching: bool) -> WeakKeyDictionary[object, dict[int, ForwardGraph]]:
+        return self.branching if branching else self.made
+
+    def _graph(self, slot: WriteSlot, size: int, branching: bool) -> ForwardGraph:
+        of_owner = self._kind(branching).setdefault(slot.owner, {})
         if size not in of_owner:
             retry = self.decoder.group.size == 1
             forward = self.forward(slot)
-            of_owner[size] = ForwardGraph(forward, size, self.device, self.pool, retry, self.reader)
+            graph = ForwardGraph(forward, size, self.device, self.pool, retry, self.reader, branching)
+            of_owner[size] = graph
         return of_owner[size]
 
     def pool(self) -> Any:
         """The memory pool of the next graph."""
-        return pool_of(each.graph for of_owner in self.made.values() for each in of_owner.values())
+        owners = chain(self.made.values(), self.branching.values())
+        return pool_of(each.graph for of_owner in owners for each in of_owner.values())
 
     def forget(self) -> None:
         """Drop all graphs; the next calls capture again."""
         self.made.clear()
+        self.branching.clear()
 
     def forward(self, slot: WriteSlot) -> Callable[[ForwardInputs], LogitsAndStates]:
         """The function that is captured: it writes the tokens' keys and values to the slot's buffer."""
@@ -140,11 +193,12 @@ class ForwardGraphs:
 
         def forward(inputs: ForwardInputs) -> LogitsAndStates:
             positions = inputs.position + inputs.steps
+            tree = tree_of(inputs)
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
                 turn = rotary.positions, rotary.frequencies, rotary.factor
                 kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], inputs.slot)
-                if ring is not None:
+                if ring is not None and tree is None:  # of a tree several queries have the same position
                     ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
                 given = q, keys[layer], values[layer]
                 if before is not None:
@@ -157,12 +211,22 @@ class ForwardGraphs:
                 paid = weighing(layer, inputs.counted)
                 if paid is not None:  # only Triton's kernel says what is paid
                     return kernels.decode_attention(*given, inputs.slot, scale, most, weighing=paid)
+                if tree is not None:  # and only it takes trees
+                    return kernels.decode_attention(*given, inputs.slot, scale, most, tree=tree)
                 return decode(*given, inputs.slot, scale, most)
 
             states = self.decoder(inputs.ids, positions, attend, inputs.added)
             return self.decoder.logits(states), states
 
         return forward
+
+
+def tree_of(inputs: ForwardInputs) -> kernels.Ancestors | None:
+    """What the tokens of a tree see; None for a chain."""
+    if inputs.masks is None:
+        return None
+    assert inputs.origin is not None
+    return kernels.Ancestors(inputs.masks, inputs.origin)
 
 
 def weighings(mass: FadingMass | None) -> Callable[[int, Tensor | None], kernels.Weighing | None]:

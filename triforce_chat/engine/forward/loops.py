@@ -38,6 +38,14 @@ class LoopForward(Protocol):
         """
         ...
 
+    def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
+        """Logits [n, V] after ids [n], nodes of a tree of a single sequence that lie ``depth`` levels below its root.
+
+        The root went ``root`` slots after the first slot, the first id goes ``step`` slots after it. ``masks`` [n] says
+        what each id sees of the slots after the root, as bits.
+        """
+        ...
+
 
 class FusedLoop:
     """A ``LoopForward`` of a single sequence."""
@@ -79,6 +87,23 @@ class FusedLoop:
             logits, _ = self.forward(inputs)
         return self.runner.widened(logits[-1:])[None]
 
+    def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
+        steps, at = torch.zeros_like(ids), self.at
+        added = None
+        if self.runner.reader is not None:
+            added = self.runner.reader.rows(self.index + root + depth + steps)
+        inputs = ForwardInputs(
+            self.runner.embedded(ids),
+            at[:1] + step,
+            at[1:] + root + depth,
+            steps,
+            added,
+            masks=masks,
+            origin=at[:1] + root + 1,
+        )
+        with self.runner.on_device():
+            return self.runner.widened(self.forward(inputs)[0])
+
 
 class SequencesLoop:
     """A ``LoopForward`` of sequences whose keys and values lie in one pool, after no prefix."""
@@ -113,6 +138,9 @@ class SequencesLoop:
 
     def aim_at_nothing(self, cache: KVCache) -> None:  # noqa: ARG002
         self.numbers.zero_()  # no sequence is there
+
+    def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
+        raise NotImplementedError("several sequences draft chains")
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, step: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.storage import KVCache, KVPool, Shape
-from triforce_chat.engine.cuda_graph import USUAL, LogitsAndStates, Preparation, fitting
+from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, USUAL, LogitsAndStates, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.forward.attention_backend import USUAL as USUAL_BACKEND
 from triforce_chat.engine.forward.attention_backend import AttentionBackend
@@ -91,8 +91,8 @@ class Forward(Protocol):
 
         The logits are valid until the model's next forward. With ``offset`` [B], a tensor on the device, the ids go
         that many slots further on and the cache's length stays as it is: their keys and values are scratch data,
-        which later forwards may read and overwrite. With ``tree``, which a model that captures does not take, it says
-        what each of them follows.
+        which later forwards may read and overwrite. With ``tree``, which forwards of several sequences do not take, it
+        says what each of them follows.
         """
         ...
 
@@ -116,8 +116,8 @@ class Forward(Protocol):
         """What all sequences share whose keys and values lie in the cache's pool; made at the first call."""
         ...
 
-    def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
-        """What is to be captured before a forward of that many rows over the cache is one replay."""
+    def unprepared(self, cache: KVCache, rows: int, branching: bool = False) -> list[Preparation]:
+        """What is to be captured before a forward of that many rows, of a tree or not, over the cache is one replay."""
         ...
 
     def committed(self, count: Tensor, length: Tensor) -> None:
@@ -275,21 +275,23 @@ class Runner:
     def dtype(self) -> torch.dtype:
         return self.shape.dtype
 
-    def unprepared(self, cache: KVCache, rows: int) -> list[Preparation]:
-        slot, size = cache.vacant() if self.decoder else None, fitting(rows)
+    def unprepared(self, cache: KVCache, rows: int, branching: bool = False) -> list[Preparation]:
+        slot = cache.vacant() if self.decoder else None
+        size = fitting(rows, TREE_SIZES if branching else SIZES)
         if slot is None or size is None:
             return []
         if self.captures:
-            return [partial(self._capture, cache, size)] if self.graphs.lacks(slot, size) else []
+            lacks = self.graphs.lacks(slot, size, branching)
+            return [partial(self._capture, cache, size, branching)] if lacks else []
         lacks = self.of_sequences.lacks(slot, size)
         return [partial(self._capture_together, cache, size)] if lacks else []
 
     @torch.inference_mode()
-    def _capture(self, cache: KVCache, size: int) -> None:
+    def _capture(self, cache: KVCache, size: int, branching: bool = False) -> None:
         slot = cache.vacant()
-        if slot and size <= slot.room and self.graphs.lacks(slot, size):
+        if slot and size <= slot.room and self.graphs.lacks(slot, size, branching):
             with self.on_device():
-                self.graphs.capture(slot, size)
+                self.graphs.capture(slot, size, branching)
             cache.overwrote(size)
 
     @torch.inference_mode()
@@ -416,12 +418,12 @@ class Runner:
         """``_fed`` of one feed by a CUDA graph; None where none takes it."""
         cache, n = feed.cache, feed.ids.shape[1]
         slot = cache.write_slot() if self.captures else None
-        size = self.graphs.size(n, slot) if slot else None
+        size = self.graphs.size(n, slot, feed.tree is not None) if slot else None
         if slot is None or size is None:
             return None
         index = cache.length if feed.offset is not None else cache.reach(n) - n
         ids = self.embedded(feed.ids[0])
-        logits, states = self.graphs(ids, slot, cache.position, index, size, feed.offset)
+        logits, states = self.graphs(ids, slot, cache.position, index, size, feed.offset, feed.tree)
         if feed.offset is None:
             cache.wrote(n, size)
             cache.advance(n)

@@ -8,6 +8,7 @@ requires triton, which torch's CUDA builds for Linux bring along.
 from __future__ import annotations
 
 from triforce_chat.engine.kernels.decoding import (
+    Ancestors,
     Prefix,
     Sequences,
     Weighing,
@@ -23,20 +24,25 @@ from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, quant
 from triforce_chat.engine.kernels.rows import Norm, rms_norm, rotate_and_store, silu_mul
 from triforce_chat.engine.kernels.scoring import chunk_scores
 from triforce_chat.engine.kernels.searching import search
+from triforce_chat.engine.kernels.trees import Walked, draw_children, keep_slots, walk
 
 __all__ = [
+    "Ancestors",
     "Norm",
     "Prefix",
     "QuantizedWeight",
     "Sequences",
+    "Walked",
     "Weighing",
     "attend_together",
     "chunk_scores",
     "decode_attention",
     "decode_quantized",
+    "draw_children",
     "expand",
     "expanded_rows",
     "gather_chunks",
+    "keep_slots",
     "quantize",
     "quantize_wide",
     "quantized_linear",
@@ -45,4 +51,5 @@ __all__ = [
     "search",
     "silu_mul",
     "splits",
+    "walk",
 ]

@@ -92,6 +92,13 @@ class Weighing(NamedTuple):
     counted: Tensor  # [1], on the device: only the first so many tokens count
 
 
+class Ancestors(NamedTuple):
+    """What the tokens of a forward see that are the nodes of a tree, as bits of the latest slots."""
+
+    masks: Tensor  # [n], int64: bit j of token i, whether it sees slot ``origin`` + j
+    origin: Tensor  # [1], on the device; all tokens see all slots before that
+
+
 class Seen(NamedTuple):
     """The weights of a forward's attention, summed by chunk, before its rows are normalized; see ``Weighing``."""
 
@@ -139,6 +146,7 @@ def decode_attention(
     parts: int | None = None,
     listed: Tensor | None = None,
     weighing: Weighing | None = None,
+    tree: Ancestors | None = None,
 ) -> Tensor:
     """Causal attention of n new tokens whose own keys are in slots ``at`` .. ``at+n-1``.
 
@@ -147,14 +155,15 @@ def decode_attention(
     at+n and only determines the number of programs. Returns [n, Hq, D]. ``shape`` and ``parts`` override the tiling
     and the number of programs per head. ``listed`` [Hkv, m] int32, the last dimension contiguous: slot i of a head is
     the ``listed[i]``-th of its keys and values; None: the i-th. ``weighing``: adds up what is paid to each chunk of
-    all S slots. Raises ValueError unless D is a power of two.
+    all S slots. ``tree``: what each row sees in place of all earlier tokens. Raises ValueError unless D is a power of
+    two.
     """
     heads, rows = keys.shape[0], checked_rows(q, keys)
     shape = shape or tiling(rows, q.shape[2], q.dtype, listed is not None)
     parts = parts or splits(heads, triton.cdiv(rows, shape.rows), most)
     partial = Partial.empty(parts, heads, rows, q.shape[2], q.device)
     seen = None if weighing is None else Seen.empty(weighing, rows, shape)
-    attend(partial, q, keys, values, at, scale, shape, listed=listed, seen=seen)
+    attend(partial, q, keys, values, at, scale, shape, listed=listed, seen=seen, tree=tree)
     out = joined(partial, q, seen)
     if weighing is not None and seen is not None:
         weigh(weighing, seen, at, len(q), rows // len(q), shape.slots)
@@ -214,6 +223,7 @@ def attend(
     causal: bool = True,
     listed: Tensor | None = None,
     seen: Seen | None = None,
+    tree: Ancestors | None = None,
 ) -> None:
     """Partial attention of q [n, Hq, D]; see ``decode_attention`` and, with ``sequences``, ``attend_together``.
 
@@ -233,6 +243,7 @@ def attend(
         starts,
         places,
         at if listed is None else listed,
+        *((at, at) if tree is None else tree),
         *(out[:2] if seen is None else seen[:2]),
         *out,
         scale * math.log2(math.e),
@@ -252,6 +263,7 @@ def attend(
         width=shape.slots,
         several=several,
         causal=causal,
+        branching=tree is not None,
         by_list=listed is not None,
         pieces=0 if seen is None else seen.sums.shape[1] // seen.tops.shape[1],
         num_stages=shape.stages,
@@ -305,7 +317,7 @@ def weigh(to: Weighing, seen: Seen, at: Tensor, n: int, group: int, width: int) 
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["masks", "origin"])
 def _attend(
     q,
     keys,
@@ -314,6 +326,8 @@ def _attend(
     starts,
     places,
     listed,
+    masks,
+    origin,
     seen_sums,
     seen_tops,
     sums,
@@ -340,6 +354,7 @@ def _attend(
     width: tl.constexpr,
     several: tl.constexpr,
     causal: tl.constexpr,
+    branching: tl.constexpr,
     by_list: tl.constexpr,
     pieces: tl.constexpr,  # chunks of a tile whose weights are summed; 0: of no interest
 ):
@@ -378,6 +393,9 @@ def _attend(
     total, mixed = tl.zeros((height,), tl.float32), tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)
     k_at, v_at = keys + head.to(tl.int64) * keys_head, values + head.to(tl.int64) * values_head
+    if branching:
+        mask = tl.load(masks + token, mask=row < rows, other=0)
+        base = tl.load(origin).to(tl.int32)
     if by_list:
         list_at = listed + head.to(tl.int64) * listed_head
     else:
@@ -390,7 +408,12 @@ def _attend(
         there = tl.load(list_at + slot, mask=stored, other=0) if by_list else lane
         k = tl.load(k_at + there[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
-        if causal:
+        if branching:
+            bit = slot - base
+            seen = (mask[:, None] >> tl.minimum(tl.maximum(bit, 0), 63).to(tl.int64)[None, :]) & 1
+            visible = (bit < 0)[None, :] | ((bit < 64)[None, :] & (seen == 1))
+            scores = tl.where(stored[None, :] & visible, scores, float("-inf"))
+        elif causal:
             scores = tl.where(slot[None, :] <= before + token[:, None], scores, float("-inf"))
         else:
             scores = tl.where(stored[None, :], scores, float("-inf"))

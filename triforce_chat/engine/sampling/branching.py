@@ -2,27 +2,29 @@
 
 Each token of a tree has the distribution that it was drawn from, given its elder siblings; so one rule serves
 draws without replacement (Sequoia, arXiv 2402.12374), independent ones (SpecInfer, arXiv 2305.09781) and looked-up
-tokens.
+tokens. On a GPU both are kernels, which a CUDA graph can hold; the same functions in torch are here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.draft import Draft, one_hot
-from triforce_chat.engine.sampling.ops import Randomness, residual
-from triforce_chat.engine.tree import children, paths
+from triforce_chat.engine.sampling.ops import PenaltyContext, Randomness, Uniforms, residual
+from triforce_chat.engine.tree import Family
 
 
 class PathVerdict(NamedTuple):
-    """``numbers`` [1, n+2] as of ``verify``, and the rows of the target that gave the committed tokens."""
+    """``numbers`` [1, n+2] as of ``verify``, and the target's rows [1, n+1] that gave the committed tokens.
+
+    The last of these rows is repeated.
+    """
 
     numbers: Tensor
-    rows: list[int]
+    rows: Tensor
 
 
 def verify_tree(draft: Draft, target: Tensor, random: Randomness) -> PathVerdict:
@@ -33,56 +35,90 @@ def verify_tree(draft: Draft, target: Tensor, random: Randomness) -> PathVerdict
     above that child's q, normalized. So the output is distributed as the target, as for a chain, which is a special
     case. Every decision has a random number of its own.
     """
-    assert draft.parents is not None
-    following, rows, left = children(draft.parents), [0], target[:, 0]
-    while True:
-        passed, left = first_passing(following.get(rows[-1] - 1, ()), draft, left, random)
-        if passed is None:
-            break
-        rows.append(passed + 1)
-        left = target[:, passed + 1]
-    last, kept = random.draw(left)[:, None], draft.tokens[:, [row - 1 for row in rows[1:]]]
-    count, unused = last.new_tensor([[len(rows) - 1]]), last.expand(1, len(draft) + 1 - len(rows))
-    return PathVerdict(torch.cat([count, kept, last, unused], -1), rows)
+    count, rows, left = (walked_by_kernel if target.is_cuda else walked)(draft, target, random)
+    last = random.draw(left)[:, None]
+    n = len(draft)
+    passed = torch.arange(n, device=target.device) < count[:, None]
+    along = draft.tokens[:, (rows[0, 1:] - 1).clamp_min(0)]
+    return PathVerdict(torch.cat([count[:, None], torch.where(passed, along, last), last], -1), rows)
+
+
+def walked_by_kernel(draft: Draft, target: Tensor, random: Randomness) -> tuple[Tensor, Tensor, Tensor]:
+    """``walked`` on a GPU."""
+    from triforce_chat.engine import kernels
+
+    shape = draft.family
+    assert shape is not None
+    tests = random.tests[0] if isinstance(random, Uniforms) else None
+    made = kernels.walk(draft.tokens[0], draft.probs[0], target[0], tests, shape.links)
+    return made.accepted, made.rows[None], made.left
+
+
+def walked(draft: Draft, target: Tensor, random: Randomness) -> tuple[Tensor, Tensor, Tensor]:
+    """The path that passes: nodes [1], rows [1, n+1] as of ``PathVerdict``, and weights [1, V] for what follows it."""
+    assert draft.family is not None
+    first, following = draft.family.links.tolist()
+    rows, left = [0], target[:, 0]
+    passed = first[0]
+    while passed >= 0:
+        passed, left = first_passing(passed, following, draft, left, random)
+        if passed >= 0:
+            rows.append(passed + 1)
+            left, passed = target[:, passed + 1], first[passed + 1]
+    count = draft.tokens.new_tensor([len(rows) - 1])
+    padded = rows + [rows[-1]] * (len(draft) + 1 - len(rows))
+    return count, draft.tokens.new_tensor([padded]), left
 
 
 def first_passing(
-    nodes: Sequence[int], draft: Draft, left: Tensor, random: Randomness
-) -> tuple[int | None, Tensor]:
-    """The first of these siblings that passes, None if none does, and the weights [1, V] that remain."""
-    for at, node in enumerate(nodes):
-        if at:
+    node: int, following: list[int], draft: Draft, left: Tensor, random: Randomness
+) -> tuple[int, Tensor]:
+    """The first of a node and its younger siblings that passes, -1 if none does, and the weights [1, V] that remain."""
+    eldest = node
+    while node >= 0:
+        if node != eldest:
             left = left / left.sum(-1, keepdim=True)
         token, law = draft.tokens[:, node, None], draft.probs[:, node]
         if int(random.only(node).accepts(left.gather(-1, token), law.gather(-1, token))):
             return node, left
-        left = residual(left, law)
-    return None, left
+        left, node = residual(left, law), following[node + 1]
+    return -1, left
 
 
-def drawn_children(
+def draw_children(
     laws: Tensor,
     scores: Tensor,
-    counts: Sequence[int],
-    draw: Callable[[Tensor], Tensor],
+    random: Randomness,
+    numbers: Uniforms,
+    shape: Family,
+    rows: Tensor,
+    tokens: Tensor,
+    probs: Tensor,
     independent: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Draw ``counts`` [m] children after each of m tokens: ids [k] and their distributions [k, V], parent by parent.
+) -> None:
+    """Draw the children of a tree's ``rows`` [m], where -1 is none, into ``tokens`` [n] and ``probs`` [n, V].
 
-    laws: [m, V]; ``draw`` takes one index per row of weights. Without replacement unless ``independent``; where a law
-    has nothing left, the token with the next best score follows for certain.
+    laws and scores [m, V] are those after each row, and may be overwritten. Without replacement unless ``independent``;
+    where a law has nothing left, the token with the next best score follows for certain. ``random`` decides by
+    ``numbers``, whose ``last`` has one for each node.
     """
-    left, scores = laws.clone(), scores.clone()
-    drawn: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    for rank in range(max(counts, default=0)):
-        rows = [row for row, count in enumerate(counts) if count > rank]
-        each = laws[rows] if independent or not rank else distinct(left[rows], scores[rows])
-        tokens = draw(each)
-        left[rows, tokens], scores[rows, tokens] = 0, -torch.inf
-        for row, token, law in zip(rows, tokens, each, strict=True):
-            drawn[row, rank] = token, law
-    ordered = [drawn[place] for place in sorted(drawn)]
-    return torch.stack([token for token, _ in ordered]), torch.stack([law for _, law in ordered])
+    if laws.is_cuda:
+        from triforce_chat.engine import kernels
+
+        given = laws, scores, numbers.last[0], shape.links, rows, tokens, probs
+        kernels.draw_children(*given, independent)
+        return
+    first, following = shape.links.tolist()
+    for row, law, ranked in zip(rows.tolist(), laws, scores, strict=True):
+        left, node = law[None].clone(), first[row] if row >= 0 else -1
+        eldest = node
+        while node >= 0:
+            own = left if independent or node == eldest else distinct(left, ranked[None])
+            token = random.only(node).draw(own)
+            tokens[node], probs[node] = token[0], own[0]
+            if not independent:
+                left[0, token], ranked[token] = 0, -torch.inf
+            node = following[node + 1]
 
 
 def distinct(left: Tensor, scores: Tensor) -> Tensor:
@@ -92,23 +128,20 @@ def distinct(left: Tensor, scores: Tensor) -> Tensor:
     return torch.where(total >= torch.finfo(left.dtype).tiny, left / total, best)
 
 
-def penalized_paths(logits: Tensor, answer: Tensor, seen: Sequence[Sequence[int]], penalty: float) -> Tensor:
-    """Apply the repetition penalty to logits [m, V]: to the tokens of the answer [a] and, row by row, those ``seen``.
+def penalized_paths(
+    logits: Tensor, answer: PenaltyContext | None, drafted: Tensor, lines: Tensor, penalty: float
+) -> Tensor:
+    """Apply the repetition penalty to logits [m, V] of a tree's rows; returns at least fp32.
 
-    Returns at least fp32.
+    To the tokens of the answer, and to those of ``drafted`` [n] that each row follows: ``lines`` [m, d], n for none.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if penalty == 1:
+    if answer is None:
         return logits
-    known = torch.zeros_like(logits, dtype=torch.bool)
-    known[:, answer] = True
-    for row, tokens in zip(known, seen, strict=True):
-        row[list(tokens)] = True
+    nothing, (m, vocabulary), room = logits.shape[1], logits.shape, answer.tokens.shape[1]
+    places = torch.arange(room, device=logits.device)
+    said = torch.where(places < answer.length[:, None], answer.tokens, nothing).expand(m, room)
+    seen = torch.cat([drafted, drafted.new_full((1,), nothing)])[lines]
+    known = torch.zeros(m, vocabulary + 1, dtype=torch.bool, device=logits.device)
+    known = known.scatter_(1, said, True).scatter_(1, seen, True)[:, :vocabulary]
     return torch.where(known, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-
-def tokens_before(draft: Draft) -> list[list[int]]:
-    """The drafted tokens that each row of a verification follows: [n+1] lists, the first of them empty."""
-    assert draft.parents is not None
-    ids = draft.tokens[0].tolist()
-    return [[], *([ids[node] for node in path] for path in paths(draft.parents))]

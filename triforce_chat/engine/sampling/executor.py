@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cuda_graph import Graph, Preparation, fitting, pool_of
+from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, Graph, Preparation, fitting, pool_of
 from triforce_chat.engine.draft import Draft
-from triforce_chat.engine.sampling.branching import penalized_paths, tokens_before, verify_tree
+from triforce_chat.engine.sampling.branching import penalized_paths, verify_tree
 from triforce_chat.engine.sampling.ops import (
     GREEDY,
     PenaltyContext,
@@ -28,6 +28,7 @@ from triforce_chat.engine.sampling.ops import (
     warp,
 )
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.tree import Family, Parents, family
 
 MOST = 1 << 30  # bytes of static buffers that are kept between answers
 LARGE_STEP = 16  # rows between two sizes beyond those of captured forwards
@@ -52,11 +53,10 @@ class SamplerOutput(NamedTuple):
 
     probs: Tensor  # [B, n+1, V], the warped distributions
     # [B, n+4]: number of tokens to commit, the tokens of ``verify``, number of drafted tokens, and 1 if all is well, 0
-    # if a top-p nucleus was cut short, NOT_FINITE if a committed token was drawn from no distribution.
+    # if a top-p nucleus was cut short, NOT_FINITE if a committed token was drawn from no distribution; then the rows.
     packed: Tensor
-    rows: list[int] | None = (
-        None  # of a tree: those that the committed tokens come from; None: the first ones
-    )
+    # Of a tree: the rows [1, n+1] that the committed tokens come from, the last one repeated; None: the first ones.
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class Verification:
     forced: bool = False  # the inputs say which tokens the output is going to be
 
     def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
-        draft = inputs.draft
+        draft, rows = inputs.draft, None
         scores = self._penalized(inputs)
         if inputs.allowed is not None:
             scores = scores.masked_fill(~inputs.allowed, -torch.inf)
         probs, complete = warp(scores, self.sampling, self.candidates)
-        if draft.parents is None:
-            numbers, rows = verify(draft, probs, random, inputs.forced), None
+        if not draft.branching:
+            numbers = verify(draft, probs, random, inputs.forced)
         else:
             numbers, rows = verify_tree(draft, probs, random)
         if complete is None:
@@ -90,24 +90,25 @@ class Verification:
             flag = complete.all(-1, keepdim=True).long()
         finite = self._finite(scores, probs, numbers[:, :1], rows)
         flag = torch.where(finite, flag, NOT_FINITE)
-        packed = torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag], -1)
+        path = [] if rows is None else [rows]
+        packed = torch.cat([numbers[:, :1] + 1, numbers[:, 1:], draft.counted[:, None], flag, *path], -1)
         return SamplerOutput(probs, packed, rows)
 
     def _penalized(self, inputs: SamplerInputs) -> Tensor:
         logits, draft, context, *_ = inputs
-        if draft.parents is None or context is None:
-            return penalized(logits, context, draft.count, self.sampling.repetition_penalty)
-        answer, seen = context.tokens[0, : int(context.length)], tokens_before(draft)
-        return penalized_paths(logits[0], answer, seen, self.sampling.repetition_penalty)[None]
+        penalty, shape = self.sampling.repetition_penalty, draft.family
+        if shape is None:
+            return penalized(logits, context, draft.count, penalty)
+        return penalized_paths(logits[0], context, draft.tokens[0], shape.lines, penalty)[None]
 
-    def _finite(self, scores: Tensor, probs: Tensor, accepted: Tensor, rows: list[int] | None) -> Tensor:
+    def _finite(self, scores: Tensor, probs: Tensor, accepted: Tensor, rows: Tensor | None) -> Tensor:
         """Whether the model's scores made sense for all committed tokens: [B, 1].
 
         A row with a score that is no number, or infinite, has no distribution: all of its probabilities are NaN.
         """
         sane = (scores.amax(-1) if self.sampling.greedy else probs[..., 0]).isfinite()
         if rows is not None:
-            return sane[:, rows].all(-1, keepdim=True)
+            return sane.gather(1, rows).all(-1, keepdim=True)
         places = torch.arange(sane.shape[-1], device=sane.device)
         return (sane | (places > accepted)).all(-1, keepdim=True)
 
@@ -150,11 +151,6 @@ class EagerExecutor:
         return []
 
 
-def padded(rows: int) -> int:
-    """The rows of the graph that takes so many: one of the usual sizes, or of few larger ones."""
-    return fitting(rows) or -(-rows // LARGE_STEP) * LARGE_STEP
-
-
 class GraphExecutor:
     """Replays one CUDA graph per verification and size; the least recently used graphs are dropped."""
 
@@ -170,7 +166,7 @@ class GraphExecutor:
         return static()
 
     def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
-        room, rows = rounded_up(answer) if answer else 0, padded(rows)
+        room, rows = rounded_up(answer) if answer else 0, sized(like.draft, rows)
         if rows in self.made.get(key_of(op, like, room), {}):
             return []
         return [partial(self._sized, op, like, room, rows)]
@@ -178,7 +174,7 @@ class GraphExecutor:
     def _static(self, op: Verification, inputs: SamplerInputs) -> StaticVerification:
         rows, penalty = inputs.logits.shape[1], inputs.penalty
         room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1])
-        return self._sized(op, inputs, room, padded(rows))
+        return self._sized(op, inputs, room, sized(inputs.draft, rows))
 
     def _sized(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> StaticVerification:
         key = key_of(op, like, room)
@@ -207,8 +203,13 @@ class GraphExecutor:
 def key_of(op: Verification, like: SamplerInputs, room: int) -> Hashable:
     """What the graphs of all sizes have in common."""
     logits = like.logits
-    constrained = like.allowed is not None
-    return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room, constrained
+    kind = like.allowed is not None, like.draft.branching
+    return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room, kind
+
+
+def sized(draft: Draft, rows: int) -> int:
+    """The rows of the graph that verifies so many: one of the usual sizes of chains or trees, or of few larger ones."""
+    return fitting(rows, TREE_SIZES if draft.branching else SIZES) or -(-rows // LARGE_STEP) * LARGE_STEP
 
 
 class StaticVerification:
@@ -230,6 +231,7 @@ class StaticVerification:
                     draft.tokens.new_zeros(batch, rows - 1),
                     draft.probs.new_zeros(batch, rows - 1, vocabulary),
                     self.counts[0],
+                    shape=nobody(rows - 1, device) if draft.branching else None,
                 ),
                 PenaltyContext(answer, self.counts[1]) if room else None,
                 draft.tokens.new_zeros(batch, rows) if op.forced else None,
@@ -237,6 +239,7 @@ class StaticVerification:
             )
             self.uniforms = Uniforms.empty(batch, rows - 1, device)
         self.filled: int | None = 0  # the host's number of drafted tokens in ``counts``; None: the device's
+        self.parents: Parents | None = None  # of the latest tree
         self.op, self.random = op, op.randomness(self.uniforms)
         self.graph: Graph[SamplerOutput] = Graph(device, pool)
 
@@ -258,6 +261,7 @@ class StaticVerification:
             self.counts[0], self.filled = draft.count, None
         elif self.filled != n:
             self.counts[0], self.filled = n, n
+        self._shape(draft)
         if static.penalty is not None and penalty is not None:
             static.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
             self.counts[1] = penalty.length
@@ -265,6 +269,16 @@ class StaticVerification:
             static.forced[:, : n + 1] = forced
         if static.allowed is not None and allowed is not None:
             static.allowed[:, : n + 1] = allowed
+
+    def _shape(self, draft: Draft) -> None:
+        """Take the shape of a tree; most have that of the last one."""
+        mine = self.inputs.draft.shape
+        if mine is None or draft.parents == self.parents:
+            return
+        assert draft.parents is not None
+        for static, given in zip(mine, family(draft.parents, *mine.room), strict=True):
+            static.copy_(given)
+        self.parents = draft.parents
 
     def __call__(self) -> SamplerOutput:
         return self.graph(self._work)
@@ -277,6 +291,11 @@ class StaticVerification:
         """Bytes of the static buffers and of the resulting distributions."""
         logits = self.inputs.logits
         return logits.nbytes + self.inputs.draft.probs.nbytes + logits.numel() * torch.float32.itemsize
+
+
+def nobody(n: int, device: torch.device) -> Family:
+    """The shape of no tree, to be filled with that of one of up to n nodes."""
+    return Family(*(each.to(device) for each in family((), n, n)))
 
 
 def rounded_up(tokens: int) -> int:

@@ -32,7 +32,7 @@ class Randomness(Protocol):
         ...
 
     def only(self, i: int) -> Randomness:
-        """The decision on drafted token i alone, for p, q [B, 1]."""
+        """The decisions on drafted token i alone: for p, q [B, 1], and to draw it where drawn tokens have numbers."""
         ...
 
 
@@ -40,7 +40,7 @@ class Uniforms(NamedTuple):
     """Uniform random numbers in [0, 1)."""
 
     tests: Tensor  # [B, n], fp32, one for each drafted token
-    last: Tensor  # [B, 1], fp64, for the token after the accepted ones
+    last: Tensor  # [B, 1], fp64, for the token after the accepted ones; [B, n] for the tokens of a draft
 
     @staticmethod
     def empty(rows: int, n: int, device: torch.device) -> Uniforms:
@@ -49,7 +49,7 @@ class Uniforms(NamedTuple):
         return Uniforms(tests, torch.empty(rows, 1, dtype=torch.float64, device=device))
 
     def only(self, i: int) -> Uniforms:
-        return self._replace(tests=self.tests[:, i : i + 1])
+        return Uniforms(self.tests[:, i : i + 1], self.last[:, i : i + 1])
 
     def accepts(self, p: Tensor, q: Tensor) -> Tensor:
         """Accept where ``U < p/q``; strictly, so that p = 0 never passes."""

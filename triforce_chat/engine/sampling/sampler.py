@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
-from triforce_chat.engine.sampling.branching import penalized_paths
 from triforce_chat.engine.sampling.constraint import Constraint, allowed_in_tree
 from triforce_chat.engine.sampling.executor import (
     EagerExecutor,
@@ -24,7 +22,6 @@ from triforce_chat.engine.sampling.ops import (
     PenaltyContext,
     Uniforms,
     penalized,
-    warp,
     warp_fully,
 )
 from triforce_chat.engine.sampling.options import Sampling
@@ -93,24 +90,11 @@ class Sampler:
         if self.sampling.repetition_penalty == 1:
             return None
         if draft.parents is not None:
-            return PenaltyContext(seq.ids[:, self.answer_start : seq.known], seq.length - self.answer_start)
+            tokens = seq.ids[:, self.answer_start : seq.known + seq.slack]
+            return PenaltyContext(tokens, seq.length - self.answer_start)
         end = seq.known + seq.slack + len(draft) + more
         tokens = seq.ids[:, self.answer_start : end]
         return PenaltyContext(tokens, seq.length - self.answer_start + draft.counted)
-
-    def branch_laws(
-        self, logits: Tensor, seq: TokenBuffer, seen: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, Tensor]:
-        """Scores and distributions [m, V] by logits [m, V] of a tree's rows, after ``seq`` and the tokens ``seen``."""
-        answer = seq.tokens[self.answer_start :]
-        scores = penalized_paths(logits, answer, seen, self.sampling.repetition_penalty)
-        return scores, warp(scores, self.sampling, self.op.candidates)[0]
-
-    def draw(self, weights: Tensor) -> Tensor:
-        """One index per row of weights [m, V], each by a fresh random number: [m]."""
-        uniforms = Uniforms.empty(len(weights), 0, weights.device)
-        self.fill(uniforms)
-        return self.op.randomness(uniforms).draw(weights)
 
     def widen(self) -> None:
         """Search more candidates for top-p nuclei from now on."""

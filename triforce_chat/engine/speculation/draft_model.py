@@ -134,15 +134,15 @@ class DraftModel:
         parts = sorted({*self._parts(n)} - made.keys(), reverse=True)
         drafts = [partial(self._prepare, sampler.op, room, part) for part in parts]
         sizes = sorted({fitting(rows) or rows for rows in range(1, n + 2)})
-        return [*drafts, *self._feeding([*sizes, USUAL])]
+        return [*drafts, *self.feeding([*sizes, USUAL])]
 
     def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
         for n in sorted(self.lengths, reverse=True):
             yield from self.unprepared(length, n, sampler)
         if self.lengths:
-            yield from self._feeding([size for size in SIZES if size <= USUAL])
+            yield from self.feeding([size for size in SIZES if size <= USUAL])
 
-    def _feeding(self, sizes: Sequence[int]) -> list[Preparation]:
+    def feeding(self, sizes: Sequence[int]) -> list[Preparation]:
         """Captures of the forwards of so many tokens."""
         return [each for rows in sizes for each in self.model.unprepared(self.cache, rows)]
 

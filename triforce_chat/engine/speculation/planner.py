@@ -28,7 +28,7 @@ from triforce_chat.engine.speculation.cost_model import (
 from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup
 from triforce_chat.engine.speculation.tree_plan import TreePlan
-from triforce_chat.engine.tree import Parents
+from triforce_chat.engine.tree import Parents, levels
 
 # Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested. The
 # last two serve where keys and values are streamed and nothing is captured.
@@ -72,6 +72,11 @@ class Plan:
     def plain(self) -> bool:
         """No draft."""
         return self.arm is None and self.n == 0
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a round may commit."""
+        return 1 + (levels(self.parents) if self.parents else self.n)
 
     @property
     def trial(self) -> bool:
@@ -249,7 +254,7 @@ class Planner:
     @property
     def plans_together(self) -> bool:
         """Whether its rounds may depend on other sequences: not where a seed is to give the same tokens every time."""
-        return self.gamma is None and not self.investment.unlimited
+        return self.gamma is None and not self.investment.unlimited and self.trees is None
 
     def several(self, n: int, length: int) -> Plan:
         """Plan several rounds that make about n tokens and do not wait for one another.
@@ -257,14 +262,30 @@ class Planner:
         All ranks take rank 0's plan, as their clocks differ.
         """
         plan = self.intended(n, length)
+        if plan.parents:  # of one rank
+            return plan
         own = plan.rounds, plan.n, self._threshold(plan.n)
         rounds, drafted, threshold = self.group.broadcast_ints(own)
         return Plan(drafted, plan.arm, rounds=rounds, threshold=threshold)
 
     def intended(self, n: int, length: int) -> Plan:
         """This rank's plan of several rounds, without lookup."""
+        tree = self._trees_instead(n, length)
+        if tree is not None:
+            return tree
         ((drafted, rounds),) = rounds_together([Wish(self, n, length)])
         return Plan(drafted, self._first, rounds=rounds)
+
+    def _trees_instead(self, n: int, length: int) -> Plan | None:
+        """Rounds that each draft a tree; None if they draft chains."""
+        arm = self._first
+        if arm is None or self.trees is None:
+            return None
+        tree = self._tree(arm, self.trees, self.most, 0)
+        if length < tree.longest:  # the draft feeds as many tokens again
+            tree = Plan(0, arm)
+        each = 1 + self.trees.expected(tree.parents)
+        return replace(tree, rounds=min(round(n / each) or min(n, 1), MOST // tree.longest))
 
     def agreed(self, drafted: int, rounds: int) -> Plan:
         """The plan of as many rounds as ``rounds_together`` found."""
@@ -341,6 +362,12 @@ class Planner:
         branch = sum(chance >= CUTOFF for chance in self._hopes(match, n // 2))
         parents = trees.shape(n - branch, *self._round)
         return Plan(len(parents), arm, parents=parents, branch=branch)
+
+    @property
+    def next_tree(self) -> Parents:
+        """The shape that the next round drafts, without looked-up tokens."""
+        assert self.trees is not None
+        return self._tree(self.arms[0], self.trees, self.most, 0).parents
 
     def _threshold(self, n: int) -> int:
         """The shortest match for which n looked-up tokens promise more accepted ones than the arm's."""
@@ -475,7 +502,8 @@ class Planner:
             arm.trials = max(0, arm.trials - 1)
         arm.asked = arm.asked or plan.n > 0
         if plan.parents and self.trees is not None:
-            self.trees.learn(plan.parents, path, drafting)
+            if drafted:
+                self.trees.learn(plan.parents, path, drafting if timed else None)
         else:
             arm.curve.learn(drafted, accepted)
         arm.drafter.judged(drafted, accepted)
@@ -499,14 +527,24 @@ class Planner:
         self._surveyed(0)
 
     def learn_unwaited(
-        self, plan: Plan, match: int, accepted: int, drafting: float, verifying: float, timed: bool = True
+        self,
+        plan: Plan,
+        match: int,
+        accepted: int,
+        drafting: float,
+        verifying: float,
+        timed: bool = True,
+        path: Sequence[int] = (),
     ) -> None:
-        """Learn from one of several rounds that were not waited for; ``timed``: see ``learn``."""
+        """Learn from one of several rounds that were not waited for; ``timed`` and ``path``: see ``learn``."""
         self.rounds += 1
         timed = timed or self.investment.unlimited
         if timed:
             self.times.add(1 + plan.n, verifying)
         if not plan.n:
+            return
+        if plan.parents and self.trees is not None:
+            self.trees.learn(plan.parents, path, drafting if timed else None)
             return
         self.blend.learn(plan.n, accepted)
         if plan.arm is None:

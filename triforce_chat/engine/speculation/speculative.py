@@ -11,8 +11,8 @@ plans and launches. Otherwise waiting costs nothing, and it plans every round an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 from weakref import proxy
@@ -29,14 +29,15 @@ from triforce_chat.engine.gathered import rows_each
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.constraint import Constraint
-from triforce_chat.engine.sampling.executor import NOT_FINITE, SamplerInputs
+from triforce_chat.engine.sampling.executor import NOT_FINITE, SamplerInputs, nobody
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner, Wish, rounds_together
 from triforce_chat.engine.speculation.tree_draft import grafted
-from triforce_chat.engine.tree import verified
+from triforce_chat.engine.speculation.tree_plan import TreePlan
+from triforce_chat.engine.tree import levels, verified
 from triforce_chat.errors import ModelError
 
 MOST_FORCED = 16  # tokens in a draft of what the form of an answer prescribes
@@ -58,11 +59,11 @@ class Round:
     outcome: HostCopy = field(init=False)  # the numbers of an ``Outcome`` for each sequence
     verified: Any = field(init=False)  # mark of the clock after the verification
     timed: bool = True  # nothing was captured in it, so its times say something
-    path: list[int] = field(default_factory=list)  # of a tree's tokens: those that passed
+    path: Tensor | None = None  # [m], of a tree's tokens those that passed, then any; None for a chain
 
     def read(self) -> Outcome:
         """Wait for the outcome of a single sequence."""
-        return Outcome.of(self.outcome.read()[0], self.match is not None)
+        return Outcome.of(self.outcome.read()[0], self.match is not None, self.path is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Outcome:
     match: int  # length of the match
     following: int  # length of the next match
     finite: bool = True  # all tokens were drawn from distributions
+    path: Sequence[int] = ()  # of a tree's tokens: those that passed
 
     def checked(self) -> Outcome:
         """This outcome. Raises ModelError if the model computed no distribution for a token."""
@@ -87,11 +89,14 @@ class Outcome:
         return self
 
     @staticmethod
-    def of(numbers: list[int], looked_up: bool) -> Outcome:
+    def of(numbers: list[int], looked_up: bool, tree: bool = False) -> Outcome:
         """From the numbers of a ``SamplerOutput``, followed by three of lookup if it took part."""
         right, match, following = numbers[-3:] if looked_up else (0, 0, 0)
-        count, *ids, drafted, complete = numbers[:-3] if looked_up else numbers
-        return Outcome(ids[:count], bool(complete), drafted, right, match, following, complete != NOT_FINITE)
+        own = numbers[:-3] if looked_up else numbers
+        rows = own[len(own) // 2 + 2 :] if tree else []
+        count, *ids, drafted, complete = own[: len(own) - len(rows)]
+        found = ids[:count], bool(complete), drafted, right, match, following, complete != NOT_FINITE
+        return Outcome(*found, [row - 1 for row in rows[1:count]])
 
     @property
     def accepted(self) -> int:
@@ -155,7 +160,9 @@ class Speculative:
             return self.nothing if match is None else Draft.one_hot(match.tokens[:, :n], vocabulary)
         if plan.parents and self.planner.trees is not None:
             tree = self.planner.trees.draft(seq, plan.parents, sampler)
-            return tree if match is None else grafted(tree, match.tokens[0, : plan.branch])
+            return (
+                grafted(tree, match.tokens[0, : plan.branch]) if match is not None and plan.branch else tree
+            )
         # Whole rounds of a level below may make more than was asked for.
         draft = plan.arm.drafter.propose(seq, n, sampler).first(self.cache.limit - seq.known)
         if match is None or plan.threshold == NEVER:
@@ -176,20 +183,26 @@ class Speculative:
                 self.cache.drafted(len(fed) - n, draft.count)
             if draft.parents is None:
                 return self.model(fed[None], self.cache, n + 1)
+            if self.model.captures:  # of which a tree is all there is
+                feed(self.model, self.cache, fed[: -n - 1])
+                fed = fed[-n - 1 :]
             return self.model(fed[None], self.cache, n + 1, tree=verified(draft.parents, len(fed) - n))
         # The cache counts the tokens that the host knows, without the last one.
         offset = seq.length - (self.cache.length + 1)
-        return self.model(seq.read(-1, n + 1), self.cache, n + 1, offset)
+        tree = None if draft.parents is None else verified(draft.parents, 1)
+        return self.model(seq.read(-1, n + 1), self.cache, n + 1, offset, tree)
 
     def _verify(self, seq: TokenBuffer, made: Round, sampler: Sampler) -> None:
         """Commit what passes and start copying the outcome to the host."""
         n = len(made.draft)
+        before = seq.length
         probs, packed, rows = sampler.verify(made.draft, made.logits, seq, self.constraint)
         packed = self.group.broadcast(packed)
         last = packed[:, 0]  # row of the logits, counted from 1, that gave the last token
-        if rows is not None:
-            probs, made.path = probs[:, rows], [row - 1 for row in rows[1:]]
-            last = last.new_tensor([rows[-1] + 1])
+        if rows is not None and made.draft.parents is not None:
+            n = levels(made.draft.parents)
+            made.path, last = rows[0, 1 : n + 1] - 1, rows[0, -1:] + 1
+            probs = probs[:, rows[0, : n + 1]]
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
         seq.commit(made.verdict.tokens, made.verdict.count)
         self.model.committed(last, seq.length)
@@ -198,6 +211,8 @@ class Speculative:
             found = [came(made.match, made.verdict), made.match.length, made.following.length]
             packed = torch.cat([packed, *(each[:, None] for each in found)], -1)
         made.outcome = HostCopy(packed)
+        if seq.slack and made.path is not None:
+            self.cache.keep_beyond(before - self.cache.length, made.path)
         if seq.slack:
             made.verified = self.clock.mark()
 
@@ -253,6 +268,9 @@ class Speculative:
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
+        if self.planner.trees is not None and self.model.captures and end - seq.known > 1:
+            # What is left over at the end of an answer is cut: smaller trees would need graphs of their own.
+            return self.planner.choose(seq.known - self.cache.forgotten, self.planner.most, match)
         most = min(self._most(self.model.sequences), end - seq.known - 1)
         return self.planner.choose(seq.known - self.cache.forgotten, most, match)
 
@@ -291,14 +309,15 @@ class Speculative:
         verifying = self.ended - made.began - drafting
         timed = self.captures.count == made.captures
         seconds = drafting, verifying
-        self.planner.learn(plan, outcome.match, outcome.drafted, outcome.accepted, *seconds, timed, made.path)
+        came = outcome.match, outcome.drafted, outcome.accepted
+        self.planner.learn(plan, *came, *seconds, timed, outcome.path)
         self._report(plan, outcome)
         return made, outcome
 
     def _commit(self, seq: TokenBuffer, made: Round, outcome: Outcome) -> None:
         """Record what a round committed, and roll all caches back to it."""
-        if made.draft.parents is not None:
-            self.cache.keep(seq.known, made.path)
+        if made.path is not None:
+            self.cache.keep(seq.known, made.path[: outcome.accepted])
         seq.known += len(outcome.ids)
         self.rollback(seq.known - 1)
         self._learn_match(made, outcome)
@@ -372,8 +391,9 @@ class Speculative:
     def _several(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft by a planned number of rounds, none of which waits for the previous one."""
         plan = self._several_rounds(n, seq.known)
-        room = plan.rounds * (plan.n + 1)
-        if not room or not self.cache.ready(room + MARGIN):
+        room = plan.rounds * plan.longest
+        surplus = plan.n + 1 - plan.longest  # what the last round writes of a tree and cannot commit
+        if not room or not self.cache.ready(room + surplus + MARGIN):
             return self.nothing
         feed(self.model, self.cache, self.cache.pending(seq.tokens)[:-1])
         ahead, match, rounds, probs = seq.fork(room), self._find(seq), [], self.nothing.probs
@@ -384,7 +404,7 @@ class Speculative:
             match = made.following
             if not probs.shape[1]:
                 probs = made.verdict.probs.new_zeros(len(seq.ids), room, self.model.vocabulary)
-            put(probs, at[:, None] + seq.steps(0, plan.n + 1), made.verdict.probs)
+            put(probs, at[:, None] + seq.steps(0, plan.longest), made.verdict.probs)
         self.unread = plan, rounds
         most = kept(plan, n)
         count = (ahead.length - seq.length).clamp_max(most)
@@ -411,8 +431,9 @@ class Speculative:
             assert made.marks
             drafting = self.clock.between(*made.marks)
             verifying = self.clock.between(made.marks[1], made.verified)
+            seconds = drafting, verifying
             self.planner.learn_unwaited(
-                plan, outcome.match, outcome.accepted, drafting, verifying, made.timed
+                plan, outcome.match, outcome.accepted, *seconds, made.timed, outcome.path
             )
             self._learn_match(made, outcome)
             self._report(plan, outcome)
@@ -466,8 +487,18 @@ class Speculative:
         """What is to be captured before a round after ``length`` tokens in which ``arm`` drafts about n more."""
         drafter = arm.drafter if arm and n else None
         rows = 1 + (drafter.longest(length, n) if drafter else n)
+        if drafter is not None and self.planner.trees is not None:
+            return self._lacked_by_tree(length, self.planner.trees, sampler)
         own = [*self.model.unprepared(self.cache, rows), *sampler.unprepared(self._like, length, rows)]
         return [*own, *drafter.unprepared(length, n, sampler)] if drafter else own
+
+    def _lacked_by_tree(self, length: int, trees: TreePlan, sampler: Sampler) -> list[Preparation]:
+        """``_lacked`` where the next tree is drafted."""
+        parents = self.planner.next_tree
+        rows = 1 + len(parents)
+        like = self._like._replace(draft=replace(self.nothing, shape=nobody(0, self.model.device)))
+        own = [*self.model.unprepared(self.cache, rows, True), *sampler.unprepared(like, length, rows)]
+        return [*own, *trees.unprepared(length, parents, sampler)]
 
     @cached_property
     def _like(self) -> SamplerInputs:
@@ -491,7 +522,7 @@ def kept(plan: Plan, n: int) -> int:
 
     Surplus tokens are cut if the verification would need a larger graph for them.
     """
-    return min(plan.rounds * (plan.n + 1), (fitting(n + 1 + plan.n // 2) or n + 1) - 1)
+    return min(plan.rounds * plan.longest, (fitting(n + 1 + (plan.longest - 1) // 2) or n + 1) - 1)
 
 
 def came(match: Match, verdict: Verdict) -> Tensor:

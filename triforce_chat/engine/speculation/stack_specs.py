@@ -13,8 +13,8 @@ MAX_GAMMA = (
     32  # tokens that a level drafts at most per verification; a cache has room for their rest behind its end
 )
 TREES = ("chain", "auto", "sequoia", "specinfer")  # the first drafts no trees
-MAX_TREE = 63  # tokens of a tree: with the token before it as many as fit behind the end of a cache
 MAX_DEPTH = 16  # tokens on a tree's longest path
+MAX_TREE = 64  # tokens of a tree: bits of what each of them sees
 
 
 @dataclass(frozen=True, slots=True)

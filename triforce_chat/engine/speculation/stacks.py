@@ -126,8 +126,15 @@ class Builder:
                 f"the stack '{self.options.name}' drafts chains; --tree {tree.kind} needs --stack naive, triforce or "
                 "streaming"
             )
-        if self.target.device.type == "cuda" or self.target.captures or self.group.size > 1:
-            raise UsageError(f"--tree {tree.kind} runs on a CPU in one process only, so far")
+        if self.group.size > 1:
+            raise UsageError(f"--tree {tree.kind} runs in one process only, so far")
+        on_gpu = self.target.device.type == "cuda" or self.target.places_on_device
+        if on_gpu and not (self.target.captures and (self.draft is None or self.draft.captures)):
+            raise UsageError(
+                f"--tree {tree.kind} needs captured forwards on a GPU, which these models do not have"
+            )
+        if on_gpu and self.full.evicts:
+            raise UsageError(f"--tree {tree.kind} drafts no trees on a GPU with --evict, so far")
         if self.options.name == "triforce" and self.options.policy in IN_PLACE:
             raise UsageError(
                 f"--tree {tree.kind} needs the middle level's keys and values in one place: not with "
@@ -181,7 +188,7 @@ class Builder:
         trees = TreePlan(tree, drafter, self.options.repeatable)
         return Planner(
             arms,
-            NgramLookup(),
+            None if drafter.device_side else NgramLookup(),  # which the host would have to wait for
             tree.most,
             group=self.group,
             investment=self.investment,
@@ -192,7 +199,7 @@ class Builder:
     @property
     def parts(self) -> Sequence[int]:
         """Lengths of the draft model's graphs where it drafts for the top level."""
-        return PARTS if self.options.gamma is None else ()
+        return PARTS if self.options.gamma is None and self.options.tree is None else ()
 
     def over(self, drafter: Speculative) -> Speculative:
         """The target over a drafter that always drafts."""
@@ -267,7 +274,7 @@ class Builder:
     def middle(self, cache: RetrievalCache | InPlaceCache, drafts: bool = True) -> Speculative:
         """The target over a small cache."""
         gamma = self.options.draft_gamma
-        lengths = sizes(1, MOST_DRAFT_GAMMA) if gamma is None else []
+        lengths = sizes(1, MOST_DRAFT_GAMMA) if gamma is None and self.options.tree is None else []
         arms = self.drafts(lengths) if drafts else []
         looks_up = drafts and (gamma is None or not arms)
         lookup = NgramLookup() if looks_up else None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from triforce_chat.engine.tree import ROOT, Parents, depths
+from triforce_chat.engine.tree import ROOT, Parents
 
 Rates = tuple[float, ...]
 
@@ -39,14 +39,15 @@ def tables(rates: Rates, size: int, depth: int) -> Tables:
     b = len(rates)
     best = np.zeros((depth + 1, b + 1, size + 1))
     taken = np.zeros(best.shape, int)
+    left = np.arange(size)[:, None] - np.arange(
+        size
+    )  # tokens for the siblings: [m - 1, tokens below the child]
     for d in range(1, depth + 1):
         for j in reversed(range(b)):
             child = rates[j] * (1 + best[d - 1, 0, :size])  # with 0, 1, ... tokens below it
-            for m in range(1, size + 1):
-                gains = child[:m] + best[d, j + 1, m - 1 :: -1]
-                k = int(gains.argmax())
-                if gains[k] > 0:
-                    best[d, j, m], taken[d, j, m] = gains[k], k + 1
+            gains = np.where(left >= 0, child + best[d, j + 1][left], 0)
+            most = gains.max(1)
+            best[d, j, 1:], taken[d, j, 1:] = most, np.where(most > 0, gains.argmax(1) + 1, 0)
     return Tables(best, taken)
 
 
@@ -85,8 +86,3 @@ def expected_accepted(parents: Parents, rates: Rates) -> float:
         rate = rates[rank] if rank < len(rates) else 0.0
         chances.append(rate * (1.0 if parent == ROOT else chances[parent]))
     return sum(chances)
-
-
-def levels(parents: Parents) -> int:
-    """Number of levels below the root, each of which takes a forward of the draft."""
-    return max(depths(parents), default=0)

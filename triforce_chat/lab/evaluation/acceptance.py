@@ -21,6 +21,8 @@ from triforce_chat.engine.cache.selection import Recent
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.events import Event
+from triforce_chat.engine.sampling.branching import distinct
+from triforce_chat.engine.sampling.ops import residual
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.lookup import ORDERS
@@ -43,6 +45,8 @@ MEASURES = {
     "direct": "draft straight under the target",
     "lookup_direct": "lookup straight under the target, where it proposes",
 }
+RANKS = 8  # children of a token, as many as a tree's planner tells apart
+CHILDREN = {f"rank_{n}": n for n in range(1, RANKS + 1)}  # of the draft's, which one the target goes on with
 MATCHES = {f"match_{n}": n for n in range(1, ORDERS + 1)}  # lookup straight under the target, by its match
 
 
@@ -59,6 +63,7 @@ class Plan:
     verify: int | None = (
         None  # tokens between two verifications; None: a text is one, and nothing is selected in it
     )
+    ranks: bool = False  # tell apart which child of a token passes in a tree
 
 
 def ignore(_event: Event) -> None:
@@ -159,10 +164,14 @@ class Acceptance:
 
         full, middle = self._logits(history, n, middles)
         p = law(full)
-        d = law(drafted(draft, StreamingCache(draft.shape), history, n)) if draft else None
+        d, ranked = None, dict[str, Tensor]()
+        if draft is not None:
+            logits = drafted(draft, StreamingCache(draft.shape), history, n)
+            d = law(logits)
+            ranked = by_rank(p, d, sampler.scores(logits, history[:-1])) if self.plan.ranks else {}
         told = looked_up(history, n)
         for policy, logits in middle.items():
-            yield policy, scores(p, law(logits), d, told)
+            yield policy, scores(p, law(logits), d, told, ranked)
 
     def _logits(
         self, history: Tensor, n: int, middles: Mapping[str, RetrievalCache | InPlaceCache]
@@ -192,10 +201,13 @@ class Acceptance:
         return torch.tensor(ids, dtype=torch.long, device=self.engine.target.device)
 
 
-def scores(p: Tensor, m: Tensor, d: Tensor | None, told: Lookups) -> dict[str, Sum]:
+def scores(
+    p: Tensor, m: Tensor, d: Tensor | None, told: Lookups, ranked: Mapping[str, Tensor]
+) -> dict[str, Sum]:
     """Expected acceptance, summed over positions.
 
     p, m, d: [n, V], the laws of target, middle level and draft; without a draft its measures have no positions.
+    ``ranked``: see ``by_rank``.
     """
     foretold, under_middle = (law.gather(-1, told.tokens[:, None])[:, 0] for law in (p, m))
     found = {
@@ -204,6 +216,7 @@ def scores(p: Tensor, m: Tensor, d: Tensor | None, told: Lookups) -> dict[str, S
         "proposes": told.proposed,
         "lookup_direct": foretold[told.proposed],
         **{name: foretold[told.match == n] for name, n in MATCHES.items()},
+        **ranked,
     }
     if d is not None:
         beta = overlap(m, d)
@@ -213,6 +226,27 @@ def scores(p: Tensor, m: Tensor, d: Tensor | None, told: Lookups) -> dict[str, S
             "direct": overlap(p, d),
         }
     return {name: Sum(each.sum(dtype=torch.float64).item(), len(each)) for name, each in found.items()}
+
+
+def by_rank(p: Tensor, d: Tensor, ranking: Tensor) -> dict[str, Tensor]:
+    """The chance that each child of a token is the one that passes, at n positions: [n] each.
+
+    p, d: [n, V], the laws of target and draft; ``ranking`` [n, V] orders what the draft never draws. Children are drawn
+    once at each position, without replacement; given them the chances are exact (see ``verify_tree``).
+    """
+    first = torch.distributions.Exponential(torch.ones_like(d)).sample()
+    later = ranking - ranking.amax(-1, keepdim=True) - 1
+    children = torch.where(d > 0, d / first, later).topk(RANKS, -1).indices
+    reached, left, rest = torch.ones_like(p[:, 0]), p, d.clone()
+    found = {}
+    for name, child in zip(CHILDREN, children.split(1, -1), strict=True):
+        law = distinct(rest, torch.zeros_like(d).scatter_(1, child, 1.0))
+        chance = (left.gather(1, child) / law.gather(1, child)).clamp_max(1)[:, 0]
+        found[name], reached = reached * chance, reached * (1 - chance)
+        left = residual(left, law)
+        left = left / left.sum(-1, keepdim=True)
+        rest = rest.scatter(1, child, 0)
+    return found
 
 
 def overlap(p: Tensor, q: Tensor) -> Tensor:
@@ -244,11 +278,11 @@ def means_of(group: Sequence[Scored], names: Iterable[str] = MEASURES) -> dict[s
     return {name: mean([each.sums.get(name, nothing) for each in group]) for name in names}
 
 
-def matches(scored: Sequence[Scored]) -> list[Row]:
-    """How often what lookup foretold passes, by temperature and the length of its match."""
+def matches(scored: Sequence[Scored], names: Iterable[str] = MATCHES) -> list[Row]:
+    """How often what lookup foretold passes, by temperature and the length of its match; or other ``names``."""
     one = [each for each in scored if each.policy == scored[0].policy]  # the target is the same under all
     found = []
     for temperature in sorted({each.temperature for each in one}):
-        means = means_of([each for each in one if each.temperature == temperature], MATCHES)
+        means = means_of([each for each in one if each.temperature == temperature], names)
         found.append(Row({"temperature": temperature}, means))
     return found

@@ -16,7 +16,15 @@ from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.lab.evaluation import comprehension as reading
-from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Acceptance, Plan, matches, rows
+from triforce_chat.lab.evaluation.acceptance import (
+    CHILDREN,
+    DIMENSIONS,
+    MEASURES,
+    Acceptance,
+    Plan,
+    matches,
+    rows,
+)
 from triforce_chat.lab.evaluation.answers import Found, Replied, facts, replies, scores
 from triforce_chat.lab.evaluation.corpus import joined
 from triforce_chat.lab.evaluation.eviction import MEANINGS, continuations, streamed
@@ -183,6 +191,7 @@ def acceptance(
         "notes": notes,
         "rows": [row.record() for row in every],
         "matches": [row.record() for row in matches(scored)],
+        **({"ranks": [row.record() for row in matches(scored, CHILDREN)]} if plan.ranks else {}),
         "by": {name: [row.record() for row in each] for name, each in by.items()},
     }
     meanings = [f"{name.replace('_', ' ')}: {meaning}" for name, meaning in MEASURES.items()]

@@ -1,0 +1,273 @@
+"""Token trees on a device: drawing a tree's tokens, walking the path that is accepted, keeping its keys and values.
+
+A tree's shape is a tensor: ``links`` [2, n+1] holds the first child of every row and its next sibling, as numbers of
+nodes, or -1. Row 0 is the token that the tree follows, row i+1 is node i. So one captured graph serves every shape.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 8192  # tokens of the vocabulary at a time
+WARPS = 16
+LEAST = tl.constexpr(1.1754944e-38)  # the smallest normal number in fp32
+
+
+class Walked(NamedTuple):
+    """The accepted path of a tree."""
+
+    accepted: Tensor  # [1], how many nodes it has
+    rows: Tensor  # [n+1], int64: row 0 and those of its nodes, the last one repeated
+    left: Tensor  # [1, V], weights for the token that follows it
+
+
+def draw_children(
+    laws: Tensor,
+    scores: Tensor,
+    uniforms: Tensor,
+    links: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    probs: Tensor,
+    independent: bool = False,
+) -> None:
+    """Draw the children of the tree's ``rows`` [m]; -1 stands for a row that is none.
+
+    laws and scores [m, V], fp32, are those after each of these rows and are overwritten. Children are drawn one after
+    the other without replacement, unless ``independent``; where a law has nothing left, the token with the next best
+    score follows for certain. Node i is drawn by ``uniforms[i]``, fp64 in [0, 1), into ``tokens[i]``, and
+    ``probs[i]`` [n, V] becomes the distribution that it was drawn from.
+    """
+    _draw[(len(rows),)](
+        laws,
+        scores,
+        uniforms,
+        links,
+        rows,
+        tokens,
+        probs,
+        laws.shape[1],
+        links.shape[1],
+        block=min(BLOCK, triton.next_power_of_2(laws.shape[1])),
+        independent=independent,
+        num_warps=WARPS,
+    )
+
+
+def walk(tokens: Tensor, probs: Tensor, target: Tensor, tests: Tensor | None, links: Tensor) -> Walked:
+    """The path of a tree that passes: each child in turn is tested against what its rejected siblings left over.
+
+    tokens [n] and probs [n, V] are those of a draft, target [n+1, V] the distributions after every row, all fp32;
+    ``tests`` [n], in [0, 1), decide on each token; None: all distributions are one-hot.
+    """
+    n, vocabulary = probs.shape
+    count = torch.empty(1, dtype=torch.long, device=tokens.device)
+    rows = torch.empty(n + 1, dtype=torch.long, device=tokens.device)
+    left = torch.empty(2, vocabulary, dtype=target.dtype, device=tokens.device)
+    side = torch.empty(1, dtype=torch.long, device=tokens.device)
+    _walk[(1,)](
+        tokens,
+        probs,
+        target,
+        target if tests is None else tests,
+        links,
+        count,
+        rows,
+        left,
+        side,
+        n,
+        vocabulary,
+        block=min(BLOCK, triton.next_power_of_2(vocabulary)),
+        greedy=tests is None,
+        num_warps=WARPS,
+    )
+    return Walked(count, rows, left.index_select(0, side))
+
+
+def keep_slots(keys: Tensor, values: Tensor, at: Tensor, path: Tensor) -> None:
+    """Move slots ``at + path[i]`` of keys and values [layers, Hkv, S, D] to ``at + i``, for an ascending path [m].
+
+    ``at`` is a device tensor with one integer. The last dimension is contiguous.
+    """
+    layers, heads, _, dim = keys.shape
+    _keep[(heads, layers)](
+        keys,
+        values,
+        at,
+        path,
+        len(path),
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        dim=dim,
+        width=triton.next_power_of_2(dim),
+        num_warps=1,
+    )
+
+
+@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["rows"])
+def _draw(
+    laws,
+    scores,
+    uniforms,
+    links,
+    rows,
+    tokens,
+    probs,
+    vocabulary,
+    places,
+    block: tl.constexpr,
+    independent: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + at)
+    node = tl.load(links + row, mask=row >= 0, other=-1)
+    left, ranked, lane = laws + at * vocabulary, scores + at * vocabulary, tl.arange(0, block)
+    last = node * 0 - 1  # the token that was drawn before
+    while node >= 0:
+        total = tl.zeros((1,), tl.float64)
+        heaviest, best = tl.full((1,), -1.0, tl.float32), tl.full((1,), float("-inf"), tl.float32)
+        heavy_at, best_at = tl.zeros((1,), tl.int64), tl.zeros((1,), tl.int64)
+        for first in range(0, vocabulary, block):
+            token = first + lane
+            there = token < vocabulary
+            weight = tl.load(left + token, mask=there, other=0.0)
+            score = tl.load(ranked + token, mask=there, other=float("-inf"))
+            if not independent:
+                weight = tl.where(token == last, 0.0, weight)
+                score = tl.where(token == last, float("-inf"), score)
+                tl.store(left + token, weight, mask=there)
+                tl.store(ranked + token, score, mask=there)
+            total += tl.sum(weight.to(tl.float64), 0)
+            most, top = tl.max(weight, 0), tl.max(score, 0)
+            heavy_at = tl.where(most > heaviest, first + tl.argmax(weight, 0), heavy_at)
+            best_at = tl.where(top > best, first + tl.argmax(score, 0), best_at)
+            heaviest, best = tl.maximum(heaviest, most), tl.maximum(best, top)
+        tl.debug_barrier()  # another thread may read what one wrote
+        nothing = total < LEAST
+        share = tl.where(nothing, 1.0, total)
+        wanted = tl.load(uniforms + node) * total
+        before, found = tl.zeros((1,), tl.float64), tl.full((1,), 0, tl.int64) + vocabulary
+        to = probs + node * vocabulary
+        for first in range(0, vocabulary, block):
+            token = first + lane
+            there = token < vocabulary
+            weight = tl.load(left + token, mask=there, other=0.0)
+            wide = weight.to(tl.float64)
+            passed = (before + tl.cumsum(wide, 0) > wanted) & (weight > 0)
+            found = tl.minimum(found, tl.min(tl.where(passed, token, vocabulary), 0))
+            before += tl.sum(wide, 0)
+            law = tl.where(nothing, tl.where(token == best_at, 1.0, 0.0), (wide / share).to(tl.float32))
+            tl.store(to + token, law, mask=there)
+        # Rounding may have left none.
+        drawn = tl.where(nothing, best_at, tl.where(found < vocabulary, found, heavy_at))
+        last = tl.max(drawn, 0)
+        tl.store(tokens + node, last)
+        node = tl.load(links + places + node + 1)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _walk(
+    tokens,
+    probs,
+    target,
+    tests,
+    links,
+    count,
+    rows,
+    left,  # what remains of a row, and where what remains after the next rejection is written
+    side,
+    n,
+    vocabulary,
+    block: tl.constexpr,
+    greedy: tl.constexpr,
+):
+    lane = tl.arange(0, block)
+    row = tl.load(links) * 0
+    taken = row
+    walking = row == 0
+    this = row  # which of the two rows of ``left``
+    while walking:
+        tl.store(rows + taken, row)
+        node = tl.load(links + row)
+        p, total = 0.0, 1.0
+        for first in range(0, vocabulary, block):
+            token = first + lane
+            there = token < vocabulary
+            weight = tl.load(target + row * vocabulary + token, mask=there, other=0.0)
+            tl.store(left + this * vocabulary + token, weight, mask=there)
+        tl.debug_barrier()
+        if node >= 0:
+            p = tl.load(target + row * vocabulary + tl.load(tokens + node))
+        passed = node * 0 - 1
+        while (node >= 0) & (passed < 0):
+            own = tl.load(tokens + node)
+            q = tl.load(probs + node * vocabulary + own)
+            accepted = p > 0 if greedy else tl.load(tests + node) * q < p
+            if accepted:
+                passed = node
+            else:
+                following = tl.load(links + n + 1 + node + 1)
+                wanted = tl.load(tokens + following, mask=following >= 0, other=-1)
+                rest, value, same = 0.0, 0.0, 0.0
+                for first in range(0, vocabulary, block):
+                    token = first + lane
+                    there = token < vocabulary
+                    weight = tl.load(left + this * vocabulary + token, mask=there, other=0.0) / total
+                    law = tl.load(probs + node * vocabulary + token, mask=there, other=0.0)
+                    above = tl.maximum(weight - law, 0.0)
+                    tl.store(left + (1 - this) * vocabulary + token, above, mask=there)
+                    rest += tl.sum(above, 0)
+                    value += tl.sum(tl.where(token == wanted, above, 0.0), 0)
+                    same += tl.sum(tl.where(token == wanted, weight, 0.0), 0)
+                tl.debug_barrier()
+                if rest > 0:
+                    this = 1 - this
+                    total = rest
+                    p = value / rest
+                else:  # rounding left nothing: it stays as it was
+                    p = same
+                node = following
+        walking = passed >= 0
+        row = tl.where(walking, passed + 1, row)
+        taken += walking.to(tl.int64)
+    tl.store(count, taken)
+    tl.store(side, this)
+    for at in range(taken + 1, n + 1):
+        tl.store(rows + at, row)
+
+
+@triton.jit(do_not_specialize=["m"], do_not_specialize_on_alignment=["path"])
+def _keep(
+    keys,
+    values,
+    at,
+    path,
+    m,
+    keys_layer,
+    keys_head,
+    keys_slot,
+    values_layer,
+    values_head,
+    values_slot,
+    dim: tl.constexpr,
+    width: tl.constexpr,
+):
+    head, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    column = tl.arange(0, width)
+    start = tl.load(at).to(tl.int64)
+    k_at, v_at = (
+        keys + layer * keys_layer + head * keys_head,
+        values + layer * values_layer + head * values_head,
+    )
+    # One after the other: a slot is overwritten after it was read, as the path ascends.
+    for i in range(m):
+        slot = start + tl.load(path + i)
+        k = tl.load(k_at + slot * keys_slot + column, mask=column < dim)
+        v = tl.load(v_at + slot * values_slot + column, mask=column < dim)
+        tl.store(k_at + (start + i) * keys_slot + column, k, mask=column < dim)
+        tl.store(v_at + (start + i) * values_slot + column, v, mask=column < dim)
