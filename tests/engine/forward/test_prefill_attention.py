@@ -70,7 +70,7 @@ def test_what_follows_a_shared_prefix_is_read_without_a_copy_of_it(
     torch.manual_seed(own)
     query, before = 3 * torch.randn(1, heads, 20, 64), torch.randn(2, 1, kv_heads, 80, 64)
     after = torch.randn(2, 3, kv_heads, 40, 64)
-    shared = SharedView(KVView(before[0], before[1], 70), *after, 1)
+    shared = SharedView(KVView(before[0], before[1], 70), after[0], after[1], 1)
     view = KVView(after[0, 1:2], after[1, 1:2], own, shared)
     whole = torch.cat([before[:, :, :, :70], after[:, 1:2, :, :own]], 3)
     expected = folded_attention(query, KVView(whole[0], whole[1], 70 + own), 0.125)
@@ -127,7 +127,10 @@ def test_what_follows_a_prefix_equals_flash_attention(
     before = torch.randn(2, 1, kv_heads, 30_080, dim, device="cuda", dtype=torch.bfloat16)
     after = torch.randn(2, 3, kv_heads, 1024, dim, device="cuda", dtype=torch.bfloat16)
     view = KVView(
-        after[0, 1:2], after[1, 1:2], own, SharedView(KVView(before[0], before[1], 30_001), *after, 1)
+        after[0, 1:2],
+        after[1, 1:2],
+        own,
+        SharedView(KVView(before[0], before[1], 30_001), after[0], after[1], 1),
     )
     assert prefill_attention.joins(query)
     whole = torch.cat([before[:, :, :, :30_001], after[:, 1:2, :, :own]], 3)
