@@ -9,6 +9,7 @@ from typing import Any
 from records import Json, number, record, rows, source, table
 
 PDF, BOOKS, CLIENTS = "pdf-text", "structure", "cpu-many-clients"
+BLIND, MENDED = "structure-collection-blind", "structure-collection"
 RIGHT = ("chapters", "order")
 WORD = "Microsoft Word"
 PROGRAMS = {"LibreOffice": "LibreOffice", "pdfTeX": "TeX", "Skia": "Chromium", "ReportLab": "ReportLab"}
@@ -71,6 +72,32 @@ def structure() -> str:
     return "\n".join(
         (table(header, [*lines, total]), f"Wrong: {'; '.join(wrong) or 'none'}.\n", source(BOOKS))
     )
+
+
+def collection() -> str:
+    """Documents of other programs: what was right when they were read for the first time, and now."""
+    header = (
+        *("format", "documents", "chapters right at first sight", "now"),
+        *("reading order right at first sight", "now"),
+    )
+    lines = [_before_and_now(kind) for kind in dict.fromkeys(row["format"] for row in rows(BLIND))]
+    totals = (str(record(read)[name]) for name in RIGHT for read in (BLIND, MENDED))
+    wrong = [
+        f"`{row['file']}` ({_wrong(row)})" for row in rows(BLIND) if not all(row[name] for name in RIGHT)
+    ]
+    return "\n".join(
+        (
+            table(header, [*lines, ("all", str(len(rows(BLIND))), *totals)]),
+            f"Wrong at first sight: {'; '.join(wrong)}.\n",
+            source(BLIND, MENDED),
+        )
+    )
+
+
+def _before_and_now(kind: str) -> tuple[str, ...]:
+    found = [rows(read, format=kind) for read in (BLIND, MENDED)]
+    right = (str(sum(row[name] for row in group)) for name in RIGHT for group in found)
+    return f"`{kind}`", str(len(found[0])), *right
 
 
 def _wrong(row: Json) -> str:
@@ -138,6 +165,7 @@ def schema_speed() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "pdf-text": pdf_text,
     "structure": structure,
+    "structure-collection": collection,
     "many-clients": clients,
     "schema-answers": schema_answers,
     "schema-speed": schema_speed,

@@ -122,6 +122,67 @@ def test_names_below_the_numbers_on_pages() -> None:
     ]
 
 
+@pytest.mark.parametrize("mark", ["*", "=", "-"])
+def test_headings_with_a_line_below(mark: str) -> None:
+    names = ("The Lamp", "1. Oil", "2. Wicks", "3. " + "Glass and its makers " * 5)
+    sections = (f"{name.strip()}\n{mark * len(name.strip())}\n\nParts\n~~~~~\n\n{BODY}\n" for name in names)
+    found = text_headings(["".join(sections)])
+    assert [(each.title, each.level) for each in found] == [
+        pair for name in names for pair in ((name.strip(), 1), ("Parts", 2))
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "words\nof a paragraph\n--------------\n",
+        "Name   Value\n------------\n",
+        "Oil\n----------\n",
+        "* * *\n=====\n",
+        "Oil\n===",
+    ],
+)
+def test_lines_below_what_is_no_heading(text: str) -> None:
+    found = text_headings([f"{BODY}\n\n{text}\n{BODY}"])
+    assert bool(found) == (text == "Oil\n===")
+
+
+def test_chapters_of_a_text_are_more_than_a_line_below_its_title() -> None:
+    text = "The Lamp\n========\n\n" + "".join(f"CHAPTER {n}\n\n{BODY}\n\n" for n in ("I", "II"))
+    assert [each.title for each in text_headings([text])] == ["CHAPTER I", "CHAPTER II"]
+
+
+def test_appendices() -> None:
+    names = ("Chapter\u00a01. Oil", "Chapter 2. Wicks", "Appendix\u00a0A. Glass")
+    text = "".join(f"{name}\n\n{BODY}\n\n" for name in names) + f"Appendix A tells of glass.\n\n{BODY}"
+    assert [each.title for each in text_headings([text])] == [" ".join(name.split()) for name in names]
+
+
+def test_numbered_sections_of_pages() -> None:
+    """With a table of contents before them, and a list within the second."""
+    names = ("1. Oil and fat", "2. Wicks", "3. Glass (old)", "A  Makers", "B  Prices")
+    contents = "".join(f"{name}\n" for name in names)
+    items = "1. Cut it.\n3. Burn\n4 Sell\n"
+    pages = [contents, *(f"{name}\n{BODY}\n{items if at == 1 else ''}" for at, name in enumerate(names))]
+    found = page_headings(pages)
+    assert [(each.title, each.page) for each in found] == [
+        (" ".join(name.split()), at) for at, name in enumerate(names, 2)
+    ]
+
+
+def test_a_numbered_list_has_no_sections() -> None:
+    short = "".join(f"{n}. Oil\nfor a lamp\n" for n in range(1, 9))
+    two = "".join(f"{n}. Oil\n{BODY}\n" for n in (1, 2))
+    assert page_headings([short]) == page_headings([two]) == []
+
+
+def test_what_stands_before_and_behind_parts_hides_no_chapters(tmp_path: Path) -> None:
+    part = "# Part {}\n\nx\n\n## Chapter 1\n\nx\n\n## Chapter 2\n\nx\n\n## Chapter 3\n\nx\n\n"
+    path = tmp_path / "a.md"
+    path.write_text(f"# About\n\nx\n\n# Thanks\n\nx\n\n{part.format(1)}{part.format(2)}# More Books\n\nx\n")
+    assert titles(read(str(path))) == ["Chapter 1", "Chapter 2", "Chapter 3"] * 2
+
+
 def test_a_name_in_quotation_marks() -> None:
     text = f"27\n\n“Pieces of Eight”\n\n{BODY}\n\n28\n\nIn the Camp\n\n{BODY}"
     assert [each.title for each in text_headings([text])] == ["27. “Pieces of Eight”", "28. In the Camp"]

@@ -65,6 +65,16 @@ def test_powerpoint() -> None:
     assert [each.title for each in chapters_of(found)] == ["Quay", "Ship"]
 
 
+def test_slides_without_a_title_are_called_by_their_first_line() -> None:
+    presentation = pptx.Presentation()
+    for number, line in enumerate(("Quay", "", "Ship")):
+        slide = presentation.slides.add_slide(presentation.slide_layouts[6])
+        if line:
+            slide.shapes.add_textbox(0, number, 99, 99).text_frame.text = f"{line}\nmore"
+    found = opened(saved(presentation))
+    assert [(each.title, each.start) for each in chapters_of(found)] == [("Quay", (1, 0)), ("Ship", (3, 0))]
+
+
 def test_opendocument() -> None:
     document = OpenDocumentText()
     for number, name in enumerate(("Quay", "Ship"), 1):

@@ -83,6 +83,12 @@ def test_codes_of_ligatures_in_fonts_of_tex(codes: str, text: str) -> None:
     assert with_tex_ligatures(around + codes) == around + text
 
 
+def test_pdfium_reads_the_ligatures_of_tex() -> None:
+    """By itself: what it does not resolve, pypdf would."""
+    data = with_codes(f"{PROSE}a Xrst oZce", {"X": "\x0c", "Z": "\x0e"})
+    assert pdfium.pdfium_texts(data, None, 8.0) == {0: f"{PROSE}a first office"}
+
+
 def test_a_font_of_another_kind_has_no_ligatures_of_tex() -> None:
     codes = "\x01\x0ca\x02\x0eb\x03\x04c"
     assert with_tex_ligatures(codes) == codes
@@ -139,6 +145,9 @@ def row(text: str, step: float, width: float = 6.0, base: float = 0.0) -> list[G
         ([*row("x", 6), Glyph("2", 6, 9, 3, 6, "")], "x2"),  # an exponent
         ([*row("a", 6), Glyph("b", 0, 6, -12, 10, "\r\n")], "a\nb"),
         ([*row("a\u00ad", 6), Glyph("b", 0, 6, -12, 10, "")], "a-\nb"),
+        ([*row("a", 6), Glyph("\x0c", 8, 14, 0, 10, "")], "a \x0c"),  # a ligature of TeX begins a word
+        ([*row("\x1c", 6), Glyph("b", 8, 14, 0, 10, "")], "\x1c b"),  # or ends one
+        ([*row("a ", 6), Glyph("b", 14, 20, 0, 10, "")], "a b"),  # a space is drawn
     ],
 )
 def test_the_gap_decides_between_glyphs(glyphs: list[Glyph], text: str) -> None:

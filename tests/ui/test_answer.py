@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import pytest
 from rich.cells import cell_len
@@ -280,6 +281,21 @@ def test_a_narrow_panel_has_all_figures(width: int) -> None:
         " ^ cache",
     )
     assert [text for text in (*drafts, *figures, "200 of ", " context ") if text not in lines] == []
+
+
+@pytest.mark.parametrize(("width", "rows"), [(50, 2), (74, 2), (80, 1)])
+@pytest.mark.parametrize("reason", ["stride", "acceptance", "rewind"])
+def test_why_the_cache_was_built_again_is_told_at_any_width(
+    width: int, rows: int, reason: Literal["stride", "acceptance", "rewind"]
+) -> None:
+    panel = EnginePanel("stack", LIMIT, ticking(0.1))
+    panel.add(Prefilled(41_000, 41_000, 0, 5.0))
+    for number in range(12):
+        panel.add(Text((number,), "a"))
+        panel.add(Rebuilt(41_000 + number, reason if number else "first", 0.1))
+    lines = drawn(panel, width)
+    built = next(at for at, line in enumerate(lines) if "built 12 times, last 1 token ago" in line)
+    assert f"because {formatting.REASONS[reason]} " in lines[built + rows - 1]
 
 
 def test_panel_without_drafts() -> None:

@@ -76,6 +76,7 @@ def test_an_answer_is_drawn_again_after_fg(opened: Callable[..., SeenTerminal]) 
     person.see("172 tokens", *SENTENCES)
     for sentence in SENTENCES:
         assert " ".join(person.rows).count(sentence) == 1
+    person.see_cursor()
 
 
 def test_ctrl_z_at_the_prompt_suspends(opened: Callable[..., SeenTerminal]) -> None:

@@ -194,9 +194,20 @@ def answer_once(
             limit=session.context_limit,
             most=session.settings.max_tokens,
         )
+        if screen.detail == "bare":
+            advise(session, question, tally.text, options, screen)
         if time.monotonic() - began >= LONG:
             notify(options.notify, "answered", screen)
     return tally.finished.reason if tally.finished else "interrupted"
+
+
+def advise(session: ChatSession, question: str, answer: str, options: Options, screen: Screen) -> None:
+    """Say on stderr where the words of a question stand whose answer denies: without sources no view says it."""
+    from triforce_chat.chat.denial import is_denial, standing
+    from triforce_chat.ui.source_lines import standing_line
+
+    for words in standing(question, session.documents) if is_denial(answer) else ():
+        show_warning(options, screen, standing_line(words))
 
 
 def compare_once(

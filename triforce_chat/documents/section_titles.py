@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 SHORTEST_LINE = 3  # characters of punctuation below a heading
 UNEVEN = 1  # characters that such a line may be longer or shorter than its heading
@@ -36,7 +37,8 @@ def _is_title(text: str) -> bool:
 
 def numbered(lines: Sequence[str]) -> list[int]:
     """The lines of sections that are counted from 1, each with some text, and of appendices from A behind them."""
-    counted = list(_counted(lines))
+    found = [*_counted(lines), (len(lines), "")]
+    counted = [(at, number) for (at, number), after in pairwise(found) if _has_body(lines, at + 1, after[0])]
     sections = _in_turn(lines, counted, [str(number) for number in range(1, 100)], 0)
     if len(sections) < FEWEST:
         return []

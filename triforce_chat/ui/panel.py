@@ -135,7 +135,7 @@ class EnginePanel:
             (DRAFTING, [Text(self._drafting)]),
             (ACCEPTED, self._meters(width)),
             (SPEED, [Text(piece) for piece in self._pace_pieces(width)]),
-            (CACHE, [Text(piece) for piece in self._rebuild_pieces()]),
+            *self._cache_rows(width),
         ]
         rows_shown = [_row(label, pieces, width) for label, pieces in rows]
         return Group(*rows_shown, *self._forgotten_rows(width), *self._history_rows(width))
@@ -179,14 +179,21 @@ class EnginePanel:
         how = "measured" if top.plain_measured else "expected"
         return [f"{top.plain_ms * made / (1000 * spent):.1f}x plain decoding ({how})"]
 
-    def _rebuild_pieces(self) -> list[str]:
+    def _cache_rows(self, width: int) -> list[tuple[str, list[Text]]]:
+        """How often the cache was built, and why the last time: in a row of its own where both fit in none."""
+        built, why = self._last_built()
+        if len(built) + len(why) <= width - BORDER_WIDTH - _label_width(width):
+            return [(CACHE, [Text(built + why)])]
+        return [(CACHE, [Text(built)]), ("", [Text(why.strip())])]
+
+    def _last_built(self) -> tuple[str, str]:
         built = self.tally.rebuilds
         if not built:
-            return ["not needed yet"]
+            return "not needed yet", ""
         ago = formatting.count(max(0, formatting.context_used(self.tally) - built[-1].at), "token")
         last = "last " * (len(built) > 1)
         why = "" if built[-1].reason == "first" else f" because {formatting.REASONS[built[-1].reason]}"
-        return [f"built {formatting.times(len(built))}, {last}{ago} ago", *([why] if why else [])]
+        return f"built {formatting.times(len(built))}, {last}{ago} ago", why
 
     def _history_rows(self, width: int) -> list[Text]:
         """Tokens per round, accepted ones of the latest rounds, and under them the rounds that built the cache."""
@@ -231,16 +238,13 @@ def _prefill_pieces(read: Prefilled) -> list[str]:
 
 
 def _row(label: str, pieces: list[Text], width: int) -> Text:
-    """A label and as many pieces as fit, closer together and with a shorter label on a narrow terminal.
-
-    A piece that begins with a space belongs to the one before it.
-    """
+    """A label and as many pieces as fit, closer together and with a shorter label on a narrow terminal."""
     wide, taken_by_label = width >= NARROW, _label_width(width)
     gap, label = (GAP, label) if wide else (GAP[1:], SHORT_LABELS.get(label, label))
     room = width - BORDER_WIDTH - taken_by_label
     row, taken = Text(no_wrap=True, overflow="ellipsis").append(f"{label:<{taken_by_label}}", "dim"), 0
     for piece in pieces:
-        between = gap if taken and not piece.plain.startswith(" ") else ""
+        between = gap if taken else ""
         if taken and taken + len(between) + piece.cell_len > room:
             break
         row.append(between).append_text(piece)

@@ -21,11 +21,16 @@ def below_answer(sourced: Sourced | None) -> Iterator[tuple[str, str]]:
     if sourced.sources:
         yield sources_line(sourced), "dim"
     for each in sourced.standing:
-        yield f"“{clean(each.words)}” stands in {join_places(each.found_on[:SHOWN_PLACES])}", "dim"
+        yield standing_line(each), "dim"
     for line in checked_quotes(sourced.quotes):
         yield line, "dim"
     for line in warnings(sourced):
         yield line, "bold"
+
+
+def standing_line(words: LookedUp) -> str:
+    """Where words of a question stand whose answer denies."""
+    return f"“{clean(words.words)}” stands in {join_places(words.found_on[:SHOWN_PLACES])}"
 
 
 def checked_quotes(quotes: Iterable[LookedUp]) -> Iterator[str]:
