@@ -200,7 +200,7 @@ def test_formats_that_differ_remain_layers_of_their_own(
     assert isinstance(block.gate_up_proj, Parallel)
     assert fused.decoder.keeps_format
     assert fused.quantized(8) is fused
-    assert (fused.copied, fused.room_for_int8) == ((0, 0), False)
+    assert (fused.copied_numbers, fused.room_for_int8) == (0, False)
     cache = FullCache(fused.shape, 128)
     assert truth.is_told_by(fused(IDS[:, :5], cache, 5)[0].clone(), TOLERANCE, slice(0, 5))
     kept.model.set_attn_implementation("sdpa")

@@ -182,24 +182,18 @@ def test_the_bytes_of_a_step(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_narrow_matrices_count_as_what_they_take(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_matrices_are_a_byte_or_half_of_one_for_each_number(
+    tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(runner, "fusible", lambda _: True)
     lab = Lab.of(head_dim=16, tie_word_embeddings=tied)
-    embedding, head = (
-        each.weight for each in (lab.stock.get_input_embeddings(), lab.stock.get_output_embeddings())
-    )
+    embedding = lab.stock.get_input_embeddings().weight
     read = [weight for weight in lab.stock.parameters() if tied or weight is not embedding]
-
-    def bytes_of(weight: torch.Tensor, middle: str) -> int:
-        rows, columns = weight.shape if weight.dim() == 2 else (0, 0)
-        if middle == "full" or not rows:
-            return 4 * weight.numel()
-        if middle == "int8" or weight is head:
-            return rows * (columns + 4)  # a scale for each
-        return rows * -(-columns // 256) * (128 + 4)  # runs, and a word for their scales
-
-    widths = {middle: sum(bytes_of(each, middle) for each in read) for middle in ("full", "int8", "int4")}
+    widths = {
+        middle: sum(weight.numel() * (size if weight.dim() == 2 else 4) for weight in read)
+        for middle, size in (("full", 4), ("int8", 1), ("int4", 0.5))
+    }
     for middle, width in widths.items():
         known = steps(lab.engine("triforce", middle=middle))
         assert known["retrieval"].weights == width

@@ -192,6 +192,7 @@ class Runner:
         self.shape = Shape.of(model.config, model.dtype, model.device, group.size, kv)
         self.decoder: Decoder | None = None
         self.copies: dict[int, Runner] = {}  # by their bits
+        self.bits: int | None = None  # of a copy's matrices
         self.graphs: ForwardGraphs
         self.of_sequences: SequencesGraphs
         if group.all_reduce_min(backend.captures and fusible(model)):
@@ -218,7 +219,7 @@ class Runner:
         if self.gathering is not None:
             return self.alone.quantized(bits).gathered_by(self.gathering)
         made = copy(self)
-        made.alone = made
+        made.alone, made.bits = made, bits
         made._begin_graphs(decoder.quantized(bits))
         return made
 
@@ -235,11 +236,9 @@ class Runner:
         return isinstance(self.model.base_model.layers[0], CpuLayer)
 
     @property
-    def copied(self) -> tuple[int, int]:
-        """How many of the numbers that a step of few tokens reads are copies in few bits, and how many bytes these."""
-        if self.decoder is None or self.graphs.decoder is self.decoder:
-            return 0, 0
-        return self.decoder.matrix_numbers, self.graphs.decoder.quantized_bytes
+    def copied_numbers(self) -> int:
+        """How many of the numbers that a step of few tokens reads are ``bits`` wide."""
+        return self.decoder.matrix_numbers if self.decoder and self.bits else 0
 
     @property
     def room_for_int8(self) -> bool:
