@@ -127,7 +127,7 @@ def test_preparations_write_only_behind_what_is_kept(pair: Any) -> None:
     before = held()
     assert min(ends) > 10
     engine.target.graphs.forget()
-    engine.target.quantized(8).graphs.forget()
+    engine.target.quantized.graphs.forget()
     engine.draft.graphs.forget()  # type: ignore[union-attr]
     count = captures_on(engine.target.device).count
     engine.prepare(Request([*engine.cached, 5], 1, Sampling(1.3, top_k=20)))

@@ -199,8 +199,8 @@ def test_formats_that_differ_remain_layers_of_their_own(
     assert [each.size // 256 for each in block.qkv_proj.parts] == [256 + 128, 128]
     assert isinstance(block.gate_up_proj, Parallel)
     assert fused.decoder.keeps_format
-    assert fused.quantized(8) is fused
-    assert (fused.copied_numbers, fused.room_for_int8) == (0, False)
+    assert fused.quantized is fused
+    assert (fused.int8_numbers, fused.room_for_int8) == (0, False)
     cache = FullCache(fused.shape, 128)
     assert truth.is_told_by(fused(IDS[:, :5], cache, 5)[0].clone(), TOLERANCE, slice(0, 5))
     kept.model.set_attn_implementation("sdpa")

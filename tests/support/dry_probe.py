@@ -72,7 +72,7 @@ LAUNCHED = (
 CHANGES: list[dict[str, Any]] = [
     *(
         {"middle": middle, "policy": policy}
-        for middle in ("full", "int8", "int4")
+        for middle in ("full", "int8")
         for policy in ("mean", "attention")
     ),
     *({"middle": middle, "tree": TreeOptions("sequoia", 16, 4)} for middle in ("full", "int8")),
@@ -92,13 +92,13 @@ def kernels_of(
     capacities = [CONTEXT + SLACK, *([] if lists else [retrieval_budget(options).capacity])]
     copied = STACKS[options.name].quantized_copies > 0
     more: dict[str, Any] = {"sequences": sequences, "own": own, "quantized_copy": copied, "trees": trees}
-    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, (8, 4), **more)
+    target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, True, **more)
     window = [SINKS + WINDOW + HOP]
     return [target, Kernels(sizes, torch.float32, window, sequences=sequences, trees=trees)]
 
 
 def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
-    """What a model of transformers launches without memory, and what is compiled ahead for it, also in 8 and 4 bits."""
+    """What a model of transformers launches without memory, and what is compiled ahead for it, also in 8 bits."""
     config = random_model(name, head_dim=16, **changes).config
     with META:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -108,10 +108,9 @@ def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
     def work() -> None:
         decoder = Decoder(model, shape)
         forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
-        for bits in (8, 4):
-            forwards(decoder.quantized(bits), WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+        forwards(decoder.quantized(), WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
 
-    kernels = Kernels(Dimensions.of(config.to_dict()), torch.bfloat16, [128], copies=[8, 4])
+    kernels = Kernels(Dimensions.of(config.to_dict()), torch.bfloat16, [128], int8=True)
     return {*dry.recorded(work)}, {*needed(kernels)}
 
 
@@ -219,7 +218,7 @@ def main() -> None:
             launched, ahead = of_a_file(**kinds)
             found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
         sizes = Dimensions.of(random_model(head_dim=16).config.to_dict())
-        shared = Kernels(sizes, torch.bfloat16, [128], copies=[8, 4], ranks=2)
+        shared = Kernels(sizes, torch.bfloat16, [128], int8=True, ranks=2)
         first = dry.recorded(partial(launch_on, shared, DryRank(0, 2)))
         found["shared"] = [key[0] for key in needed(shared).keys() - first.keys()]
     print(json.dumps(found))

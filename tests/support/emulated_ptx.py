@@ -31,24 +31,6 @@ def by_table(a: Words, b: Words, c: Words, table: Words) -> Words:
     return out
 
 
-def halves(words: Words) -> tuple[Any, Any]:
-    """The two bf16 numbers in each word, as fp32."""
-    return (words << np.uint32(16)).view(np.float32), (words & np.uint32(0xFFFF0000)).view(np.float32)
-
-
-def fused(a: Words, b: Words, c: Words) -> Words:
-    """``fma.rn.bf16x2``: a * b + c of bf16 numbers, rounded once; right where the result is one, as ours are."""
-    low, high = (x * y + z for x, y, z in zip(halves(a), halves(b), halves(c), strict=True))
-    assert not ((low.view(np.uint32) | high.view(np.uint32)) & np.uint32(0xFFFF)).any()
-    made: Words = (low.view(np.uint32) >> np.uint32(16)) | high.view(np.uint32)
-    return made
-
-
-def copied(a: Words) -> Words:
-    """``mov.b32``."""
-    return a
-
-
 def from_lane(a: Words, lane: Words, _clamp: Words, _members: Words) -> Words:
     """``shfl.sync.idx.b32``: what one lane of each warp holds."""
     return np.repeat(a.reshape(-1, WARP)[:, int(lane[0])], WARP)
@@ -61,8 +43,6 @@ INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "shr.u32": np.right_shift,
     "prmt.b32": bytes_picked,
     "lop3.b32": by_table,
-    "mov.b32": copied,
-    "fma.rn.bf16x2": fused,
 }
 
 

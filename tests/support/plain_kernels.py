@@ -14,7 +14,6 @@ from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens
 from triforce_chat.engine.cache.storage import KVView, rounded_up
 from triforce_chat.engine.forward.attention import folded_attention
-from triforce_chat.engine.kernels.quantized_weight import Codes
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -132,20 +131,6 @@ def attend_together(
     return out
 
 
-def numbers_of(weight: kernels.QuantizedWeight) -> Tensor:
-    """The numbers [O, I] that a copy for proposals stands for, in fp32."""
-    if weight.whole:
-        return weight.data * weight.scale
-    codes, scale = Codes.WIDE_4, weight.scale.contiguous()[..., None].view(torch.bfloat16)  # [O, runs, 2]
-    parts = [(weight.data.int() >> (4 * part)) & 15 for part in range(codes.parts)]
-    runs = torch.stack(parts, 1).unflatten(2, (-1, codes.run)).transpose(1, 2)  # [O, runs, parts, words]
-    numbers = (runs - codes.zero).flatten(1).unflatten(1, (-1, weight.group)) * scale.float().flatten(1)[
-        :, :, None
-    ]
-    made: Tensor = numbers.flatten(1)[:, : weight.inputs]
-    return made
-
-
 def quantized_linear(
     x: Tensor,
     weight: kernels.QuantizedWeight,
@@ -154,7 +139,7 @@ def quantized_linear(
     gated: bool = False,
 ) -> Tensor:
     x = x if norm is None else rms_norm(x, *norm)
-    out = x @ numbers_of(weight).to(x.dtype).t()
+    out = x @ weight.data.to(x.dtype).t() * weight.scale[:, 0]
     out = silu_mul(out) if gated else out
     return out if add is None else add + out
 

@@ -78,7 +78,7 @@ def logits(engine: Any, ids: Sequence[int]) -> dict[str, list[list[float]]]:
     target, given, found = engine.target, torch.tensor(ids, device=engine.target.device), {}
     stock = copy(target)
     stock.decoder = None
-    for name, model in (("dense", target), ("int8", target.quantized(8)), ("stock", stock)):
+    for name, model in (("dense", target), ("int8", target.quantized), ("stock", stock)):
         cache = FullCache(target.shape, len(ids) + 64)
         model.prefill(given[:30], cache)
         parts = (given[30:33], given[33:34], given[34:])

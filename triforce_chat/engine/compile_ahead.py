@@ -84,7 +84,7 @@ class Kernels:
     # A target's budget of its retrieval cache. One that copies keys and values is the last buffer.
     retrieval: Budget | None = None
     lists: bool = False  # that of one sequence alone lists slots of the first buffer
-    copies: Sequence[int] = ()  # bits that weights may have in forwards over the retrieval cache
+    int8: bool = False  # forwards over the retrieval cache may have 8-bit weights
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
     sequences: int = 1  # most of them whose forwards run together
@@ -158,8 +158,10 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         together(decoder, shape, buffers[0], kernels)
     if kernels.retrieval and kernels.lists:
         selected(decoder, shape, buffers[0], kernels)
-    else:
-        copied(decoder, shape, buffers[-1], kernels)
+    elif kernels.int8:
+        forwards(decoder.quantized(), WriteSlot(buffers[-1], 0, QueryRing(shape, USUAL)))
+        if kernels.trees:
+            of_trees(decoder.quantized(), buffers[-1], kernels.sizes.vocabulary)
     if kernels.retrieval:
         if len(buffers) > 1:
             builds(kernels.retrieval, shape, buffers[0], buffers[-1])
@@ -243,14 +245,6 @@ def untouched(layer: int, q: Any, *_: Any) -> Any:  # noqa: ARG001
     return q
 
 
-def copied(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
-    """Forwards with quantized copies of the weights over a retrieval cache that copies keys and values."""
-    for quantized in map(decoder.quantized, kernels.copies):
-        forwards(quantized, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
-        if kernels.trees:
-            of_trees(quantized, buffer, kernels.sizes.vocabulary)
-
-
 def selected(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
     """Forwards that select what a retrieval cache lists, and those that read by its lists."""
     budget = kernels.retrieval
@@ -258,7 +252,7 @@ def selected(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels)
     mass = fading_mass(shape, buffer.capacity, budget.chunk, HALF_LIFE)
     forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL), mass=mass))
     listed = slot_list(shape, budget)
-    for each in (decoder, *map(decoder.quantized, kernels.copies)):
+    for each in (decoder, decoder.quantized()) if kernels.int8 else (decoder,):
         forwards(each, WriteSlot(buffer, 0, QueryRing(shape, USUAL), listed=listed))
 
 

@@ -17,7 +17,7 @@ from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
-from triforce_chat.engine.speculation.stacks import COPIES, retrieval_budget
+from triforce_chat.engine.speculation.stacks import retrieval_budget
 from triforce_chat.engine.together import GRAIN
 from triforce_chat.loading.compile_job import Job
 from triforce_chat.loading.device import dtype_on
@@ -85,17 +85,17 @@ def kernels_of(
     """What the target and its draft will launch by this plan, for up to so many ``sequences`` at once."""
     options = stack_options(settings, target.context, plan.workload.caches.budget)
     budget, retrieval = retrieval_budget(options), plan.workload.caches.retrieval > 0
-    own_buffer = retrieval and (sequences > 1 or not plan.lists)
-    buffers = [plan.workload.context + SLACK, *([budget.capacity] if own_buffer else [])]
-    copied = retrieval and plan.workload.stored is None and dtype == torch.bfloat16
-    copies = [COPIES.get(options.middle, COPIES["int8"])] if copied and options.middle != "full" else []
+    copied = retrieval and (sequences > 1 or not plan.lists)
+    buffers = [plan.workload.context + SLACK, *([budget.capacity] if copied else [])]
+    copies = options.middle != "full" and plan.workload.stored is None
+    int8 = retrieval and copies and dtype == torch.bfloat16
     own = plan.workload.target
     layers = formats_of(plan.workload.stored)
     room = GRAIN + SLACK  # as most sequences have it
     kept = budget if retrieval else None
     lists, trees = retrieval and plan.lists, options.tree is not None and sequences == 1
     more: dict[str, Any] = {"quantized_copy": plan.workload.quantized_copy > 0, "own": room, "trees": trees}
-    yield Kernels(own, dtype, buffers, kept, lists, copies, settings.tp, layers, sequences, **more)
+    yield Kernels(own, dtype, buffers, kept, lists, int8, settings.tp, layers, sequences, **more)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
         window = [SINKS + WINDOW + HOP]

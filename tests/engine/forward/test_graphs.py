@@ -178,23 +178,20 @@ def test_sizes_leave_no_room_unused() -> None:
     assert all(after <= 1.5 * before + 1 for before, after in pairwise(SIZES))
 
 
-@pytest.mark.parametrize(("bits", "share"), [(8, 0.05), (4, 0.6)])
-def test_narrow_weights_are_nearly_right_and_share_the_rest(
-    bits: int, share: float, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eight_bits_are_nearly_right_and_share_the_rest(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = runner(model, monkeypatch, True)
     ids = torch.tensor(PROMPT[:20], device=DEVICE)
-    exact, near = (each(ids[None], FullCache(made.shape, 64), 20) for each in (made, made.quantized(bits)))
+    exact, near = (each(ids[None], FullCache(made.shape, 64), 20) for each in (made, made.quantized))
     assert not torch.equal(exact, near)
-    assert (exact - near).norm() < share * exact.norm()
-    assert made.quantized(bits) is made.quantized(bits)
-    assert made.quantized(bits).model is made.model
+    assert (exact - near).abs().max() < 0.1 * exact.abs().max()
+    assert made.quantized is made.quantized
+    assert made.quantized.model is made.model
 
 
-def test_a_narrow_middle_changes_no_answer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eight_bit_middle_changes_no_answer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
-    for middle in ("full", "int8", "int4"):
+    for middle in ("full", "int8"):
         target, draft = (runner(each, monkeypatch, True) for each in (model, perturbed(model, 0.02)))
         options = StackOptions("triforce", gamma=5, draft_gamma=2, budget=SMALL_BUDGET, middle=middle)
         said.append(tokens_of(Engine(target, 256, TextCodec(spell), draft, options), Request(PROMPT, 60)))
-    assert said[0] == said[1] == said[2]
+    assert said[0] == said[1]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from support import triton_interpreter
-from support.plain_kernels import numbers_of
 from torch import Tensor
 
 pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.kernels import blocking as tiles
-from triforce_chat.engine.kernels.quantized_weight import LINE, RUN, Codes, QuantizedWeight, joined, pack
+from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, QuantizedWeight, joined, pack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -188,62 +187,3 @@ def test_groups_must_fit() -> None:
     for numbers, groups in ((100, 3), (96, 12)):
         with pytest.raises(ValueError, match="do not fit"):
             pack(Codes.BITS_4, torch.zeros(2, numbers), torch.ones(2, groups))
-
-
-def wide(outputs: int, inputs: int) -> tuple[QuantizedWeight, Tensor]:
-    """A copy in 4 bits for proposals, and its numbers in float64."""
-    made = kernels.quantize_wide(noise(outputs, inputs, seed=outputs) / inputs**0.5)
-    return made, numbers_of(made).double()
-
-
-@pytest.mark.parametrize("inputs", [256, 320, 600])
-def test_copies_of_4_bits_are_near(inputs: int) -> None:
-    """Nearer than without a search, and whatever the size of a group's numbers."""
-    sizes = torch.tensor([1.0, 1e-6, 1e4, 0.0, -1.0, 1.0], device=DEVICE)
-    weight = noise(6, inputs) * sizes[:, None]
-    weight[5, 5] = -30.0
-    found = numbers_of(kernels.quantize_wide(weight))
-    assert torch.equal(found[3], weight[3])
-    assert (found[5, 5] - weight[5, 5]).abs() < 3  # it is worth some of its own error that its group is near
-    for each in (0, 1, 2, 4):
-        assert (found[each] - weight[each]).norm() < 0.105 * weight[each].norm()
-        whole = weight[each, :256].view(2, 128)
-        step = whole.abs().amax(1, keepdim=True) / 7
-        plain = (whole / step).round() * step - whole
-        assert (found[each, :256] - weight[each, :256]).norm() < 0.95 * plain.norm()
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 16, 33])
-@pytest.mark.parametrize(("outputs", "inputs"), [(40, 256), (33, 600)])
-def test_products_with_copies_of_4_bits(n: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    weight, dense = wide(outputs, inputs)
-    padded = noise(n, inputs + 8, dtype=dtype)
-    padded[:, inputs:] = float("nan")
-    x, add = padded[:, :inputs], noise(n, outputs, dtype=dtype, seed=2)
-    assert close(kernels.quantized_linear(x, weight), x.double() @ dense.T)
-    assert close(kernels.quantized_linear(x, weight, add), x.double() @ dense.T + add.double())
-
-
-@pytest.mark.parametrize("n", [3, 16])
-def test_norms_and_gates_of_copies_of_4_bits(n: int) -> None:
-    weight, dense = wide(2 * 40, 600)
-    x, norm = 3 * noise(n, 600), kernels.Norm(noise(600, seed=2), 0.1)
-    normal = x.double() * (x.double().square().mean(-1, keepdim=True) + 0.1).rsqrt() * norm.weight.double()
-    gate, up = (normal @ dense.T).chunk(2, -1)
-    assert close(kernels.quantized_linear(x, weight, norm=norm), normal @ dense.T)
-    found = kernels.quantized_linear(x, weight, norm=norm, gated=True)
-    assert close(found, torch.nn.functional.silu(gate) * up)
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("n", [1, 8, 16, 17, 64])
-def test_tiles_of_copies_of_4_bits_fit_the_chip(n: int, dtype: torch.dtype, gated: bool) -> None:
-    weight, _ = wide(1, 256)
-    shape = tiles.wide_blocking(n, weight, dtype, gated)
-    each = shape.outputs * (2 if gated else 1) * LINE + Codes.WIDE_4.span * dtype.itemsize * (
-        tiles.padded(n) + 1
-    )
-    assert (shape.stages - 1) * shape.parts * each <= tiles.MEMORY - tiles.RESERVED
-    assert shape.stages >= 2

@@ -182,9 +182,7 @@ def test_the_bytes_of_a_step(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_narrow_matrices_are_a_byte_or_half_of_one_for_each_number(
-    tied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matrices_in_8_bits_are_a_byte_for_each_number(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(runner, "fusible", lambda _: True)
     lab = Lab.of(head_dim=16, tie_word_embeddings=tied)
@@ -192,7 +190,7 @@ def test_narrow_matrices_are_a_byte_or_half_of_one_for_each_number(
     read = [weight for weight in lab.stock.parameters() if tied or weight is not embedding]
     widths = {
         middle: sum(weight.numel() * (size if weight.dim() == 2 else 4) for weight in read)
-        for middle, size in (("full", 4), ("int8", 1), ("int4", 0.5))
+        for middle, size in (("full", 4), ("int8", 1))
     }
     for middle, width in widths.items():
         known = steps(lab.engine("triforce", middle=middle))

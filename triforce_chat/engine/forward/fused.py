@@ -89,7 +89,7 @@ class GroupLinear:
 
     def _many(self, x: Tensor) -> bool:
         """Whether there are more tokens than in any step; copies for proposals see none but steps."""
-        return len(x) > MOST_ROWS and not self.weight.proposes
+        return len(x) > MOST_ROWS and not self.weight.whole
 
     def _bias(self, n: int) -> Tensor | None:
         return None if self.bias is None else self.bias.expand(n, -1)
@@ -117,11 +117,10 @@ class Parallel:
 Linear = Dense | GroupLinear | Parallel
 
 
-def narrow_copy(linear: Linear, bits: int) -> GroupLinear:
-    """The layer with weights rounded to 8 or 4 bits, for proposals."""
+def int8_copy(linear: Linear) -> GroupLinear:
+    """The layer with weights rounded to 8 bits, for proposals."""
     assert isinstance(linear, Dense)
-    quantize = {8: kernels.quantize, 4: kernels.quantize_wide}[bits]
-    return GroupLinear(quantize(linear.weight), linear.bias)
+    return GroupLinear(kernels.quantize(linear.weight), linear.bias)
 
 
 def merged(*linears: Any) -> Linear:
@@ -201,12 +200,11 @@ class Block:
         self.gate_up_proj: Linear = merged(mlp.gate_proj, mlp.up_proj)
         self.down_proj: Linear = row_parallel(mlp.down_proj, group)
 
-    def quantized(self, bits: int) -> Block:
-        """A copy of the block with weights of 8 or 4 bits."""
+    def quantized(self) -> Block:
+        """A copy of the block with 8-bit weights."""
         made = copy(self)
-        made.qkv_proj, made.o_proj, made.gate_up_proj, made.down_proj = (
-            narrow_copy(each, bits)
-            for each in (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
+        made.qkv_proj, made.o_proj, made.gate_up_proj, made.down_proj = map(
+            int8_copy, (self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj)
         )
         return made
 
@@ -249,13 +247,11 @@ class Decoder:
         """Whether weights are quantized as their file has them."""
         return not all(isinstance(each, Dense) for each in self._matrices)
 
-    def quantized(self, bits: int) -> Decoder:
-        """A copy of the decoder with weights of 8 or 4 bits, which must not be quantized before; one embedding serves
-        both.
-        """
+    def quantized(self) -> Decoder:
+        """A copy of the decoder with 8-bit weights; the embedding is shared. Weights must not be quantized before."""
         made = copy(self)
-        made.blocks = [block.quantized(bits) for block in self.blocks]
-        made.head = narrow_copy(self.head, bits)
+        made.blocks = [block.quantized() for block in self.blocks]
+        made.head = int8_copy(self.head)
         return made
 
     @property

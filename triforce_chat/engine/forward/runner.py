@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -191,8 +191,6 @@ class Runner:
             torch.cuda.set_device(self.device)  # for work outside of forwards on this thread
         self.shape = Shape.of(model.config, model.dtype, model.device, group.size, kv)
         self.decoder: Decoder | None = None
-        self.copies: dict[int, Runner] = {}  # by their bits
-        self.bits: int | None = None  # of a copy's matrices
         self.graphs: ForwardGraphs
         self.of_sequences: SequencesGraphs
         if group.all_reduce_min(backend.captures and fusible(model)):
@@ -204,23 +202,19 @@ class Runner:
             onednn.pack_linears(model)
             fuse_layers(model)
 
-    def quantized(self, bits: int) -> Runner:
-        """This model with copies of its matrices in 8 or 4 bits for forwards of few tokens: faster, slightly inexact.
+    @cached_property
+    def quantized(self) -> Runner:
+        """This model with 8-bit copies of its matrices for forwards of few tokens: faster, slightly inexact.
 
         For proposals only. Without fused blocks, or with weights that are quantized already, this is the runner itself.
         """
         if self.decoder is None or self.decoder.keeps_format:
             return self
-        if bits not in self.copies:
-            self.copies[bits] = self._quantized(self.decoder, bits)
-        return self.copies[bits]
-
-    def _quantized(self, decoder: Decoder, bits: int) -> Runner:
         if self.gathering is not None:
-            return self.alone.quantized(bits).gathered_by(self.gathering)
+            return self.alone.quantized.gathered_by(self.gathering)
         made = copy(self)
-        made.alone, made.bits = made, bits
-        made._begin_graphs(decoder.quantized(bits))
+        made.alone = made
+        made._begin_graphs(self.decoder.quantized())
         return made
 
     def _begin_graphs(self, decoder: Decoder) -> None:
@@ -236,16 +230,18 @@ class Runner:
         return isinstance(self.model.base_model.layers[0], CpuLayer)
 
     @property
-    def copied_numbers(self) -> int:
-        """How many of the numbers that a step of few tokens reads are ``bits`` wide."""
-        return self.decoder.matrix_numbers if self.decoder and self.bits else 0
+    def int8_numbers(self) -> int:
+        """How many of the numbers that a step of few tokens reads are 8 bits wide."""
+        if self.decoder is None or self.graphs.decoder is self.decoder:
+            return 0
+        return self.decoder.matrix_numbers
 
     @property
     def room_for_int8(self) -> bool:
         """Whether the GPU has room for 8-bit copies beside everything else that will be allocated."""
         if self.decoder is not None and self.decoder.keeps_format:
             return False  # as they are, few bits are read already
-        if 8 in self.alone.copies:
+        if "quantized" in vars(self.alone):
             return True
         # In fp16 the fused norm of 8-bit products could overflow.
         if self.decoder is None or self.device.type != "cuda" or self.shape.dtype != torch.bfloat16:
@@ -313,7 +309,7 @@ class Runner:
         """This model for one of several sequences, whose forwards run together."""
         made = copy(self)
         made.gathering = gathering
-        made.copies = {}  # they must be gathered, too
+        vars(made).pop("quantized", None)  # it must be gathered, too
         return made
 
     def __call__(

@@ -20,7 +20,7 @@ from triforce_chat.engine.kernels.expanding import expand, expanded_rows
 from triforce_chat.engine.kernels.gathering import gather_chunks
 from triforce_chat.engine.kernels.linear import quantized_linear
 from triforce_chat.engine.kernels.quantized_decoding import decode_quantized
-from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, quantize, quantize_wide
+from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, quantize
 from triforce_chat.engine.kernels.rows import Norm, rms_norm, rotate_and_store, silu_mul
 from triforce_chat.engine.kernels.scoring import chunk_scores
 from triforce_chat.engine.kernels.searching import search
@@ -44,7 +44,6 @@ __all__ = [
     "gather_chunks",
     "keep_slots",
     "quantize",
-    "quantize_wide",
     "quantized_linear",
     "rms_norm",
     "rotate_and_store",

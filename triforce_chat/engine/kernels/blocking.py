@@ -8,13 +8,13 @@ import torch
 import triton
 
 from triforce_chat.engine.kernels.decoding import PROCESSORS
-from triforce_chat.engine.kernels.quantized_weight import LINE, RUN, QuantizedWeight
+from triforce_chat.engine.kernels.quantized_weight import RUN, QuantizedWeight
 
 MEMORY = 232_448  # bytes of shared memory of one multiprocessor
 RESERVED = 1_024  # bytes of it that the system reserves per program
 MOST_SUMS = {2: 2048, 4: 512}  # accumulators of a tile that fit the registers, by bytes per element
 TILES, MOST_TILES = 2, 3  # in flight per program, wanted and at most
-WIDE_TILES = 2  # at most, of copies of 4 bits
+LINE = 128  # bytes of a cache line
 PIECES = (LINE, 64, 32, 16)  # candidates for the inputs of a tile that one warp reads
 MOST_GROUPED = 16  # tokens up to which a warp takes four runs of a grouped weight at once
 SHARED = 4  # bytes that a group shares
@@ -115,19 +115,6 @@ def grouped_blocking(
     each = wide * (RUN + SHARED) + RUN * parts * dtype.itemsize * (padded(n) + 1)
     stages = min(MOST_TILES, max(1, (MEMORY // 2 - RESERVED) // (pieces * each))) + 1
     return Blocking(height, RUN, stages, 8 if deep else 4, pieces)
-
-
-def wide_blocking(n: int, weight: QuantizedWeight, dtype: torch.dtype, gated: bool) -> Blocking:
-    """The tiling of a copy of 4 bits: a piece is a run, and a warp reads one after the other."""
-    heights, run = 2 if gated else 1, weight.codes.run
-    # With many outputs, tiles of 64 for two thirds of the processors are faster than smaller ones for all.
-    wanted = 64 if gated or 3 * weight.outputs >= 64 * 2 * PROCESSORS else 32
-    sums = next((size for size in (wanted, 32) if size * padded(n) <= MOST_SUMS[dtype.itemsize]), 16)
-    height = max(16, sums // heights)
-    each = heights * height * LINE + weight.codes.span * dtype.itemsize * (padded(n) + 1)
-    warps = next((warps for warps in (4, 2, 1) if 2 * warps * each <= MEMORY // 2 - RESERVED), 1)
-    stages = min(WIDE_TILES, max(1, (MEMORY // 2 - RESERVED) // (warps * each))) + 1
-    return Blocking(height, run, stages, warps)
 
 
 def padded(n: int) -> int:

@@ -13,10 +13,9 @@ from triforce_chat.engine.kernels.blocking import (
     few_blocking,
     grouped_blocking,
     padded,
-    wide_blocking,
 )
 from triforce_chat.engine.kernels.few import multiply_few
-from triforce_chat.engine.kernels.quantized_weight import Codes, QuantizedWeight
+from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
 from triforce_chat.engine.kernels.rows import Norm
 
 # Integers become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones.
@@ -30,23 +29,6 @@ prmt.b32 $0, low, 0x43434343, 0x4140;
 prmt.b32 $1, low, 0x43434343, 0x4342;
 prmt.b32 $2, high, 0x43434343, 0x4140;
 prmt.b32 $3, high, 0x43434343, 0x4342;
-}""")
-# The four integers of each of two words, moved to those bits, and 136 subtracted: 128, and 8 for the one that means 0.
-WIDE = tl.constexpr("""{
-.reg .b32 t, one, less;
-mov.b32 one, 0x3F803F80;
-mov.b32 less, 0xC308C308;
-lop3.b32 t, $4, 0x000F000F, 0x43004300, 0xEA;
-fma.rn.bf16x2 $0, t, one, less;
-shr.u32 t, $4, 4;
-lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA;
-fma.rn.bf16x2 $1, t, one, less;
-shr.u32 t, $4, 8;
-lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA;
-fma.rn.bf16x2 $2, t, one, less;
-shr.u32 t, $4, 12;
-lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA;
-fma.rn.bf16x2 $3, t, one, less;
 }""")
 
 
@@ -70,9 +52,7 @@ def quantized_linear(
     n = len(x)
     outputs = weight.outputs // (2 if gated else 1)
     out = x.new_empty(n, outputs)
-    if shape is None and weight.codes is Codes.WIDE_4:
-        shape = wide_blocking(n, weight, x.dtype, gated)
-    elif shape is None and not weight.whole:
+    if shape is None and not weight.whole:
         shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(
             n, weight, outputs, x.dtype, gated
         )
@@ -110,9 +90,7 @@ def _by_tensor_cores(
         x.stride(0),
         data.stride(0),
         scale.stride(0),
-        scale.stride(1),
         0 if add is None else add.stride(0),
-        parts=weight.codes.parts,
         group=0 if weight.whole else weight.group,
         zero=weight.codes.zero,
         adds=add is not None,
@@ -129,39 +107,17 @@ def _by_tensor_cores(
 
 
 @triton.jit
-def _of_wide(words, kind: tl.constexpr):
-    """The four integers of each word, less the one that means 0."""
-    first, second, third, fourth = tl.inline_asm_elementwise(
-        WIDE,
-        "=r,=r,=r,=r,r",
-        [words],
-        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
-    return first.to(kind), second.to(kind), third.to(kind), fourth.to(kind)
-
-
-@triton.jit
-def _of_nibbles(words, kind: tl.constexpr):
-    """The two integers of each byte, larger by 128."""
-    low, high = tl.inline_asm_elementwise(
-        NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-    )
-    return low.to(kind), high.to(kind)
-
-
-@triton.jit
 def _unpacked(words, kind: tl.constexpr):
-    """The integers of each word in ``kind``, four, two or one."""
-    if words.dtype == tl.int16:
-        codes = _of_wide(words, kind)
-    elif words.dtype == tl.uint8:
-        codes = _of_nibbles(words, kind)
+    """The integers of each byte in ``kind``; two are larger by 128, a single one is given twice."""
+    if words.dtype == tl.uint8:
+        low, high = tl.inline_asm_elementwise(
+            NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
     else:
         # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
-        codes = (words.to(tl.bfloat16).to(kind),)
-    return codes
+        low = words.to(tl.bfloat16)
+        high = low
+    return low.to(kind), high.to(kind)
 
 
 @triton.jit
@@ -173,19 +129,10 @@ def _weighed(part, norm, at, mask):
 
 
 @triton.jit
-def _scaled(
-    total,
-    made,
-    sums,
-    shared,
-    sided: tl.constexpr,
-    offset: tl.constexpr,
-    zero: tl.constexpr,
-    second: tl.constexpr,
-):
+def _scaled(total, made, sums, shared, sided: tl.constexpr, offset: tl.constexpr, zero: tl.constexpr):
     """Add the products of groups of integers, which are too large by ``offset``, with their inputs.
 
-    ``sums`` of the inputs; ``shared``: 32 bits of each group, or of two of them, of which it may be the ``second``.
+    ``sums`` of the inputs; ``shared``: 32 bits of each group.
     """
     if sided:
         factor = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
@@ -194,9 +141,6 @@ def _scaled(
         total += sums * (least - offset * factor)[:, :, None]
     elif offset:
         total += (made - sums * (offset + zero)) * shared[:, :, None]
-    elif shared.dtype == tl.int32:
-        bits = (shared >> 16 if second else shared) << 16
-        total += made * bits.to(tl.float32, bitcast=True)[:, :, None]
     else:
         total += made * shared[:, :, None]
     return total
@@ -218,9 +162,7 @@ def _multiply(
     x_row,
     data_row,
     scale_row,
-    scale_step,
     add_row,
-    parts: tl.constexpr,
     group: tl.constexpr,
     zero: tl.constexpr,
     adds: tl.constexpr,
@@ -232,13 +174,11 @@ def _multiply(
     depth: tl.constexpr,
     stages: tl.constexpr,
 ):
-    # Whether groups have a minimum; how much larger than themselves integers are multiplied; parts of a run in a group.
-    paired: tl.constexpr = parts == 2
-    wide: tl.constexpr = parts == 4
-    sided: tl.constexpr = scale.dtype.element_ty == tl.int32 and not wide
+    # Integers in a byte; whether groups have a minimum; how much larger than themselves integers are multiplied.
+    paired: tl.constexpr = data.dtype.element_ty == tl.uint8
+    parts: tl.constexpr = 2 if paired else 1
+    sided: tl.constexpr = scale.dtype.element_ty == tl.int32
     offset: tl.constexpr = BIAS if paired else 0
-    span: tl.constexpr = depth * parts
-    several: tl.constexpr = parts // 2 if wide else parts
     output = tl.program_id(0) * height + tl.arange(0, height)
     token = tl.arange(0, tokens)
     row = tl.minimum(output, outputs - 1)
@@ -266,47 +206,41 @@ def _multiply(
         if gates:
             v = tl.load(w_at + outputs.to(tl.int64) * data_row, mask=inside, other=0)
         w_at += pieces * depth
-        codes = _unpacked(w, x.dtype.element_ty)
-        if gates:
-            other_codes = _unpacked(v, x.dtype.element_ty)
         if group:
-            shared_at = scale + output[None, :].to(tl.int64) * scale_row
-            shared_at += ((start + piece) * parts // (span if wide else group))[:, None] * scale_step
-            here = (piece[:, None] < words - start) & (output[None, :] < outputs)
-            shared = tl.load(shared_at, mask=here, other=0)
+            made = tl.zeros((pieces, height, tokens), tl.float32)
+            made_other = made
+            sums = made
+        for half in tl.static_range(parts):
+            at = start * parts + half * depth
+            some = lane * parts + down < inputs - at
+            part = tl.load(x_at + at, mask=(token[None, None, :] < n) & some, other=0.0)
+            if norms:
+                part, squared = _weighed(part, norm, lane * parts + down + at, some)
+                squares += squared
+            codes = _unpacked(w, part.dtype)[half]
             if gates:
-                other_shared = tl.load(shared_at + outputs.to(tl.int64) * scale_row, mask=here, other=0)
-        for first in tl.static_range(0, parts, several):
+                other_codes = _unpacked(v, part.dtype)[half]
             if group:
-                made = tl.zeros((pieces, height, tokens), tl.float32)
-                made_other = made
-                sums = made
-            for which in tl.static_range(several):
-                at = start * parts + (first + which) * depth
-                some = lane * parts + down < inputs - at
-                part = tl.load(x_at + at, mask=(token[None, None, :] < n) & some, other=0.0)
-                if norms:
-                    part, squared = _weighed(part, norm, lane * parts + down + at, some)
-                    squares += squared
-                if group:
-                    made = tl.dot(codes[first + which], part, made, input_precision="ieee")
-                    if sided or paired:
-                        # By a product, because that comes in the layout in which it is needed.
-                        sums = tl.dot(ones, part, sums, input_precision="ieee")
-                    if gates:
-                        made_other = tl.dot(
-                            other_codes[first + which], part, made_other, input_precision="ieee"
-                        )
-                else:
-                    total = tl.dot(codes[first + which], part, total, input_precision="ieee")
-                    if gates:
-                        other = tl.dot(other_codes[first + which], part, other, input_precision="ieee")
-            if group:
-                total = _scaled(total, made, sums, shared, sided, offset, zero, first * 2 // parts)
+                made = tl.dot(codes, part, made, input_precision="ieee")
+                if sided or paired:
+                    # By a product, because that comes in the layout in which it is needed.
+                    sums = tl.dot(ones, part, sums, input_precision="ieee")
                 if gates:
-                    other = _scaled(
-                        other, made_other, sums, other_shared, sided, offset, zero, first * 2 // parts
-                    )
+                    made_other = tl.dot(other_codes, part, made_other, input_precision="ieee")
+            else:
+                total = tl.dot(codes, part, total, input_precision="ieee")
+                if gates:
+                    other = tl.dot(other_codes, part, other, input_precision="ieee")
+        if group:
+            shared_at = (
+                scale + ((start + piece) * parts // group)[:, None] + row.to(tl.int64)[None, :] * scale_row
+            )
+            here = piece[:, None] < words - start
+            shared = tl.load(shared_at, mask=here, other=0)
+            total = _scaled(total, made, sums, shared, sided, offset, zero)
+            if gates:
+                shared = tl.load(shared_at + outputs.to(tl.int64) * scale_row, mask=here, other=0)
+                other = _scaled(other, made_other, sums, shared, sided, offset, zero)
     made, made_other = tl.sum(total, 0), tl.sum(other, 0)
     if not group:
         made, made_other = made * factor[:, None], made_other * other_factor[:, None]

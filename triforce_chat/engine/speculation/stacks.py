@@ -35,7 +35,6 @@ HEAVY = "h2o"  # the policy of heavy hitters, which scores no chunks
 # Policies that select by what forwards leave, where keys and values lie together.
 IN_PLACE = ("attention", HEAVY)
 
-COPIES = {"int8": 8, "int4": 4}  # bits of the middle level's weights, for proposals
 MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
 STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values from host memory
 COPY_GAMMA = 63  # tokens there, if a level over a quantized copy of them drafts: few are rejected
@@ -54,9 +53,7 @@ class StackOptions:
     draft_gamma: int | None = None  # drafted per step of the middle level; None: planned
     policy: str = "mean"
     budget: Budget = field(default_factory=Budget)
-    middle: str = (
-        "auto"  # weights of the middle level: "full", one of COPIES, or "auto" for 8 bits if there is room
-    )
+    middle: str = "auto"  # weights of the middle level: "full", "int8", or "auto" for 8 bits if there is room
     repeatable: bool = False  # plan by measured times that never change, not by the clock
     # Whether "auto" has a level over a 4-bit copy of the full cache; None: if that is in host memory and there is room.
     copy: bool | None = None
@@ -296,12 +293,11 @@ class Builder:
     def proposer(self) -> Runner:
         """The target's runner for the middle level."""
         wanted = self.options.middle
-        # The product of narrow weights is faster for few rows only, and several sequences have many.
+        # The product of 8-bit weights is faster for few rows only, and several sequences have many.
         alone = self.target.gathering is None
-        if wanted == "auto":
-            wanted = "int8" if alone and self.target.room_for_int8 else "full"
-        self.options = replace(self.options, middle=wanted)
-        return self.target.quantized(COPIES[wanted]) if wanted in COPIES else self.target
+        int8 = wanted == "int8" or (wanted == "auto" and alone and self.target.room_for_int8)
+        self.options = replace(self.options, middle="int8" if int8 else "full")
+        return self.target.quantized if int8 else self.target
 
     def retrieval(self) -> RetrievalCache | InPlaceCache:
         policy, seeded = self.options.policy, self.options.repeatable

@@ -62,12 +62,11 @@ def weights_of(runner: Runner, ranks: int) -> int:
     """Bytes of the matrices that a forward reads on one of the ranks; of an embedding it reads a few rows."""
     own = Dimensions.of(runner.model.config.to_dict())
     looked_up = 0 if own.tied else own.embedding // ranks
-    copied = runner.copied_numbers
+    int8 = runner.int8_numbers  # a byte each
     blocks = [layer.matrix for layer in runner.model.modules() if isinstance(layer, QuantizedLinear)]
     quantized = sum(math.prod(matrix.shape) for matrix in blocks)
-    others = own.parameters(ranks) - looked_up - copied - quantized
-    narrow = copied * (runner.bits or 0) // 8
-    return others * runner.shape.dtype.itemsize + narrow + sum(matrix.nbytes for matrix in blocks)
+    others = own.parameters(ranks) - looked_up - int8 - quantized
+    return others * runner.shape.dtype.itemsize + int8 + sum(matrix.nbytes for matrix in blocks)
 
 
 def bandwidth(device: torch.device) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad, rms_norm, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.chunk_mass import chunk_mass
@@ -24,7 +24,7 @@ from triforce_chat.engine.forward.attention import causal_attention
 from triforce_chat.engine.forward.attention_backend import flash_decode, flash_lacks
 from triforce_chat.engine.kernels.blocking import Blocking
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
-from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, WeightFormat, empty_wide, words
+from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, WeightFormat
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16
@@ -455,26 +455,6 @@ class Form(NamedTuple):
 
         return rounds(self.outputs * self.inputs // 2, made)
 
-    def narrow(self, n: int) -> list[Layer]:
-        """As many as no cache holds, with copies of 4 bits whose groups all have the same scale."""
-
-        def made() -> Layer:
-            numbers = torch.randint(-8, 8, (self.outputs, self.inputs), device=DEVICE, dtype=torch.int8)
-            scale = torch.tensor([0.2 / self.inputs**0.5] * 2, device=DEVICE, dtype=torch.bfloat16)
-            weight = empty_wide(self.outputs, self.inputs, DEVICE)
-            filled = pad(numbers + Codes.WIDE_4.zero, (0, -self.inputs % Codes.WIDE_4.span))
-            weight.data.copy_(words(Codes.WIDE_4, filled))
-            weight.scale.copy_(scale.view(torch.int32).expand(weight.scale.shape))
-            return Layer(
-                noise(n, self.inputs),
-                weight,
-                (numbers * scale[0]).to(DTYPE),
-                kernels.Norm(noise(self.inputs), 1e-5) if self.norm else None,
-                noise(n, self.outputs) if self.residual else None,
-            )
-
-        return rounds(self.outputs * self.inputs // 2, made)
-
     def expanded(self, each: Layer) -> Tensor:
         """By the numbers that the weights stand for."""
         dense = torch.empty(self.outputs, self.inputs, device=DEVICE, dtype=DTYPE)
@@ -510,9 +490,6 @@ def linear_cases(model: Model, n: int) -> Iterator[Case]:
         size, copies, shape = form.outputs * form.inputs, form.layers(n, dense=True), form.shape(model, n)
         yield Case("quantized_linear", shape, size, copies, form.fused, form.dense)
         yield Case("quantized_linear: torch 16 bit", shape, 2 * size, copies, form.dense)
-        copies = form.narrow(n)
-        size = copies[0].weight.nbytes
-        yield Case("quantized_linear: copy of 4 bits", shape, size, copies, form.fused, form.dense)
 
 
 def linear_sweep(model: Model, tokens: Sequence[int]) -> Iterator[Case]:
