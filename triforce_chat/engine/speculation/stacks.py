@@ -10,14 +10,14 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.quantization import BITS
-from triforce_chat.engine.cache.quantized_copy import QuantizedCopy, copy_bytes
+from triforce_chat.engine.cache.quantized_copy import QuantizedCopy
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.events import Event
-from triforce_chat.engine.forward.runner import SPARE, Runner, allowed_bytes
+from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import COMPUTED_ROW_PRIOR, ROW_PRIOR
@@ -55,14 +55,12 @@ class StackOptions:
     budget: Budget = field(default_factory=Budget)
     middle: str = "auto"  # weights of the middle level: "full", "int8", or "auto" for 8 bits if there is room
     repeatable: bool = False  # plan by measured times that never change, not by the clock
-    # Whether "auto" has a level over a 4-bit copy of the full cache; None: if that is in host memory and there is room.
-    copy: bool | None = None
     tree: TreeOptions | None = None  # that the draft model drafts; None: chains
 
     @property
     def copies(self) -> bool:
         """Whether there is a level over a quantized copy of the full cache."""
-        return STACKS[self.name].quantized_copies > 0 or bool(self.copy)
+        return STACKS[self.name].quantized_copies > 0
 
 
 class Builder:
@@ -159,14 +157,10 @@ class Builder:
 
     def auto(self) -> Speculative:
         """A target whose planner chooses among all drafters by what it measures while decoding."""
-        if self.options.copy is None:
-            self.options = replace(self.options, copy=self.room_for_copy)
         arms, lookup = self.drafts(self.parts), NgramLookup()
         if self.target.gathering is None:  # several sequences share the reading of the weights already
-            middle = self.middle(self.retrieval())
-            drafter = self.over_copy(middle) if self.options.copies else middle
             # In shorter histories the middle level would read nearly as much as the target itself.
-            arms.insert(0, Arm(drafter, 2 * self.options.budget.tokens))
+            arms.insert(0, Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens))
         return self.top(
             Planner(arms, lookup, most=self.most, group=self.group, investment=self.investment, row=self.row)
         )
@@ -239,17 +233,6 @@ class Builder:
     def streamed(self) -> bool:
         """Whether every verification streams keys and values from host memory."""
         return self.full.storage.streams
-
-    @property
-    def room_for_copy(self) -> bool:
-        """Whether verifications stream keys and values to a GPU that has room for a quantized copy of them."""
-        device = self.target.device
-        if not self.streamed or device.type != "cuda" or self.target.gathering is not None:
-            return False
-        needed = copy_bytes(self.full.shape, self.full.storage.capacity)
-        return (
-            not self.options.repeatable and self.group.all_reduce_min(allowed_bytes(device)) > needed + SPARE
-        )
 
     def over_copy(self, drafter: Speculative) -> Speculative:
         """The target over a quantized copy of the full cache, for which ``drafter`` always drafts."""
