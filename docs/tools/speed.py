@@ -425,20 +425,26 @@ def ablations() -> str:
 
 def policies() -> str:
     """How the middle level's chunks are selected: in copies that are built again, and in place."""
-    header = (
-        "`--policy`",
-        "T",
-        "ms/token",
-        "speed-up",
-        "tokens/round",
-        "ms/round",
-        "fresh",
-        "accepted",
-        "peak GB",
-    )
+    cases = [
+        (policy, each)
+        for policy in ("mean", "attention")
+        for each in rows(f"h200-policy-{policy}", contender="triforce")
+    ]
+    return rounds("`--policy`", cases) + source("h200-policy-mean", "h200-policy-attention")
+
+
+def offload_int4() -> str:
+    """Keys and values in host memory, with and without a level over a 4-bit copy of them."""
+    cases = [(each["contender"], each) for each in rows("h200-offload-int4")]
+    return rounds("stack", cases) + source("h200-offload-int4")
+
+
+def rounds(what: str, cases: Sequence[tuple[str, Json]]) -> str:
+    """What rounds take and bring in several cases, which the first column names."""
+    header = (what, "T", "ms/token", "speed-up", "tokens/round", "ms/round", "fresh", "accepted", "peak GB")
     lines = [
         (
-            f"`{policy}`",
+            f"`{name}`",
             f"{each['temperature']:g}",
             number(each["ms_per_token"]),
             factor(each["speedup"]),
@@ -448,10 +454,9 @@ def policies() -> str:
             accepted(each),
             number(each["peak_bytes"] / 1e9, 1),
         )
-        for policy in ("mean", "attention")
-        for each in rows(f"h200-policy-{policy}", contender="triforce")
+        for name, each in cases
     ]
-    return table(header, lines) + "\n" + source("h200-policy-mean", "h200-policy-attention")
+    return table(header, lines) + "\n"
 
 
 def parallel() -> str:
@@ -736,11 +741,13 @@ TABLES = {
     "cpu-prefill": cpu_prefill,
     "cpu-together": partial(together, "cpu-together"),
     "cpu-soak": partial(soak, "cpu-soak"),
+    "h200-soak": partial(soak, "h200-soak"),
     "h200-batches": partial(batches, "h200-batch-2x57344", "h200-batch-6x19456", "h200-batch-10x12288"),
+    "h200-batches-8b": partial(batches, "h200-batch-8b-7x124928", "h200-batch-8b-20x32768"),
     "h200-together": partial(together, "h200-together-8", "h200-together-32"),
     "workers": partial(workers, "h100-batch"),
     "cpu-stock": cpu_stock,
-    "cpu-peer-medium": partial(peer, "cpu-peer-0.5b-512"),
+    "cpu-peer-medium": partial(peer, "cpu-peer-0.5b"),
     "cpu-logits": partial(logits, "cpu-logits-0.5b-kv16", "cpu-logits-0.5b-kv32"),
     "cpu-kv": partial(
         formats, [f"cpu-perplexity-{each}" for each in KVS], [f"cpu-kv-{each}" for each in KVS]
@@ -751,6 +758,7 @@ TABLES = {
     "penalty": penalty,
     "llama-8b": llama_8b,
     "offload": offload,
+    "offload-int4": offload_int4,
     "card": card,
     "contexts": contexts,
     "stacks": stacks,

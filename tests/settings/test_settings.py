@@ -50,7 +50,7 @@ def test_accepted(name: str, value: Any) -> None:
         ({"chunk": 1025}, "chunk must be at most 1024, not 1025"),
         ({"gamma": 33}, "gamma must be at most 32, not 33"),
         ({"tree": "bush"}, "no tree 'bush'; choose one of chain, auto"),
-        ({"tree_size": 64}, "tree-size must be at most 63, not 64"),
+        ({"tree_size": 65}, "tree-size must be at most 64, not 65"),
         ({"draft_gamma": 33}, "draft-gamma must be at most 32, not 33"),
         ({"endless": "rot"}, "no endless 'rot'; choose one of off, streaming, h2o"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -163,7 +164,7 @@ def test_large_histories_are_quantized_in_pieces(lab: Lab, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kv", ["int8", "int4"])
 def test_a_target_that_quantizes_itself_is_refused(lab: Lab, kv: str) -> None:
-    target = Runner(lab.stock, kv=getattr(torch, kv))
+    target = Runner(deepcopy(lab.stock), kv=getattr(torch, kv))
     stack = StackOptions(name="triforce-int4", budget=SMALL_BUDGET)
     with pytest.raises(UsageError, match="not with --kv int8"):
         Engine(target, 400, TextCodec(spell), None, stack)
