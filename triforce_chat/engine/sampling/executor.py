@@ -277,7 +277,7 @@ class StaticVerification:
             return
         assert draft.parents is not None
         for static, given in zip(mine, family(draft.parents, *mine.room), strict=True):
-            static.copy_(given)
+            static.copy_(given.pin_memory() if static.is_cuda else given, non_blocking=True)
         self.parents = draft.parents
 
     def __call__(self) -> SamplerOutput:
