@@ -129,7 +129,7 @@ class Builder:
                 f"--tree {tree.kind} needs captured forwards on a GPU, which these models do not have"
             )
         if on_gpu and self.full.evicts:
-            raise UsageError(f"--tree {tree.kind} drafts no trees on a GPU with --evict, so far")
+            raise UsageError(f"--tree {tree.kind} drafts no trees on a GPU with --endless, so far")
         if self.options.name == "triforce" and self.options.policy in IN_PLACE:
             raise UsageError(
                 f"--tree {tree.kind} needs the middle level's keys and values in one place: not with "
