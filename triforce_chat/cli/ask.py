@@ -202,7 +202,7 @@ def answer_once(
 
 
 def advise(session: ChatSession, question: str, answer: str, options: Options, screen: Screen) -> None:
-    """Say on stderr where the words of a question stand whose answer denies: without sources no view says it."""
+    """Say on stderr where the question's words stand if the answer denies: without sources nothing else says it."""
     from triforce_chat.chat.denial import is_denial, standing
     from triforce_chat.ui.source_lines import standing_line
 

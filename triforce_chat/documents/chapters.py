@@ -128,7 +128,7 @@ def _level(headings: Sequence[Heading]) -> int | None:
 
 
 def _parts_alone_hold(headings: Sequence[Heading], level: int) -> bool:
-    """Whether no headings of this level but parts have deeper ones below: the rest stands before and behind them."""
+    """Whether only parts of this level have deeper headings below: the others stand before and after the parts."""
     holders = [one for one, after in pairwise(headings) if one.level == level and after.level > level]
     return len(holders) > 1 and all(_PART.match(each.title) for each in holders)
 

@@ -56,7 +56,7 @@ def heading_lines(lines: Sequence[str]) -> Iterator[int]:
 
 
 def text_headings(texts: Sequence[str]) -> list[Heading]:
-    """The headings in the sections of a text: lines that call themselves chapters, or more that are underlined."""
+    """The headings in the sections of a text: lines that call themselves chapters, or the underlined ones if more."""
     lines = _LINE.findall("".join(texts))
     found, marked = _placed(lines, list(heading_lines(lines)), texts), underlined(lines)
     if len(marked) <= len(found):

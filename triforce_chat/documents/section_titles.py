@@ -1,4 +1,4 @@
-"""Headings that texts mark by a line of punctuation below them, or count: "3. Programming", "A Attributes"."""
+"""Headings that a text underlines with punctuation, or numbers: "3. Programming", "A Attributes"."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Kernels:
     buffers: Sequence[int]  # capacities of its caches, in tokens; that of a target's full cache comes first
     # A target's budget of its retrieval cache. One that copies keys and values is the last buffer.
     retrieval: Budget | None = None
-    lists: bool = False  # that of one sequence alone lists slots of the first buffer
+    lists: bool = False  # the retrieval cache of a single sequence lists slots of the first buffer
     int8: bool = False  # forwards over the retrieval cache may have 8-bit weights
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices

@@ -38,7 +38,7 @@ class Lender(Protocol):
     def read(
         self, prompt: Sequence[int], spans: Sequence[DocumentSpan], samplings: Sequence[Sampling]
     ) -> Iterator[Prefilled]:
-        """Read the documents with which prompts begin, and meanwhile prepare answers by these settings."""
+        """Read the documents with which prompts begin, and meanwhile prepare for answers by these settings."""
         ...
 
     def prepare(self) -> None:

@@ -88,7 +88,7 @@ def lender(session: ChatSession, parallel: int) -> Lender:
 
 
 def reading(session: ChatSession, engines: Lender) -> Iterator[ChatEvent]:
-    """Read the session's documents, and prepare answers by its settings and greedy ones."""
+    """Read the session's documents, and prepare for answers by its settings and for greedy ones."""
     prefix, settings = session.transcript.prefix(), session.settings
     usual, greedy = (
         sampling_of(each, session.loaded) for each in (settings, replace(settings, temperature=0.0))

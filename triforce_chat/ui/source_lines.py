@@ -29,7 +29,7 @@ def below_answer(sourced: Sourced | None) -> Iterator[tuple[str, str]]:
 
 
 def standing_line(words: LookedUp) -> str:
-    """Where words of a question stand whose answer denies."""
+    """Where a question's words stand, for an answer that denies."""
     return f"“{clean(words.words)}” stands in {join_places(words.found_on[:SHOWN_PLACES])}"
 
 

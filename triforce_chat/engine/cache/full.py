@@ -114,7 +114,7 @@ class FullCache(KVCache):
         return slot._replace(queries=self.queries, mass=self._mass, counted=self.count)
 
     def weighed_by(self, chunk: int, half_life: float) -> FadingMass:
-        """Where captured forwards add what they pay to chunks: for the same ones the same as before.
+        """Where captured forwards add what they pay to chunks; the same object as before for the same arguments.
 
         So a stack goes on with the graphs of the one that it replaces.
         """
@@ -176,7 +176,7 @@ class FullCache(KVCache):
 
 
 def fading_mass(shape: Shape, capacity: int, chunk: int, half_life: float) -> FadingMass:
-    """Nothing paid yet to chunks of so many slots; the mass of each layer begins where vectors may."""
+    """Nothing paid yet to the chunks of so many slots; each layer's part is aligned for vector loads."""
     chunks = rounded_up(-(-capacity // chunk))
     total = torch.zeros(shape.layers, shape.kv_heads, chunks, device=shape.device)
     return FadingMass(total, chunk, half_life)

@@ -41,10 +41,10 @@ HALF_LIFE = 16  # verified tokens after which a query's attention counts half
 class InPlaceCache(KVCache):
     """What the middle level reads of ``source``: sinks, the chunks that its verifications attend to, and the tail.
 
-    Who asks ``ready`` first gets what the latest queries attend to. From then on a forward of few tokens through the
-    source is weighed if somebody asked since the last one. What it found waits until ``ready`` is asked again, when the
-    history holds what was committed of it. So the selection depends on tokens and choices of the past alone, and an
-    answer may break off before it.
+    The first call of ``ready`` selects what the latest queries attend to. From then on a forward of few tokens through
+    the source is weighed if ``ready`` was called since the last one. What it found waits until ``ready`` is called
+    again, when the history holds what was committed of it. So the selection depends on tokens and choices of the past
+    alone, and an answer may break off before it.
 
     ``half_life``: verified tokens after which a query's attention counts half; None: never. ``weighs_all``: every
     forward is weighed, prefills too, whether somebody asked or not. ``captured``: forwards of few tokens are CUDA
@@ -231,7 +231,7 @@ class InPlaceCache(KVCache):
 
 
 def slot_list(shape: Shape, budget: Budget) -> SlotList:
-    """Room for the slots that each KV head reads in each layer, every list of them where vectors may begin."""
+    """Room for the slots that each KV head reads in each layer, each list aligned for vector loads."""
     size = shape.layers, shape.kv_heads, rounded_up(budget.capacity)
     slots = torch.zeros(size, dtype=torch.int32, device=shape.device)
     return SlotList(slots[..., : budget.capacity])

@@ -42,11 +42,11 @@ class QuantizedCopy(KVCache):
 
     Proposals are drawn from it, and the keys and values that they leave are provisional: what the full cache stores for
     the verified tokens replaces them. It follows every forward through the source that has the layers on the device one
-    by one, and catches up with others when it is asked for. A history that is cut within the quantized tokens loses a
-    part of a group, whose other tokens are then copied again.
+    by one, and catches up with others when a proposal is next requested. A history that is cut
+    within the quantized tokens loses a part of a group, whose other tokens are then copied again.
     """
 
-    fading = None  # it needs no attention
+    fading = None  # it selects nothing by attention
 
     def __init__(self, source: FullCache) -> None:
         self.source = source

@@ -32,7 +32,7 @@ from triforce_chat.engine.tree import Branches
 class ForwardGraph:
     """One forward of ``size`` tokens; their ids, slots, positions and indices are inputs of each replay.
 
-    ``branching``: so is the tree that they are.
+    ``branching``: they are nodes of a tree, whose shape is an input, too.
     """
 
     def __init__(

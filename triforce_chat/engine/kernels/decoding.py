@@ -46,7 +46,7 @@ def tiling(rows: int, dim: int, dtype: torch.dtype, listed: bool = False) -> Til
     slots = TILE_BYTES // (dim * dtype.itemsize)
     height = max(16, min(LARGEST_ROWS[dtype.itemsize], triton.next_power_of_2(rows)))
     shape = Tiling(height, max(16, min(128, slots)))
-    # Half of the stages are the list's: so as many keys and values are on their way as without one.
+    # Half of the stages load the list: so as many loads of keys and values are in flight as without one.
     return shape._replace(stages=2 * shape.stages - 1) if listed else shape
 
 
@@ -193,7 +193,7 @@ def attend_together(
         attend(partial, q, keys, values, sequences.at, scale, own, sequences)
         return joined(partial, q)
     shape = tiling(rows, dim, q.dtype)
-    # Mostly the tokens fill one tile of rows, however many there is room for: the others are left at once.
+    # Mostly the tokens fill one tile of rows, however many there is room for: programs of other tiles return at once.
     before = splits(heads, 1, prefix.keys.shape[1])
     as_one = Sequences(prefix.rows, prefix.length, prefix.rows[:1], len(q))
     partial = Partial.empty(before + after, heads, rows, dim, q.device)

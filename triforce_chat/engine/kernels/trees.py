@@ -36,7 +36,7 @@ def draw_children(
     probs: Tensor,
     independent: bool = False,
 ) -> None:
-    """Draw the children of the tree's ``rows`` [m]; -1 stands for a row that is none.
+    """Draw the children of the tree's ``rows`` [m]; -1 stands for no row.
 
     laws and scores [m, V], fp32, are those after each of these rows and are overwritten. Children are drawn one after
     the other without replacement, unless ``independent``; where a law has nothing left, the token with the next best

@@ -208,7 +208,7 @@ def key_of(op: Verification, like: SamplerInputs, room: int) -> Hashable:
 
 
 def sized(draft: Draft, rows: int) -> int:
-    """The rows of the graph that verifies so many: one of the usual sizes of chains or trees, or of few larger ones."""
+    """The rows of the graph that verifies so many: a captured size of chains or trees, beyond those a coarser step."""
     return fitting(rows, TREE_SIZES if draft.branching else SIZES) or -(-rows // LARGE_STEP) * LARGE_STEP
 
 
@@ -294,7 +294,7 @@ class StaticVerification:
 
 
 def nobody(n: int, device: torch.device) -> Family:
-    """The shape of no tree, to be filled with that of one of up to n nodes."""
+    """The shape of a tree without nodes, with room for up to n."""
     return Family(*(each.to(device) for each in family((), n, n)))
 
 

@@ -596,9 +596,9 @@ class Wish(NamedTuple):
 
 
 def rounds_together(wishes: Sequence[Wish]) -> list[tuple[int, int]]:
-    """For each sequence that makes rounds with the others (drafted tokens, rounds), which are the same for all.
+    """(drafted tokens, rounds) for each of the sequences that make their rounds together: the same for all.
 
-    A forward of some of them takes hardly less time than that of all, and who makes fewer rounds would wait.
+    A forward of some of them takes hardly less time than one of all, and a sequence with fewer rounds would only wait.
     """
     planners, count = [wish.planner for wish in wishes], len(wishes)
     leading = planners[0]

@@ -183,7 +183,7 @@ class Speculative:
                 self.cache.drafted(len(fed) - n, draft.count)
             if draft.parents is None:
                 return self.model(fed[None], self.cache, n + 1)
-            if self.model.captures:  # of which a tree is all there is
+            if self.model.captures:  # whose graphs of trees take the tree alone
                 feed(self.model, self.cache, fed[: -n - 1])
                 fed = fed[-n - 1 :]
             return self.model(fed[None], self.cache, n + 1, tree=verified(draft.parents, len(fed) - n))

@@ -132,7 +132,7 @@ class TreeGraph:
             last = torch.zeros(1, len(how.lines) - 1, dtype=torch.float64, device=device)
         self.penalty = PenaltyContext(answer, length) if room else None
         self.numbers = Uniforms.empty(1, 0, device)._replace(last=last)
-        self.parents: Parents = ()  # of the tree that the inputs say; at first nobody knows
+        self.parents: Parents = ()  # of the tree that the inputs describe; unknown at first
         self.graph: Graph[tuple[Tensor, Tensor]] = Graph(device, pool)
 
     def capture(self, cache: StreamingCache) -> None:

@@ -38,7 +38,7 @@ class Batched:
     seconds: float  # the median of several runs
     spread_s: tuple[float, float]  # of these runs
     ms_per_token: float  # of all answers at once
-    full_ms_per_token: float  # the same until the first answer ended: none of the places was empty
+    full_ms_per_token: float  # the same until the first answer ended: while all sequences were running
     tokens_per_round: float  # of each sequence
     fresh: float | None  # share of the answers' runs of four tokens that had not come before in them
     speedup: float | None = None  # over plain decoding of the same batch at this temperature and length
@@ -54,7 +54,7 @@ class Timed(NamedTuple):
 
 
 def several(engine: EngineProtocol) -> Engine:
-    """The engine as one that only others are forked from, whose memory is theirs.
+    """The engine that those of all sequences are forked from; it frees what only its own answers would need.
 
     Raises UsageError if the engine runs one sequence at a time.
     """
