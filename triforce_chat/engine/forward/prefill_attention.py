@@ -62,7 +62,7 @@ def after_prefix(
 ) -> Tensor:
     """``attention`` over the keys and values of a prefix and those that follow it elsewhere, none of them copied.
 
-    Hardly two prompts have the same number of tokens, so both parts are read by flash-attention, which needs no plans.
+    Prompts are rarely of equal length, so both parts are read by flash-attention, which needs no plans.
     """
     before, after = flash(query, *prefix, False, scale), flash(query, *own, True, scale)
     return merged(before[0].float(), before[1], *after)[0].to(query.dtype)
