@@ -576,7 +576,7 @@ def test_verify(ask: Ask) -> None:
     assert done.code == 0
     outcomes = json.loads(done.out)["stacks"]
     assert [outcome["stack"] for outcome in outcomes] == [
-        *("auto", "triforce", "retrieval", "streaming", "lookup", "autoregressive")
+        *("auto", "triforce", "triforce-int4", "retrieval", "streaming", "lookup", "autoregressive")
     ]
     assert all(outcome["passed"] and outcome["greedy_tokens"] == 24 for outcome in outcomes)
     assert all(outcome["sampled_tokens"] >= 24 for outcome in outcomes)
