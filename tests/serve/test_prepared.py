@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ from triforce_chat.engine.gathered import Ended
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.loading.garbage import no_garbage_collection
 from triforce_chat.serve.engines import ForkedEngines
 
 BOOK = [int(token) for token in torch.randint(1, 48, (150,), generator=torch.Generator().manual_seed(3))]
@@ -98,6 +101,18 @@ def test_what_only_the_first_engine_would_need_takes_no_memory(captured: Any, do
     assert (origin.full._storage is not None) is documents
     if documents:
         assert origin.full.storage.slot(0).storage.keys is kept  # type: ignore[union-attr]
+
+
+def test_copies_of_the_weights_are_given_back_that_loading_made(captured: Any) -> None:
+    with no_garbage_collection():  # which later looks through nothing that was made meanwhile
+        options = StackOptions("triforce", budget=SMALL_BUDGET, middle="int8")
+        engine = Engine(captured[0], 700, TextCodec(spell), captured[1], options)
+        copies = weakref.ref(captured[0].quantized)
+    try:
+        engine.give_way(0)
+        assert copies() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_a_released_cache_reads_again(captured: Any) -> None:

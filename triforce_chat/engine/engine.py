@@ -157,13 +157,12 @@ class Engine:
 
         Not where every forward streams keys and values from host memory, which would have to come once for each; nor
         where they are quantized, as only slots are shared; nor where a draft reads the state of the target's latest
-        forward, or where the cache forgets; nor on a GPU without graphs or with a level over a quantized copy, or with
-        several ranks.
+        forward, or where the cache forgets; nor with a level over a quantized copy, which each would have of what they
+        share; nor on a GPU without graphs, or with several ranks.
         """
         alone = not self.shareable or self.target.state is not None or self.group.size > 1
         on_gpu = self.target.device.type == "cuda"
-        copies = self.target.captures and self.options.copies
-        return None if alone or copies or (on_gpu and not self.target.captures) else self
+        return None if alone or self.options.copies or (on_gpu and not self.target.captures) else self
 
     def gathered_options(self, options: StackOptions, sequences: int, shared: int) -> StackOptions:
         """The stack by which each of so many sequences decodes, of which ``options`` were asked for.
@@ -186,7 +185,9 @@ class Engine:
         wanted = self.options
         self.restack(PLAIN)
         self.options = wanted
-        vars(self.target).pop("quantized", None)
+        copies = vars(self.target).pop("quantized", None)
+        if copies is not None:
+            copies.alone = self.target  # what loading made is not looked through for cycles
         if not shared:
             self.prefix.rollback(0)
             self.full.release()

@@ -730,6 +730,15 @@ def test_sequences_make_as_many_rounds_as_each_other_by_what_they_make_on_averag
     assert short <= 2  # the draft model has no more tokens to begin from there
 
 
+def test_who_has_measured_nothing_yet_does_not_decide_for_the_others() -> None:
+    known = met(2)
+    drafted, _ = rounds_together([Wish(known, 8, 100)])[0]
+    newcomer = Planner([Arm(known.arms[0].drafter)], most=8)
+    newcomer.blend = known.blend
+    assert not newcomer.times.known
+    assert rounds_together([Wish(known, 8, 100), Wish(newcomer, 8, 100)])[0][0] == drafted
+
+
 def test_with_fixed_lengths_or_a_seed_nothing_depends_on_other_sequences() -> None:
     assert met(2).plans_together
     assert not Planner(gamma=4, most=8).plans_together

@@ -91,6 +91,7 @@ class FullCache(KVCache):
         """Forget all tokens, and give back their memory until it is needed again."""
         self.truncate(0)
         self._storage = None
+        self.fading = None  # graphs that add to it read the old memory
 
     @property
     def held(self) -> int:

@@ -482,7 +482,7 @@ class KVCache:
         assert slot, "a tree needs its keys and values in one buffer"
         slot.storage.keep(path.new_full((1,), slot.start), path)
         if slot.queries is not None and path.is_cuda:
-            slot.queries.mark_written(length, 0, len(path))  # its graphs write none
+            slot.queries.mark_written(length - 1, 0, len(path) + 1)  # its graphs write none, nor the root's
         elif slot.queries is not None:
             slot.queries.keep(length, path.tolist())
         self.length = length + len(path)

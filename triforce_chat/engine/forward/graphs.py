@@ -72,7 +72,8 @@ class ForwardGraph:
         self._grow(tree)
         self._aim(slot, position)
         if offset is not None:
-            self.at += offset
+            # A list goes on with the tokens; what is quantized before them does not.
+            self.at[: 2 if slot.before is not None else 3] += offset
         if self.reader is not None:
             self.index.fill_(index)
             if offset is not None:
@@ -190,10 +191,12 @@ class ForwardGraphs:
         before = slot.before
         most = slot.storage.capacity if listed is None else listed.shape[2]
         decode = self.backend.decode
+        straight = before is None and listed is None and slot.mass is None
 
         def forward(inputs: ForwardInputs) -> LogitsAndStates:
             positions = inputs.position + inputs.steps
             tree = tree_of(inputs)
+            assert tree is None or straight, "a tree needs its keys and values in one place"
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
                 turn = rotary.positions, rotary.frequencies, rotary.factor

@@ -605,7 +605,9 @@ def rounds_together(wishes: Sequence[Wish]) -> list[tuple[int, int]]:
     drafted = min(wish.planner._longest(wish.length) for wish in wishes)
     if leading.gamma is None and drafted:
         curves = [[0.0, *accumulate(planner._blend.chances(drafted))] for planner in planners]
-        first, each = (sum(parts) / count for parts in zip(*(p._line for p in planners), strict=True))
+        # Until one has measured something, all reckon in shares of a step.
+        lines = [p._line for p in planners if p.times.known] or [leading._line]
+        first, each = (sum(parts) / len(lines) for parts in zip(*lines, strict=True))
         rates = {
             g: (1 + sum(hopes[g] for hopes in curves) / count) / (first + each * g) for g in sizes(1, drafted)
         }
