@@ -157,12 +157,13 @@ class Engine:
 
         Not where every forward streams keys and values from host memory, which would have to come once for each; nor
         where they are quantized, as only slots are shared; nor where a draft reads the state of the target's latest
-        forward, or where the cache forgets; nor with a level over a quantized copy, which each would have of what they
-        share; nor on a GPU without graphs, or with several ranks.
+        forward, or where the cache forgets; nor on a GPU without graphs or with a level over a quantized copy, or with
+        several ranks.
         """
         alone = not self.shareable or self.target.state is not None or self.group.size > 1
         on_gpu = self.target.device.type == "cuda"
-        return None if alone or self.options.copies or (on_gpu and not self.target.captures) else self
+        copies = self.target.captures and self.options.copies
+        return None if alone or copies or (on_gpu and not self.target.captures) else self
 
     def gathered_options(self, options: StackOptions, sequences: int, shared: int) -> StackOptions:
         """The stack by which each of so many sequences decodes, of which ``options`` were asked for.

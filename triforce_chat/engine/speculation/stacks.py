@@ -106,8 +106,8 @@ class Builder:
                 f"the stack '{name}' quantizes keys and values that the target keeps as they are: not with "
                 "--kv int8 or --kv int4"
             )
-        if self.options.copies and self.target.gathering is not None:
-            raise UsageError(f"the stack '{name}' answers one question at a time")
+        if self.options.copies and self.target.gathering is not None and self.target.places_on_device:
+            raise UsageError(f"the stack '{name}' answers one question at a time on a GPU")
         if self.options.tree is not None and STACKS[name].draft_caches:
             self.check_tree(self.options.tree)
 
