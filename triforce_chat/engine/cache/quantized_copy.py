@@ -42,8 +42,8 @@ class QuantizedCopy(KVCache):
 
     Proposals are drawn from it, and the keys and values that they leave are provisional: what the full cache stores for
     the verified tokens replaces them. It follows every forward through the source that has the layers on the device one
-    by one, and catches up with others when a proposal is next requested. A history that is cut
-    within the quantized tokens loses a part of a group, whose other tokens are then copied again.
+    by one, and catches up with others when a proposal is next requested. A history that is cut within the quantized
+    tokens loses a part of a group, whose other tokens are then copied again.
     """
 
     fading = None  # it selects nothing by attention
@@ -52,9 +52,8 @@ class QuantizedCopy(KVCache):
         self.source = source
         self.groups = QuantizedGroups(source.shape, source.storage.capacity, COPY_BITS)
         self.latest = KVBuffer(source.shape, LATEST)
-        self.quantized = self.filled = (
-            0  # slots of the source that are quantized, and those that are copied at all
-        )
+        self.quantized = 0  # slots of the source
+        self.filled = 0  # of them those that are copied at all, quantized or as they are
         self.update_due: Update | None = None  # by the present forward through the source
         source.observers.add(self)
 

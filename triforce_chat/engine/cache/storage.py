@@ -382,9 +382,7 @@ class WriteSlot(NamedTuple):
     )
     shared: int = 0
     listed: SlotList | None = None
-    before: QuantizedGroups | None = (
-        None  # what comes before the storage's first slot: its first ``read`` tokens
-    )
+    before: QuantizedGroups | None = None  # its first ``read`` tokens come before the storage's first slot
     read: int = 0
     mass: FadingMass | None = None  # where to add what the tokens pay
     counted: Tensor | None = None  # [1], the first tokens that pay, if only the device knows it; None: all

@@ -1,6 +1,6 @@
 """Attention of a few new tokens over 4-bit keys and values, and over the newest ones as they are.
 
-The numbers that codes stand for are never formed. A key is code * scale + low in each channel of a group: the scales
+Keys and values are not dequantized. A key is code * scale + low in each channel of a group: the scales
 multiply the group's queries, and the lows add a constant to the scores of each row. A value has one scale and one low,
 which multiply the weights and add to a row's sum.
 """

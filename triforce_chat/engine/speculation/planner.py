@@ -350,7 +350,7 @@ class Planner:
         return min(rates, key=lambda n: (self.lacking(arm, n), -rates[n]))
 
     def _fixed(self, most: int, match: int) -> Plan:
-        arm, n = self.arms[0] if self.arms else None, min(most, self.most)
+        arm, n = self._first, min(most, self.most)
         if arm is not None and self.trees is not None and n > 0:
             return self._tree(arm, self.trees, n, match)
         if arm is None and self.lookup:

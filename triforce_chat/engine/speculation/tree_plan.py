@@ -31,9 +31,7 @@ from triforce_chat.engine.tree import ROOT, Parents, children, levels
 PRIOR = (0.55, 0.12, 0.06, 0.03, 0.02, 0.015, 0.01, 0.008)
 PRIOR_WEIGHT = 10.0  # tests that it counts for
 FORGET_RANK = 0.995  # weight of the past at each test of a child
-REFRESH = (
-    32  # verifications after which a shape is planned anew, at the latest; planning takes the host a while
-)
+REFRESH = 32  # verifications after which a shape is planned anew, at the latest: planning takes a while
 DIGITS = 3  # of a rate
 CHANGE = 1.02  # another shape must promise this many times more tokens than the latest one
 
