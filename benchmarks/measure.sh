@@ -56,11 +56,31 @@ for step in "$@"; do
         --temperatures 0,0.6 --prompts 4 --plain-tokens 64 ;; # 100 s
     profile) big profile --contexts $long --prompts 1 --temperatures 0,0.6 --stacks $pair --profile ;; # 60 s
     offload) far offload --temperatures 0,0.6 --prompts 2 ;; # 250 s
+    # All stacks on the same texts; 400 s
+    offload-int4) big offload-int4 --offload --contexts $longer --plain-tokens 8 --same-text --temperatures 0.6 \
+        --prompts 2 --stacks autoregressive,auto,triforce,triforce-int4 ;;
+    offload-int4-profile) big offload-int4-profile --offload --contexts $longer --stacks triforce-int4 \
+        --temperatures 0.6 --prompts 1 --profile ;; # 130 s
+    card-8b) bench card-8b --repetition-penalty 1 --inflate llama-3.1-8b --device-memory 24GB --contexts 131072 \
+        --same-text --stacks autoregressive,triforce,triforce-int4 --temperatures 0.6 --prompts 1 --plain-tokens 8 ;; # 150 s
     offload-budgets) far offload-budgets --temperatures 0.6 --prompts 1 --vary budget=4096,8192,16384,32768 ;; # 250 s
     # Needs host memory for keys and values twice, 150 GB; 400 s
     offload-baselines) far offload-baselines --baselines --temperatures 0.6 --prompts 1 ;;
     offload-profile) big offload-profile --offload --contexts $longer --stacks triforce --temperatures 0.6 \
         --prompts 1 --profile --trace "$out/offload-trace.json" ;; # 120 s
+    # A million tokens of several novels: on the card, with keys and values in host memory, and ten planted facts. Reading
+    # them takes about 130 s each time; 500 s
+    million)
+        million() { texts=$shelf bench "$1" --repetition-penalty 1 --context 1048576 --contexts 1000000 --prompts 1 \
+            --temperatures 0.6 --same-text "${@:2}"; }
+        million million --stacks autoregressive,auto,triforce
+        million million-offload --offload --plain-tokens 8 --stacks autoregressive,auto,triforce,triforce-int4
+        triforce-chat evaluate facts $shelf --context 1048576 --contexts 1000000 --documents 1 --seed 0 \
+            --json >"$out/million-facts.json"
+        ;;
+    # What a cache of 4,096 tokens that forgets loses over a million tokens; 200 s
+    eviction) triforce-chat evaluate eviction $shelf --draft none --keep 4096 --tokens 1000000 \
+        --rules window,streaming,streaming-h2o,recomputation --json >"$out/eviction.json" ;;
     card) big card --device-memory 24GB --contexts $longer --stacks $pair --temperatures 0,0.6 --prompts 1 \
         --plain-tokens 8 ;; # 170 s
     four-bits) for shape in llama-3.1-8b llama-2-7b; do

@@ -204,7 +204,12 @@ def policies() -> str:
     """The middle level's acceptance by policy, at one budget, over all kinds of text."""
     name = "cpu-acceptance-policies"
     read = record(name)
-    words = {"h2o": "`h2o`: heavy hitters", "streaming": "the latest tokens alone (StreamingLLM)"}
+    inside = "`streaming-h2o`: the same, positions counted inside"
+    words = {
+        "h2o": "`h2o`: heavy hitters",
+        "streaming-h2o": inside,
+        "streaming": "the latest tokens alone (StreamingLLM)",
+    }
     kinds = list(dict.fromkeys(row["kind"] for row in read["rows"]))
 
     def alpha(policy: str, kind: str) -> float:

@@ -27,6 +27,8 @@ NAMES = {"autoregressive": "plain decoding", "transformers": "stock transformers
 LONG = 124_928
 # Records of stacks on the same text, by models that the preset names.
 SAME_TEXT = ("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload")
+PEER = "llama.cpp"
+PEERS = ("cpu-peer-small", "cpu-peer-0.5b", "cpu-peer-1.5b", "cpu-peer-1.5b-8192")
 KVS = ("float16", "int8", "int4")
 LEAST_TEXTS = 4  # for a confidence interval
 
@@ -60,21 +62,42 @@ def cpu_stacks() -> str:
 
 
 def peer(*names: str) -> str:
-    """Our decoding beside llama.cpp's on one GGUF file; a record for each context."""
-    header = ("context", "", "ms/token (range)", "tokens/round", "prefill tokens/s", "peak GB")
+    """Our decoding and default stack beside llama.cpp's and its fastest mode, by model and context."""
+    header = (
+        *("model", "context", "plain ms", "llama.cpp plain ms", "ratio"),
+        *("`auto` ms", "llama.cpp fastest ms", "ratio"),
+        *("prefill tokens/s", "llama.cpp", "peak GB", "llama.cpp", "fresh"),
+    )
     lines = [
-        (
-            f"{each['context']:,}",
-            NAMES.get(each["contender"], each["contender"]),
-            median_range(each),
-            number(each["tokens_per_round"]),
-            number(each["prefill_tokens_per_s"], 0),
-            number(each["peak_bytes"] / 1e9),
-        )
+        _peer_line(record(name)["settings"]["model"].removesuffix(".gguf"), context, found)
         for name in names
-        for each in rows(name)
+        for context, found in _by_context(name).items()
     ]
     return table(header, lines) + "\n" + source(*names)
+
+
+def _by_context(name: str) -> dict[int, dict[str, Json]]:
+    """Rows of a record by their context and contender."""
+    found: dict[int, dict[str, Json]] = {}
+    for each in rows(name):
+        found.setdefault(each["context"], {})[each["contender"]] = each
+    return found
+
+
+def _peer_line(model: str, context: int, found: dict[str, Json]) -> tuple[str, ...]:
+    theirs = [each for name, each in found.items() if name.startswith(PEER)]
+    plain, auto, other = found["autoregressive"], found["auto"], found[PEER]
+    fastest = min(theirs, key=lambda each: each["ms_per_token"])
+    mode = fastest["contender"].removeprefix(PEER).strip() or "plain"
+    return (
+        *(model, f"{context:,}", median_range(plain), median_range(other)),
+        number(plain["ms_per_token"] / other["ms_per_token"]),
+        *(median_range(auto), f"{median_range(fastest)}, {mode}"),
+        number(auto["ms_per_token"] / fastest["ms_per_token"]),
+        *(number(each["prefill_tokens_per_s"], 0) for each in (plain, other)),
+        *(number(max(each["peak_bytes"] for each in some) / 1e9) for some in ((plain, auto), theirs)),
+        number(auto["fresh"]),
+    )
 
 
 def logits(*names: str) -> str:
@@ -433,10 +456,15 @@ def policies() -> str:
     return rounds("`--policy`", cases) + source("h200-policy-mean", "h200-policy-attention")
 
 
-def offload_int4() -> str:
+def offload_int4(name: str) -> str:
     """Keys and values in host memory, with and without a level over a 4-bit copy of them."""
-    cases = [(each["contender"], each) for each in rows("h200-offload-int4")]
-    return rounds("stack", cases) + source("h200-offload-int4")
+    return rounds("stack", [(each["contender"], each) for each in rows(name)]) + source(name)
+
+
+def by_tree(name: str) -> str:
+    """Stacks whose draft model drafts chains or trees, beside plain decoding."""
+    cases = [(" ".join([each["contender"], *each["varied"].values()]), each) for each in rows(name)]
+    return rounds("stack, `--tree`", cases) + source(name)
 
 
 def rounds(what: str, cases: Sequence[tuple[str, Json]]) -> str:
@@ -747,7 +775,7 @@ TABLES = {
     "h200-together": partial(together, "h200-together-8", "h200-together-32"),
     "workers": partial(workers, "h100-batch"),
     "cpu-stock": cpu_stock,
-    "cpu-peer-medium": partial(peer, "cpu-peer-0.5b"),
+    "cpu-peer": partial(peer, *PEERS),
     "cpu-logits": partial(logits, "cpu-logits-0.5b-kv16", "cpu-logits-0.5b-kv32"),
     "cpu-kv": partial(
         formats, [f"cpu-perplexity-{each}" for each in KVS], [f"cpu-kv-{each}" for each in KVS]
@@ -758,7 +786,10 @@ TABLES = {
     "penalty": penalty,
     "llama-8b": llama_8b,
     "offload": offload,
-    "offload-int4": offload_int4,
+    "offload-int4": partial(offload_int4, "h200-offload-int4"),
+    "offload-int4-same": partial(offload_int4, "h200-offload-int4-same"),
+    "weights": partial(by_tree, "h200-weights-13b"),
+    "trees": partial(by_tree, "h200-trees-124928"),
     "card": card,
     "contexts": contexts,
     "stacks": stacks,

@@ -30,6 +30,7 @@ from triforce_chat.chat.events import ChatEvent
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling import executor
+from triforce_chat.loading import gpu
 
 CONTEXT = 65_536
 ENDLESS = (1 << 31) - 1  # tokens; no configuration may name more
@@ -220,8 +221,12 @@ def test_many_questions_get_the_answers_that_each_gets_alone(ask: Ask, tmp_path:
         assert schema_errors("answer", line) == []
 
 
-def test_trees_are_said_not_to_be_drafted_for_many_questions(ask: Ask, tmp_path: Path) -> None:
+def test_trees_are_said_not_to_be_drafted_for_many_questions_on_a_gpu(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trees = ("--stack", "naive", "--draft", "tiny", "--tree", "sequoia")
+    assert "no trees" not in asked_together(ask, tmp_path, *trees).err
+    monkeypatch.setattr(gpu, "find_gpu", lambda _: gpu.Gpu((5, 0), 1 << 30))
     said = asked_together(ask, tmp_path, *trees)
     assert (said.code, said.err.count("chains drafted, no trees")) == (0, 1)
     assert "no trees" not in ask("ask", "a.txt", "Why?", *trees).err

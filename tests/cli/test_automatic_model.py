@@ -116,7 +116,7 @@ def test_verify_takes_it_too(chosen: Chosen) -> None:
 def test_evaluations_take_it_too(chosen: Chosen, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     asked: list[str] = []
 
-    def open_engine(spec: EngineSpec, *_: object) -> None:
+    def open_engine(spec: EngineSpec, *_: object, **_more: object) -> None:
         asked.append(spec.settings.model)
         raise UsageError("far enough")
 

@@ -206,6 +206,7 @@ def test_sparsity_by_layer_and_distance(shelf: Path) -> None:
     [
         (("sparsity", "--policies", "best"), 2, "no policy 'best'"),
         (("sparsity", "--policies", "mean,h2o"), 2, "the policy 'h2o' scores no chunks"),
+        (("sparsity", "--policies", "streaming-h2o"), 2, "the policy 'streaming-h2o' scores no chunks"),
         (("sparsity", "--budgets", "64"), 2, "the minimum is 88"),
         (("sparsity", "--contexts", "100000"), 4, "add documents"),
         (("perplexity", "--contexts", "many"), 2, "'many' is not a list of numbers"),

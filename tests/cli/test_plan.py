@@ -92,13 +92,31 @@ def test_a_table_that_says_what_to_do() -> None:
             "offloaded",
             "fits with the KV of 32 of 32 layers in host memory",
         ),
-        (("--device-memory", "10GB"), "does not fit", "does not fit on the GPU"),
+        (("--device-memory", "10GB", "--host-memory", "64GB"), "does not fit", "does not fit on the GPU"),
     ],
 )
 def test_verdicts(flags: tuple[object, ...], verdict: str, said: str) -> None:
     model = ("--model", "lwm-128k", "--context", 131_072 if "80GB" not in flags else 65_536)
     assert plan_of(*model, *flags)["verdict"] == verdict
     assert said in run(*model, *flags)[1].splitlines()
+
+
+def test_weights_in_host_memory() -> None:
+    model = ("--model", "llama-3.1-8b", "--context", 4096, "--device-memory", "12GB", "--host-memory", "64GB")
+    plan = plan_of(*model)
+    assert schema_errors("plan", plan) == []
+    assert (plan["verdict"], plan["resident_layers"]) == ("offloaded", 32)
+    streamed = 32 - plan["gpu_layers"]
+    assert plan["pass_ms"] == pytest.approx(1000 * plan["bytes"]["host"] / 55e9, abs=0.1)
+    assert f"fits with the weights of {streamed} of 32 layers in host memory" in run(*model)[1].splitlines()
+    fewer = plan_of(*model, "--gpu-layers", 3)
+    assert (fewer["gpu_layers"], fewer["fits"]) == (3, True)
+    assert "gpu_layers" not in plan_of(*model, "--gpu-layers", 32)
+    long = ("--model", "llama-3.1-8b", *CARD)
+    assert "gpu_layers" not in plan_of(*long)  # a shorter context fits
+    assert plan_of(*long, "--context", 131_072)["gpu_layers"] < 32
+    for stack in ("triforce", "retrieval"):  # would have to wait for the same weights at two levels
+        assert plan_of(*model, "--stack", stack)["verdict"] == "does not fit"
 
 
 def test_the_advice_is_good() -> None:

@@ -39,9 +39,11 @@ def found() -> dict[str, Any]:
 
 def test_whatever_an_engine_launches_is_compiled_ahead(found: dict[str, Any]) -> None:
     assert found["missed"] == []
-    assert set(found["launched"]) == FORWARD | {"_multiply", "_attend_groups"}
+    assert set(found["launched"]) == FORWARD | {"_multiply", "_attend_groups", "_weigh_all"}
     assert set(found["ahead"]) == FORWARD | {
         "_multiply",
+        "_weigh_all",
+        "_draw_one",
         "_attend_groups",
         "_score",
         "_gather",
@@ -53,7 +55,15 @@ def test_whatever_an_engine_launches_is_compiled_ahead(found: dict[str, Any]) ->
 def test_what_weighs_and_reads_by_lists_is_compiled_ahead(found: dict[str, Any]) -> None:
     launched, missed = found["lists"]
     assert missed == []
-    assert set(launched) == FORWARD | {"_multiply", "_weigh", "_attend_groups"}
+    assert set(launched) == FORWARD | {"_multiply", "_weigh", "_attend_groups", "_weigh_all"}
+
+
+@pytest.mark.parametrize("kv", ["int8", "int4", "fp8"])
+def test_what_reads_and_writes_narrow_keys_is_compiled_ahead(kv: str, found: dict[str, Any]) -> None:
+    launched, missed = found[kv]
+    assert missed == []
+    own = set() if kv == "fp8" else {"_attend_groups", "_quantize_full"}
+    assert set(launched) == FORWARD | {"_multiply", "_weigh_all"} | own
 
 
 def test_whatever_several_sequences_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
@@ -66,6 +76,12 @@ def test_whatever_trees_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
     ahead, missed = found["trees"]
     assert missed == []
     assert {"_draw", "_walk", "_keep"} <= set(ahead)
+
+
+def test_whatever_a_small_draft_launches_is_compiled_ahead(found: dict[str, Any]) -> None:
+    launched, missed = found["small draft"]
+    assert missed == []
+    assert set(launched) == {"_attend_head", "_add_neurons", "_norm_last"}
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "biased"])

@@ -27,6 +27,7 @@ from support.toys import (
     unwaited,
     variation,
 )
+from support.tree_toys import SHAPES, captured_tree_over, tree_below, tree_over, unwaited_tree_below
 from torch import Tensor
 
 from triforce_chat.engine.cache.layout import Budget
@@ -42,6 +43,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.tree import levels
 
 PLAIN = Sampling(temperature=1.0)
 SETTINGS = {
@@ -176,6 +178,22 @@ HIERARCHIES: dict[str, Callable[[], tuple[Stack, Context, int]]] = {
         5,
     ),
     "unwaited": lambda: (unwaited(toy(1, 2), toy(2, 2), toy(3, 2), (1, 3)), LONGER, 6),
+    **{
+        f"{kind} {shape}": lambda kind=kind, shape=shape: (  # type: ignore[misc]
+            tree_over(toy(1, 4), toy(2, 4), SHAPES[shape], kind=kind),
+            PROMPT,
+            1 + levels(SHAPES[shape]),
+        )
+        for kind in ("sequoia", "specinfer")
+        for shape in ("siblings", "fork")
+    },
+    "tree below": lambda: (tree_below(toy(1, 2), toy(2, 2), toy(3, 2), SHAPES["fork"], 1), PROMPT, 4),
+    "captured tree": lambda: (captured_tree_over(toy(1), toy(2), SHAPES["fork"]), LONGER, 3),
+    "unwaited tree": lambda: (
+        unwaited_tree_below(toy(1, 2), toy(2, 2), toy(3, 2), SHAPES["siblings"], 2),
+        LONGER,
+        5,
+    ),
     "unwaited lookup": lambda: (unwaited(toy(1, 2), toy(2, 2), toy(3, 2), (2, 3), True, 2), LONGER, 6),
 }
 

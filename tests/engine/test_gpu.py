@@ -16,9 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.quantization import FP8, INT4, INT8, format_name
+from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.events import Verified
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention
 from triforce_chat.engine.forward.attention_backend import (
@@ -39,7 +42,7 @@ from triforce_chat.loading.attention_choice import fastest
 pytestmark = pytest.mark.gpu
 
 PROMPT = [int(token) for token in torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3))]
-STACKS = ("auto", "triforce", "retrieval", "streaming", "naive", "lookup")
+STACKS = ("auto", "triforce", "triforce-int4", "retrieval", "streaming", "naive", "lookup")
 
 
 def engine_on(device: str, stack: str = "triforce", store: Any = KVBuffer, layers: int = 2) -> Engine:
@@ -67,6 +70,15 @@ def test_samples_follow_the_targets_law(stack: str) -> None:
     engine = engine_on("cuda", stack)
     test = sampling_test(engine, Request(PROMPT, 100, Sampling(temperature=1.0, top_p=0.9)), range(6))
     assert test.p_value > 1e-4
+
+
+def test_auto_chooses_a_level_over_a_copy_of_what_streams() -> None:
+    """A GPU has room for it, and answers stay those of plain decoding."""
+    engine = engine_on("cuda", "auto", OffloadedKV)
+    assert [arm.drafter.name for arm in engine.top.planner.arms][:2] == ["int4", "retrieval"]
+    events = [event for event in engine.answer(Request(PROMPT, 120)) if isinstance(event, Verified)]
+    assert {"target", "int4", "retrieval"} <= {event.level for event in events}
+    assert greedy_test(engine, Request(PROMPT, 120)).mismatches == 0
 
 
 def view_on(
@@ -167,6 +179,62 @@ def test_auto_measures_both_kernels(empty_cache: Any) -> None:
     (kept,) = json.loads((empty_cache / "attention.json").read_text()).values()
     assert list(found) == kept["backend"]
     assert all(0 < ms < 1000 for of_kind in kept["ms"].values() for ms in of_kind.values())
+
+
+KEPT = (INT8, INT4, FP8)
+
+
+def narrow_engine(kv: torch.dtype, stack: str, storage: Any = storage_for) -> Engine:
+    torch.manual_seed(11)
+    model = random_model(head_dim=64).to("cuda", torch.bfloat16)
+    draft = perturbed(model, 0.02)
+    options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
+    target = Runner(copy.deepcopy(model), kv=kv)
+    return Engine(target, 1024, TextCodec(spell), Runner(draft), options, storage=storage)
+
+
+@pytest.mark.parametrize("kv", KEPT, ids=format_name)
+@pytest.mark.parametrize("stack", STACKS)
+def test_greedy_over_narrow_keys_equals_plain_decoding(stack: str, kv: torch.dtype) -> None:
+    engine = narrow_engine(kv, stack)
+    assert engine.full.write_slot() is not None
+    assert greedy_test(engine, Request([*PROMPT, *PROMPT, *PROMPT], 150)).mismatches == 0
+
+
+@pytest.mark.parametrize("kv", KEPT, ids=format_name)
+def test_samples_over_narrow_keys_follow_the_targets_law(kv: torch.dtype) -> None:
+    engine = narrow_engine(kv, "triforce")
+    asked = Request([*PROMPT, *PROMPT], 100, Sampling(temperature=1.0, top_p=0.9))
+    assert sampling_test(engine, asked, range(4)).p_value > 1e-4
+
+
+def test_host_memory_gives_the_same_tokens_in_fp8() -> None:
+    near, far = narrow_engine(FP8, "triforce"), narrow_engine(FP8, "triforce", OffloadedKV)
+    request = Request([*PROMPT, *PROMPT], 60)
+    assert tokens_of(far, request) == tokens_of(near, request)
+
+
+@pytest.mark.parametrize("kv", KEPT, ids=format_name)
+def test_narrow_keys_of_a_prefill_are_those_of_decoding(
+    kv: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read at once, in pieces, or token by token by captured forwards: what is kept differs by rounding alone."""
+    prompt, kept = (PROMPT * 5)[:400], []
+    for chunk in (8192, 100, 7):
+        engine = narrow_engine(kv, "autoregressive")
+        monkeypatch.setattr(prefix_cache, "GPU_PREFILL_CHUNK", 100 if chunk == 100 else 8192)
+        if chunk == 7:
+            for piece in torch.tensor(prompt, device="cuda").split(chunk):
+                engine.target(piece[None], engine.full, 1)
+        else:
+            for _ in engine.prefill(prompt):
+                pass
+        kept.append(
+            [part.float() for layer in range(2) for part in engine.full.storage.view(layer, 400).whole]
+        )
+    for other in kept[1:]:
+        for mine, first in zip(other, kept[0], strict=True):
+            assert (mine - first).abs().mean() < 0.02 * first.abs().mean()
 
 
 def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_every_architecture_and_stack(any_lab: Lab, stack: str, draft: bool) -> 
         assert say(any_lab.engine(stack, draft=draft), prompt, LONG) == expected
 
 
-@pytest.mark.parametrize("policy", ["mean", "minmax", "attention", "h2o"])
+@pytest.mark.parametrize("policy", ["mean", "minmax", "attention", "h2o", "streaming-h2o"])
 @pytest.mark.parametrize("gammas", [(1, 1), (2, 6), (7, 1), (12, 6)])
 def test_policies_and_gammas(lab: Lab, policy: str, gammas: tuple[int, int]) -> None:
     prompt = lab.text(70, seed=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from triforce_chat.engine.speculation.calibration import bucket_of
 from triforce_chat.engine.speculation.planner import rounds_together
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.tree_plan import TreeOptions
 from triforce_chat.engine.together import answer_together, prepare_together, shared_prefix
 from triforce_chat.errors import ModelError, TriforceError
 
@@ -88,6 +90,38 @@ def test_greedy_answers_are_those_of_each_question_alone(lab: Lab, stack: str, w
     requests = questions(5)
     alone = [tokens_of(engine_of(lab, stack), request) for request in requests]
     assert answers(engine_of(lab, stack), requests, width) == alone
+
+
+@pytest.mark.parametrize(
+    ("kind", "heat"), [("sequoia", 0.0), ("sequoia", 1.0), ("specinfer", 1.0), ("auto", 0.0)]
+)
+@pytest.mark.parametrize("stack", ["naive", "triforce", "streaming"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_trees_of_several_sequences_say_what_each_says_alone(
+    lab: Lab, stack: str, kind: str, heat: float, apart: bool
+) -> None:
+    """After a common text and after different ones; each tree's tokens see their own ancestors."""
+    tree, requests = TreeOptions(kind, 8, 3), questions(4, Sampling(heat, seed=5))
+    if apart:
+        requests = [
+            replace(request, prompt=[*request.prompt[n + 1 :]], spans=())
+            for n, request in enumerate(requests)
+        ]
+    alone = [tokens_of(engine_of(lab, stack, tree=tree), request) for request in requests]
+    proposed: list[int] = []
+    engine = engine_of(lab, stack, tree=tree)
+    assert engine.gathered_options(engine.options, 4, 0).tree == tree
+    made: list[list[int]] = [[] for _ in requests]
+    # Who joins begins with the acceptance that others have learnt, and draws other numbers then.
+    for number, event in answer_together(engine, requests, answered, 4 if heat else 3):
+        if isinstance(event, Text):
+            assert number is not None
+            made[number] += event.token_ids
+        if isinstance(event, Verified) and event.level == ("target" if stack == "naive" else "retrieval"):
+            proposed.append(event.proposed)
+    assert made == alone
+    if kind != "auto":
+        assert max(proposed) >= 6  # no chain of three levels
 
 
 @pytest.fixture
@@ -199,6 +233,7 @@ def test_auto_drafts_on_a_gpu_where_there_is_room_for_more_than_a_token(
     made = {case: engine.gathered_options(engine.options, *case).name for case in cases}
     assert made == cases
     assert engine.gathered_options(StackOptions("naive"), 32, 150).name == "naive"
+    assert engine.gathered_options(StackOptions("naive", tree=TreeOptions("sequoia")), 8, 150).tree is None
 
 
 def test_a_sequence_that_joins_begins_with_what_others_have_learnt(lab: Lab) -> None:

@@ -15,6 +15,8 @@ from support.no_sync import no_waits
 from triforce_chat.chat.events import Tally
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text, Verified
@@ -130,6 +132,19 @@ def test_a_tree_s_rows_are_those_of_its_paths(any_lab: Lab) -> None:
     )
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+def test_a_given_text_comes_out(lab: Lab, stack: str, kind: str, temperature: float) -> None:
+    prompt, sampling = lab.text(60), Sampling(temperature, seed=4)
+    text = tokens_of(lab.engine("autoregressive"), Request(prompt, 60, sampling))
+    engine = treed(lab, stack, kind)
+    made = tally(engine, Request(prompt, 80, sampling, forced=text))
+    assert made.token_ids[:60] == text
+    assert len(made.token_ids) == 80  # what follows is free
+    assert made.rounds < 80
+
+
 def test_trees_are_drafted_below_the_middle_level(lab: Lab) -> None:
     proposed = [
         event.proposed
@@ -146,8 +161,6 @@ def test_what_drafts_no_trees_says_so(lab: Lab) -> None:
         treed(lab, "naive", size=65)
     with pytest.raises(UsageError, match="not with --policy attention"):
         treed(lab, "triforce", policy="attention")
-    with pytest.raises(UsageError, match="not drafted along a given text"):
-        tally(treed(lab, "naive"), Request(lab.text(20), 5, forced=(1, 2)))
     for stack in ("autoregressive", "lookup", "retrieval"):
         prompt = lab.text(40)
         assert tally(treed(lab, stack), Request(prompt, 9)).token_ids == lab.greedy(prompt, 9)
@@ -206,16 +219,86 @@ def test_captured_trees_of_the_target_itself_pass_whole(
     assert all(event.accepted == event.proposed for event in rounds if event not in lowest)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+def test_captured_trees_along_a_given_text(
+    pair: tuple[Runner, Runner], stack: str, kind: str, temperature: float
+) -> None:
+    sampling = Sampling(temperature, seed=4)
+    text = tokens_of(captured(pair, "autoregressive", None), Request(TEXT, 60, sampling))
+    engine = captured(pair, stack, TreeOptions(kind, 10, 4), gamma=5)
+    made = tally(engine, Request(TEXT, 80, sampling, forced=text))
+    assert made.token_ids[:60] == text
+    assert made.rounds < 80
+    same = captured((pair[0], pair[0]), stack, TreeOptions(kind, 10, 4), gamma=5, budget=Budget(tokens=512))
+    rounds = [e for e in same.answer(Request(TEXT, 60, sampling, forced=text)) if isinstance(e, Verified)]
+    lowest = [e.accepted for e in rounds if e.level == ("target" if stack == "naive" else "retrieval")]
+    assert {*lowest} == {4}  # of the target's own drafts all pass, along any text
+
+
 def test_captured_trees_follow_what_is_learnt(pair: tuple[Runner, Runner]) -> None:
     """Other shapes go through the same graphs, or through larger ones."""
     engine = captured(pair, "naive", TreeOptions("auto"))
     trees = engine.top.planner.trees
     assert trees is not None
+    trees.rivalry.drafts_tree = lambda *_: True  # type: ignore[method-assign]
     for n in range(2):
         request = Request(TEXT[: 40 + n], 200)
+        engine.prepare(request)
         assert tally(engine, request).token_ids == tokens_of(captured(pair, "autoregressive", None), request)
     assert trees.verifications > 64
     assert trees.graphs.made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stack", ["naive", "triforce", "streaming"])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_what_trees_need_is_captured_before_the_answer(
+    pair: tuple[Runner, Runner], stack: str, kind: str, penalty: float
+) -> None:
+    """Whatever is learnt."""
+    engine = captured(pair, stack, TreeOptions(kind))
+    below: Any = engine.top if stack == "naive" else engine.top.planner.arms[0].drafter
+    trees, executor, captures = below.planner.trees, engine.executor, captures_on(engine.target.device)
+    assert isinstance(executor, GraphExecutor)
+
+    def made() -> list[set[Any]]:
+        """Captured drafts, forwards and verifications of trees."""
+        drafts = {key for key, each in trees.graphs.made.items() if each.graph.captured}
+        forwards = {(id(owner), n) for owner, sizes in pair[0].graphs.branching.items() for n in sizes}
+        verdicts = {(key, n) for key, sizes in executor.made.items() if key[-1][1] for n in sizes}  # type: ignore[index]
+        return [drafts, forwards, verdicts]
+
+    for n in (40, 60):
+        request = Request(TEXT[:n], 150, Sampling(1.0, repetition_penalty=penalty, seed=n))
+        engine.prepare(request)
+        before, count = made(), captures.count
+        assert all(before)
+        tally(engine, request)
+        assert made() == before
+        assert captures.count - count <= 5  # odd remainders of a window, and the last rounds of chains
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_a_tree_s_draft_reads_its_window_again_once_in_a_while(
+    pair: tuple[Runner, Runner], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    pending, restarts = StreamingCache.pending, []
+
+    def noted(self: StreamingCache, *given: Any) -> torch.Tensor:
+        held = self.length
+        found = pending(self, *given)
+        restarts.extend([held] if self.length < held else [])
+        return found
+
+    monkeypatch.setattr(StreamingCache, "pending", noted)
+    tree, budget = TreeOptions("sequoia", size, 8), Budget(tokens=512)
+    engine = captured(pair, "triforce", tree, gamma=16, budget=budget)
+    text = [*TEXT, *TEXT, *TEXT, *TEXT][:290]  # longer than the window
+    made = tally(engine, Request(text, 100))
+    assert made.levels["retrieval"].rounds > 20
+    assert len(restarts) <= 2
 
 
 @pytest.mark.gpu

@@ -66,6 +66,25 @@ def test_two_keys_do_not_mix(path: Path, about: dict[str, Any], options: dict[st
     assert seconds(other.read(theirs)) == 0.7
 
 
+def test_acceptance_by_rank_is_kept_for_all_stacks_of_these_models(path: Path) -> None:
+    file, other = CalibrationFile(ABOUT, path), CalibrationFile({**ABOUT, "model": "medium"}, path)
+    assert file.ranks() is None
+    file.write(OPTIONS, news())
+    file.keep_ranks((0.5, 0.2))
+    file.keep_ranks((0.6, 0.1))
+    assert CalibrationFile(ABOUT, path).ranks() == (0.6, 0.1)
+    assert other.ranks() is None
+    assert seconds(file.read(OPTIONS)) == 0.1
+    file.write(OPTIONS, news(0.3, 2048))
+    assert file.ranks() == (0.6, 0.1)
+    damaged = json.loads(path.read_text())
+    for entry in damaged["entries"].values():
+        entry.update({"ranks": ["a"]} if "ranks" in entry else {})
+    path.write_text(json.dumps(damaged))
+    assert file.ranks() is None
+    assert seconds(file.read(OPTIONS)) == 0.1
+
+
 def test_what_was_measured_first_stays(path: Path) -> None:
     """Also by another process, after this one had read the file."""
     file = CalibrationFile(ABOUT, path)

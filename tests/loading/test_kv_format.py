@@ -12,14 +12,16 @@ from support.tiny_models import save_model, write_quantized_gguf
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
-from triforce_chat.engine.cache.quantization import INT4, INT8
+from triforce_chat.engine.cache.quantization import FP8, INT4, INT8
 from triforce_chat.engine.cache.quantized import QuantizedKV
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.errors import UsageError
+from triforce_chat.loading import device
 from triforce_chat.loading.device import kv_dtype, require_kv
+from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.models.load import LoadedModel
@@ -62,7 +64,9 @@ def loaded(model: str, kv: str = "auto", hooks: LoadHooks | None = None, **chang
         ("float16", "cuda", WHOLE, False, WHOLE),
         ("int8", "cpu", WHOLE, False, INT8),
         ("int4", "cpu", BRAIN, True, INT4),
-        ("int8", "cuda", BRAIN, True, BRAIN),
+        ("int8", "cuda", BRAIN, True, INT8),
+        ("fp8", "cpu", WHOLE, False, FP8),
+        ("fp8", "cuda", BRAIN, False, FP8),
     ],
 )
 def test_the_dtype_of_keys_and_values(
@@ -74,12 +78,44 @@ def test_the_dtype_of_keys_and_values(
 @pytest.mark.parametrize("kv", QUANTIZED)
 @pytest.mark.parametrize(
     ("refused", "given"),
-    [("--offload", {"offload": True}), ("--tp 2", {"tp": 2}), ("CPU", {"device": "cuda"})],
+    [("--offload", {"offload": True}), ("--tp 2", {"tp": 2})],
 )
 def test_what_goes_with_no_quantized_cache_is_one_line(kv: str, refused: str, given: dict[str, Any]) -> None:
     settings = Settings(kv=kv, **{"device": "cpu", **given})
     with pytest.raises(UsageError, match=rf"--kv {kv} .*{refused}"):
         require_kv(settings, kv_dtype(settings, settings.device, BRAIN, True))
+
+
+@pytest.mark.parametrize(
+    ("capability", "offered"), [((8, 0), False), ((8, 9), True), ((9, 0), True), (None, True)]
+)
+def test_a_gpu_must_convert_fp8(
+    capability: tuple[int, int] | None, offered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "find_gpu", lambda _: capability and Gpu(capability, 80 << 30))
+    settings = Settings(kv="fp8", device="cuda")
+    kept = kv_dtype(settings, "cuda", BRAIN, False)
+    assert kept == (FP8 if offered else BRAIN)
+    if not offered:
+        with pytest.raises(UsageError, match=r"--kv fp8 needs a GPU of the Ada or Hopper generation"):
+            require_kv(settings, kept)
+
+
+@pytest.mark.parametrize("kv", ["fp8", *QUANTIZED])
+def test_an_endless_conversation_moves_no_narrow_keys(kv: str) -> None:
+    with pytest.raises(UsageError, match=rf"--endless streaming moves .*--kv {kv}"):
+        Settings(kv=kv, endless="streaming")
+
+
+@pytest.mark.parametrize("kind", ["quantized", "dense"])
+@pytest.mark.parametrize("stack", ["auto", "triforce", "naive"])
+def test_greedy_answers_over_fp8(request: pytest.FixtureRequest, kind: str, stack: str) -> None:
+    model: str = request.getfixturevalue(kind)
+    dtype = "auto" if kind == "quantized" else "float32"
+    engine = loaded(model, "fp8", stack=stack, dtype=dtype, draft=model)
+    assert engine.target.shape.kv_format == FP8
+    asked = Request(PROMPT, 32)
+    assert tokens_of(engine, asked) == tokens_of(engine, asked, plain=True)
 
 
 @pytest.mark.parametrize("kv", QUANTIZED)
@@ -168,10 +204,11 @@ def test_plan_counts_and_names_it(dense: str) -> None:
         record: dict[str, Any] = json.loads(CliRunner().invoke(app, ["plan", *given]).stdout)
         return record
 
-    whole, half = planned("auto"), planned("float16")
-    assert (whole.get("kv"), half["kv"]) == (None, "float16")
+    whole, half, quarter = planned("auto"), planned("float16"), planned("fp8")
+    assert (whole.get("kv"), half["kv"], quarter["kv"]) == (None, "float16", "fp8")
     queries = 2 * 32 * 64 * 4  # of two layers, which stay in fp32
     assert half["bytes"]["kv"] - queries == (whole["bytes"]["kv"] - queries) // 2
+    assert quarter["bytes"]["kv"] - queries == (whole["bytes"]["kv"] - queries) // 4
 
 
 def test_verify_says_it(quantized: str, tmp_path: Path) -> None:
@@ -263,3 +300,4 @@ def test_another_format_reads_the_book_again_and_says_so_once(quantized: str) ->
     assert notes == ["read again, because the stored keys and values are in float32, other than now"]
     assert (recalled("float16"), recalled("float32"), len(notes)) == (100, 100, 1)
     assert (recalled("int8"), recalled("int8"), recalled("int4"), len(notes)) == (0, 100, 0, 3)
+    assert (recalled("fp8"), recalled("fp8"), recalled("float16"), len(notes)) == (0, 100, 100, 4)

@@ -17,6 +17,7 @@ from torch import nn
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.cache.quantization import BITS, FP8, INT4, INT8
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
@@ -25,6 +26,7 @@ from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.forward.onednn import PackedLinear
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
@@ -37,7 +39,7 @@ from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.batch import plan_batch
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.inputs import CPU, GPU, caches_of_several, workload_of
-from triforce_chat.memory_plan.messages import advice, plan_line, verdict
+from triforce_chat.memory_plan.messages import advice, plan_line, rows, verdict
 from triforce_chat.memory_plan.plan import (
     CONTEXT_STEP,
     SPARE,
@@ -46,6 +48,7 @@ from triforce_chat.memory_plan.plan import (
     largest_context,
     place_kv,
     resident_layers,
+    with_resident_weights,
 )
 from triforce_chat.memory_plan.remedies import find_remedies
 from triforce_chat.memory_plan.workload import Workload
@@ -147,6 +150,8 @@ def test_a_gpu_holds_its_share_of_what_transformers_divides(architecture: str, g
         (published.LLAMA_2_7B, 6_738_415_616),
         (published.LLAMA_2_13B, 13_015_864_320),
         (published.LLAMA_3_1_8B, 8_030_261_248),
+        (published.CODELLAMA_34B, 33_743_970_304),
+        (published.LLAMA_2_70B, 68_976_648_192),
         (published.LLAMA_3_2_1B, 1_235_814_400),
         (published.QWEN2_5_7B, 7_615_616_512),
         (published.QWEN2_5_0_5B, 494_032_768),
@@ -278,6 +283,31 @@ def test_a_gpu_needs_no_second_cache_where_forwards_weigh(
     assert (
         MemoryPlan(work, Memory(None, None), 31).parts["retrieval"] > second
     )  # some layers stream: it is copied
+
+
+@pytest.mark.parametrize(("kv", "share"), [(FP8, 0.5), (INT8, 0.5), (INT4, 0.25)], ids=str)
+def test_narrow_keys_take_their_share_on_a_gpu(kv: torch.dtype, share: float) -> None:
+    """Of what bfloat16 takes; a chunk of the prefill needs room for the numbers of one layer."""
+    described = Description("m", published.LLAMA_2_7B, 131_072, {})
+    usual, narrow = (
+        workload_of(described, None, 124_928, StackOptions("lookup"), GPU, torch.bfloat16, kv=each)
+        for each in (None, kv)
+    )
+    scales = 0.035 if kv in BITS else 0
+    assert share <= narrow.layer_kv / usual.layer_kv <= share + scales
+    one_layer = 2 * 124_928 * 4096 * 2
+    assert narrow.activations - usual.activations > 0.6 * one_layer
+
+
+@pytest.mark.parametrize("offload", ["never", "auto", "always"])
+def test_quantized_keys_never_go_to_host_memory(offload: Any) -> None:
+    described = Description("m", published.LLAMA_2_7B, 131_072, {})
+    work = workload_of(described, None, 124_928, StackOptions("lookup"), GPU, torch.bfloat16, kv=INT8)
+    plan = place_kv(work, Memory(24 * GB, 512 * GB), offload)
+    assert (plan.verdict, plan.offloaded) == ("does not fit", False)
+    found = find_remedies(plan)
+    assert (found.offloaded_context, found.tp) == (None, None)
+    assert found.context
 
 
 @pytest.mark.model
@@ -524,3 +554,85 @@ def test_slots_are_rounded_as_the_caches_round_them() -> None:
         buffer = KVBuffer(shape, context + SLACK)
         plan = workload_of(description(model), None, context, StackOptions(), CPU, torch.float32)
         assert plan.layer_kv * shape.layers == bytes_of(buffer.keys, buffer.values)
+
+
+# Weights in host memory
+
+
+def streamable(fields: Mapping[str, Any], context: int, stack: str = "naive") -> Workload:
+    return replace(workload(fields, context, stack=stack), streamable=True)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("resident", [0, 2, 3, 4, 5])
+def test_streamed_weights_take_what_was_planned(architecture: str, resident: int) -> None:
+    model = random_model(architecture, num_hidden_layers=5)
+    planned = workload(model.config.to_dict(), 100, CPU, torch.float32, stack="lookup")
+    planned = replace(planned, gpu_layers=resident, layout=replace(planned.layout, packed=False))
+    weights = StreamedWeights(CPU, resident)
+    for number, layer in enumerate(model.base_model.layers):
+        weights.take(number, layer)
+    assert planned.streamed_weights == weights.nbytes
+    Runner(model, streamed=weights)
+    stored = {weight.untyped_storage().data_ptr(): weight.untyped_storage() for weight in model.parameters()}
+    assert planned.weights == sum(storage.nbytes() for storage in stored.values())
+
+
+def test_as_many_layers_as_fit_keep_their_weights_on_the_device() -> None:
+    work = streamable(published.LLAMA_2_13B, 4096)
+    counts = []
+    for gigabytes in (12, 16, 20, 24, 28):
+        memory = Memory(gigabytes * GB, 64 * GB)
+        plan = place_kv(work, memory)
+        count = work.target.layers - plan.workload.streamed_layers
+        assert (plan.fits, plan.offloaded) == (True, False)
+        more = replace(plan.workload, gpu_layers=count + 1)
+        assert not MemoryPlan(more, memory, work.target.layers).fits_device
+        assert plan.host == (40 - count) * work.layer_weights
+        counts.append(count)
+    assert counts == sorted({*counts})
+    assert place_kv(work, Memory(32 * GB, 64 * GB)).verdict == "fits"
+    assert not place_kv(replace(work, streamable=False), Memory(16 * GB, 64 * GB)).fits
+
+
+def test_weights_and_keys_and_values_in_host_memory() -> None:
+    plan = place_kv(streamable(published.CODELLAMA_34B, 131_072), Memory(24 * GB, 128 * GB))
+    assert (plan.verdict, plan.resident) == ("offloaded", 0)
+    assert 0 < plan.workload.streamed_layers < 48
+    weights = f"the weights of {plan.workload.streamed_layers} of 48 layers"
+    assert verdict(plan) == f"fits with {weights} and the KV of 48 of 48 layers in host memory"
+    assert not place_kv(plan.workload, plan.memory, "never").fits
+
+
+def test_keys_and_values_go_first() -> None:
+    """They are fewer in shorter texts, and leave the levels below the target what they read."""
+    plan = place_kv(streamable(published.LLAMA_2_7B, 32_768, "auto"), Memory(24 * GB, 64 * GB))
+    assert (plan.offloaded, plan.workload.streamed_layers) == (True, 0)
+
+
+def test_a_host_without_room_for_weights() -> None:
+    plan = place_kv(streamable(published.LLAMA_2_13B, 4096), Memory(12 * GB, 8 * GB))
+    assert (plan.fits, plan.workload.streamed_layers) == (False, 0)
+    assert verdict(plan) == "does not fit on the GPU"
+    asked = place_kv(replace(plan.workload, gpu_layers=4, streamable=False), plan.memory)
+    assert verdict(asked).startswith("does not fit: the host has no room for ")
+
+
+def test_what_streamed_weights_cost() -> None:
+    work = replace(streamable(published.LLAMA_2_13B, 4096, "auto"), gpu_layers=20)
+    plan = place_kv(work, Memory(24 * GB, 64 * GB))
+    of = {name: remark for name, _, remark in rows(plan, None)}
+    assert (
+        of["weights"] == "of 2 streamed and 20 resident layers; 231 ms for copies in each forward, at 55 GB/s"
+    )
+    assert of["activations"].endswith(", each of which streams the weights once")
+    whole = MemoryPlan(replace(work, gpu_layers=None), plan.memory, 40)
+    assert plan.parts["retrieval"] == 0 < whole.parts["retrieval"]
+
+
+def test_what_would_keep_weights_on_the_device() -> None:
+    plan = place_kv(streamable(published.LLAMA_2_13B, 4096), Memory(24 * GB, 64 * GB))
+    found = find_remedies(plan)
+    assert (found.context, found.tp) == (None, 2)
+    assert advice(plan, plan, found) == "would fit without host memory with --tp 2"
+    assert not with_resident_weights(plan, "auto").fits

@@ -246,11 +246,15 @@ def test_published_dimensions() -> None:
         "llama-2-7b": 2 * 32_000 * 4096,
         "llama-3.1-8b": 2 * 128_256 * 4096,
         "llama-2-13b": 64_000 * 5120,
+        "codellama-34b": 64_000 * 8192,
+        "llama-2-70b": 64_000 * 8192,
     }
     assert {name: count + tables[name] for name, count in counts.items()} == {
         "llama-2-7b": 6_738_415_616,
         "llama-3.1-8b": 8_030_261_248,
         "llama-2-13b": 13_015_864_320,
+        "codellama-34b": 33_743_970_304,
+        "llama-2-70b": 68_976_648_192,
     }
 
 
@@ -369,9 +373,9 @@ def test_the_record_names_the_shape() -> None:
 def test_both_contenders_are_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[BigShape] = []
 
-    def noting(loaded: LoadedModel, shape: BigShape) -> LoadedModel:
+    def noting(loaded: LoadedModel, shape: BigShape, *more: Any) -> LoadedModel:
         built.append(shape)
-        return resize_loaded(loaded, shape)
+        return resize_loaded(loaded, shape, *more)
 
     for module in (stock, load_engine):
         monkeypatch.setattr(module, "resize_loaded", noting)

@@ -13,6 +13,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.cost_model import Clock
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
+from triforce_chat.engine.tree import Branches
 
 CPU = torch.device("cpu")
 WARM = Sampling(temperature=1.0, seed=0)
@@ -30,7 +31,7 @@ class FakeClock(Clock):
 
 @dataclass
 class Costly(Stateless):
-    """A model over two tokens that is right (token 0) with a certain chance, and takes its time."""
+    """A model that is right (token 0) with a certain chance, takes all other tokens for equal, and takes its time."""
 
     clock: FakeClock
     one: float  # seconds of a step of one row
@@ -47,12 +48,20 @@ class Costly(Stateless):
     def seconds(self, rows: int) -> float:
         return self.one + self.row * (rows - 1)
 
-    def __call__(self, ids: Tensor, cache: ToyCache, rows: int, offset: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        cache: ToyCache,
+        rows: int,
+        offset: Tensor | None = None,
+        tree: Branches | None = None,  # noqa: ARG002
+    ) -> Tensor:
         assert offset is None
         cache.fed = [0] * ids.shape[1]
         cache.advance(ids.shape[1])
         self.clock.seconds += self.seconds(rows) * (1 + self.noise * self.luck.uniform(-1, 1))
-        return torch.tensor([self.right, 1 - self.right]).log().expand(1, rows, -1)
+        wrong = self.vocabulary - 1
+        return torch.tensor([self.right, *wrong * [(1 - self.right) / wrong]]).log().expand(1, rows, -1)
 
     def loop(self, cache: ToyCache) -> None:  # noqa: ARG002
         raise AssertionError("it captures nothing")

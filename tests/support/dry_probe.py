@@ -25,6 +25,7 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, random_model, spell
 from support.tiny_models import write_quantized_gguf
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
+from triforce_chat.engine.cache.quantization import FP8, INT4, INT8, format_name
 from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape, WriteSlot
 from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import (
@@ -44,6 +45,7 @@ from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS
 from triforce_chat.engine.forward.quantized import QuantizedLayer
+from triforce_chat.engine.forward.small_decoder import small_decoder
 from triforce_chat.engine.kernels import dry
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
@@ -62,12 +64,17 @@ LAUNCHED = (
     "silu_mul",
     "rotate_and_store",
     "decode_attention",
+    "decode_grouped",
     "decode_quantized",
+    "quantize_full",
     "attend_together",
     "quantized_linear",
+    "draw_token",
 )
 
 
+KEPT = (INT8, INT4, FP8)
+PLAIN = StackOptions("triforce", budget=SMALL_BUDGET)
 # Of stacks that are compiled for and run on a GPU.
 CHANGES: list[dict[str, Any]] = [
     *(
@@ -84,17 +91,28 @@ def needed(*models: Kernels) -> dict[Any, dry.Launch]:
 
 
 def kernels_of(
-    config: dict[str, Any], options: StackOptions, sequences: int = 1, own: int = 0
+    config: dict[str, Any],
+    options: StackOptions,
+    sequences: int = 1,
+    own: int = 0,
+    kv: torch.dtype | None = None,
 ) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
     sizes, trees = Dimensions.of(config), options.tree is not None
     lists = options.policy == "attention"
     capacities = [CONTEXT + SLACK, *([] if lists else [retrieval_budget(options).capacity])]
     copied = STACKS[options.name].quantized_copies > 0
-    more: dict[str, Any] = {"sequences": sequences, "own": own, "quantized_copy": copied, "trees": trees}
+    more: dict[str, Any] = {
+        "sequences": sequences,
+        "own": own,
+        "quantized_copy": copied,
+        "trees": trees,
+        "kv": kv,
+    }
     target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, True, **more)
-    window = [SINKS + WINDOW + HOP]
-    return [target, Kernels(sizes, torch.float32, window, sequences=sequences, trees=trees)]
+    window = [SINKS + WINDOW + options.hop]
+    drawn = sizes.vocabulary
+    return [target, Kernels(sizes, torch.float32, window, sequences=sequences, trees=trees, drawn=drawn)]
 
 
 def of_transformers(name: str, **changes: Any) -> tuple[set[Any], set[Any]]:
@@ -142,12 +160,17 @@ def of_a_file(**kinds: Kind) -> tuple[set[Any], set[Any]]:
 
 
 def answered(
-    stack: str, patch: pytest.MonkeyPatch, sequences: int = 1, own: int = 0, **more: Any
+    stack: str,
+    patch: pytest.MonkeyPatch,
+    sequences: int = 1,
+    own: int = 0,
+    kv: torch.dtype | None = None,
+    **more: Any,
 ) -> tuple[set[Any], set[Any]]:
     """What an engine launches in an answer, or in several at once, and what is compiled ahead for it."""
     originals = {name: getattr(kernels, name) for name in LAUNCHED}
     emulate(patch)
-    target, draft = captured_pair("cpu", patch)
+    target, draft = captured_pair("cpu", patch, kv)
     launched: set[Any] = set()
     for name, original in originals.items():
         plain = getattr(plain_kernels, name)
@@ -170,7 +193,26 @@ def answered(
             pass
     for name, original in originals.items():
         patch.setattr(kernels, name, original)
-    return launched, {*needed(*kernels_of(target.model.config.to_dict(), options, sequences, own))}
+    return launched, {*needed(*kernels_of(target.model.config.to_dict(), options, sequences, own, kv))}
+
+
+def of_a_small_draft() -> tuple[set[Any], set[Any]]:
+    """What the forwards of a small draft model of three blocks launch, and what is compiled ahead for it."""
+    config = random_model(head_dim=32, num_hidden_layers=3).config
+    with META:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    shape = Shape.of(config, torch.bfloat16, META)
+    small = small_decoder(Decoder(model, shape), KVBuffer(shape, SINKS + WINDOW + HOP))
+    assert small
+
+    def work() -> None:
+        for rows, step in ((1, 7), (2, 0), (9, 0)):
+            ids = torch.zeros(rows + 1, dtype=torch.long, device=META)[1:]
+            small(ids, torch.zeros(2, dtype=torch.long, device=META), step)
+
+    sizes = Dimensions.of(config.to_dict())
+    window = [SINKS + WINDOW + HOP]
+    return {*dry.recorded(work)}, {*needed(Kernels(sizes, torch.bfloat16, window, drawn=sizes.vocabulary))}
 
 
 def run() -> None:
@@ -183,6 +225,10 @@ def run() -> None:
             prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
             tokens_of(engine, Request(prompt, 120))
             tokens_of(engine, Request(prompt, 60), True)
+        for kv in KEPT:
+            target, draft = captured_pair("cuda", patch, kv)
+            engine = Engine(target, CONTEXT, TextCodec(spell), draft, PLAIN)
+            tokens_of(engine, Request(prompt, 120))
 
 
 def compile_for_run() -> None:
@@ -190,6 +236,7 @@ def compile_for_run() -> None:
     config = random_model(head_dim=16).config.to_dict()
     options = [StackOptions("triforce", budget=SMALL_BUDGET, **changes) for changes in CHANGES]
     kernels = [each for one in options for each in kernels_of(config, one)]
+    kernels += [each for kv in KEPT for each in kernels_of(config, PLAIN, kv=kv)]
     compile_all(kernels, torch.cuda.get_device_capability())
 
 
@@ -208,6 +255,10 @@ def main() -> None:
     with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered("triforce", patch, tree=TreeOptions("sequoia", 16, 4))
         found["trees"] = [key[0] for key in ahead], [str(key) for key in launched - ahead]
+    for kv in KEPT:
+        with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+            launched, ahead = answered("triforce", patch, kv=kv)
+            found[format_name(kv)] = [key[0] for key in launched], [str(key) for key in launched - ahead]
     with dry.without_gpu(HOPPER):
         for name in ARCHITECTURES:
             launched, ahead = of_transformers(name)
@@ -217,6 +268,8 @@ def main() -> None:
         for name, kinds in (("file", {}), ("mixed file", {"attn_v": Kind.Q6_K, "ffn_up": Kind.F16})):
             launched, ahead = of_a_file(**kinds)
             found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
+        launched, ahead = of_a_small_draft()
+        found["small draft"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
         sizes = Dimensions.of(random_model(head_dim=16).config.to_dict())
         shared = Kernels(sizes, torch.bfloat16, [128], int8=True, ranks=2)
         first = dry.recorded(partial(launch_on, shared, DryRank(0, 2)))

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from support import plain_kernels
 from support.labs import perturbed, random_model
+from triforce_chat.engine.cache import quantized
 from triforce_chat.engine.cuda_graph import USUAL_CAPTURE, Graph, captures_on
-from triforce_chat.engine.forward import runner
+from triforce_chat.engine.forward import runner, streamed_weights
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.executor import StaticVerification
@@ -34,7 +35,9 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(self: Graph[Any], work: Callable[[], Any]) -> None:
         """Capturing runs the work once, in memory of its own, and what other graphs gave out stays."""
         if self.captured is None:
-            fresh = work()
+            with monkeypatch.context() as patch:
+                patch.setattr(streamed_weights, "rehearses", lambda _: True)
+                fresh = work()
             self.captured = self, fresh  # type: ignore[assignment]
             captures_on(self.device).add(USUAL_CAPTURE)
             owned(self).append(tensors_of(fresh))
@@ -69,15 +72,18 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "HostCopy", Sent)
 
 
-def captured_pair(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, Runner]:
+def captured_pair(
+    device: str, monkeypatch: pytest.MonkeyPatch, kv: torch.dtype | None = None
+) -> tuple[Runner, Runner]:
     """A target and its draft, whose forwards are captured; on a CPU with kernels of torch's."""
     pytest.importorskip("triton")
     if device == "cpu":
         plain_kernels.replace(monkeypatch)
     monkeypatch.setattr(runner, "fusible", lambda _: True)
+    monkeypatch.setattr(quantized, "kernels_run", lambda _: True)
     torch.manual_seed(11)
     model = random_model(head_dim=16).to(device)
-    return Runner(model), Runner(perturbed(copy.deepcopy(model), 0.1))
+    return Runner(model, kv=kv), Runner(perturbed(copy.deepcopy(model), 0.1))
 
 
 def tensors_of(made: Any) -> tuple[Tensor, ...]:

@@ -36,9 +36,17 @@ def from_lane(a: Words, lane: Words, _clamp: Words, _members: Words) -> Words:
     return np.repeat(a.reshape(-1, WARP)[:, int(lane[0])], WARP)
 
 
+def halves_less(a: Words, b: Words) -> Words:
+    """``sub.f16x2``: of two numbers of 16 bits each."""
+    return (a.view(np.float16) - b.view(np.float16)).view(np.uint32)
+
+
 INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "and.b32": np.bitwise_and,
     "or.b32": np.bitwise_or,
+    "xor.b32": np.bitwise_xor,
+    "mov.b32": np.copy,
+    "sub.f16x2": halves_less,
     "shfl.sync.idx.b32": from_lane,
     "shr.u32": np.right_shift,
     "prmt.b32": bytes_picked,

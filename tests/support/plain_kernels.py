@@ -11,9 +11,11 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.chunk_mass import chunk_mass
-from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens
+from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens, narrowed
 from triforce_chat.engine.cache.storage import KVView, rounded_up
 from triforce_chat.engine.forward.attention import folded_attention
+from triforce_chat.engine.sampling.ops import Uniforms, imposed, warp
+from triforce_chat.engine.sampling.options import Sampling
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -41,6 +43,7 @@ def rotate_and_store(
     cos, sin = ((turn(angles) * factor).to(q.dtype) for turn in (torch.cos, torch.sin))
     turned_q, turned_k = apply_rotary_pos_emb(q, k, cos, sin)
     q.copy_(turned_q)
+    turned_k, v = (narrowed(each, keys.dtype).to(keys.dtype) for each in (turned_k, v))
     if places is not None:
         used = at >= 0
         keys[places[used], :, at[used]], values[places[used], :, at[used]] = turned_k[used], v[used]
@@ -94,6 +97,37 @@ def decode_quantized(
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
 
+def decode_grouped(
+    q: Tensor,
+    before: tuple[Tensor, Tensor, Tensor, Tensor],
+    at: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    own: kernels.Sequences,
+    scale: float,
+) -> Tensor:
+    out = torch.full_like(q, float("nan"))
+    for i, (start, end) in enumerate(pairwise(own.starts.tolist())):
+        if start == end:
+            continue
+        newest = keys[own.places[i]], values[own.places[i]]
+        count = (int(at) + start) // GROUP * GROUP
+        out[start:end] = decode_quantized(
+            q[start:end], before, torch.tensor(count), *newest, own.at[i], scale
+        )
+    return out
+
+
+def quantize_full(
+    keys: Tensor, values: Tensor, before: tuple[Tensor, Tensor, Tensor, Tensor], at: Tensor, n: int
+) -> None:
+    group = int(at) // GROUP
+    assert n < GROUP
+    if (int(at) + n) // GROUP > group:
+        place = group % len(keys)
+        QuantizedTokens(*before, 0).write(group * GROUP, keys[place], values[place])
+
+
 def add(to: kernels.Weighing, q: Tensor, keys: Tensor, scale: float) -> None:
     count = int(to.counted)
     assert 0 <= count <= len(q)
@@ -144,14 +178,33 @@ def quantized_linear(
     return out if add is None else add + out
 
 
+def draw_token(logits: Tensor, how: kernels.Drawing, step: int, tokens: Tensor, probs: Tensor) -> None:
+    scores = logits.float()
+    if how.since is not None:
+        damped = torch.where(scores > 0, scores / how.penalty, scores * how.penalty)
+        scores = torch.where(how.since <= step, damped, scores)
+    law, _ = warp(scores, Sampling(how.temperature))
+    last = how.uniforms[:, step : step + 1]
+    drawn = law.argmax(-1) if how.temperature == 0 else Uniforms(law[:, :0], last).draw(law)
+    if how.forced is not None:
+        drawn = imposed(how.forced[:, step], drawn)
+    tokens[:, step], probs[:, step] = drawn, law
+    if how.since is not None:
+        following = torch.full_like(drawn[:, None], step + 1, dtype=how.since.dtype)
+        how.since.scatter_reduce_(1, drawn[:, None], following, "amin")
+
+
 def replace(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (
         rms_norm,
         silu_mul,
         rotate_and_store,
         decode_attention,
+        decode_grouped,
         decode_quantized,
+        quantize_full,
         attend_together,
         quantized_linear,
+        draw_token,
     ):
         monkeypatch.setattr(kernels, function.__name__, function)

@@ -8,6 +8,7 @@ from typing import Any
 
 from triforce_chat.engine.speculation.calibration import Calibration, LevelTimes, Measured
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.tree_shapes import Rates
 
 
 class Shelf:
@@ -15,6 +16,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.texts: dict[StackOptions, str] = {}
+        self.rates: Rates | None = None
 
     def key(self, options: StackOptions) -> str:
         return options.name
@@ -29,6 +31,12 @@ class Shelf:
         known.absorb(news)
         self.texts[options] = json.dumps(known.plain())
         return known
+
+    def ranks(self) -> Rates | None:
+        return self.rates
+
+    def keep_ranks(self, rates: Rates) -> None:
+        self.rates = rates
 
     def put(self, options: StackOptions, bucket: int, times: dict[str, LevelTimes]) -> None:
         """Lay down what a calibration has measured."""

@@ -51,6 +51,7 @@ class ToyCache:
         self.ids: list[int] = []
         self.fed: list[int] = []
         self.beyond: list[int] = []  # fed behind them without being counted
+        self.memory: list[int] = []  # what was fed at each place, also where that was dropped
         self.verdicts: list[tuple[int, int]] = []
 
     @property
@@ -92,8 +93,13 @@ class ToyCache:
         self.beyond = []
 
     def truncate(self, length: int) -> None:
+        held = [*self.ids, *self.beyond]
+        self.memory = [*held, *self.memory[len(held) :]]
         del self.ids[length:]
         self.beyond = []
+
+    def confirmed(self, length: int) -> None:
+        self.ids += self.memory[len(self.ids) : length]
 
     def keep(self, length: int, path: Tensor) -> None:
         self.ids[length:] = [self.ids[length + at] for at in path.tolist()]
@@ -469,6 +475,9 @@ class Walk:
         self.at += 1
         return torch.tensor([self.choose([w / total for w in weights[0].double().tolist()])])
 
+    def rejected(self, p: Tensor, q: Tensor, weights: Tensor) -> Tensor:  # noqa: ARG002
+        return self.only(0).draw(weights)
+
 
 @dataclass
 class OneOf:
@@ -486,6 +495,9 @@ class OneOf:
         row = weights[0].double()
         return torch.tensor([self.walk.choose((row / row.sum()).tolist())])
 
+    def rejected(self, p: Tensor, q: Tensor, weights: Tensor) -> Tensor:  # noqa: ARG002
+        return self.draw(weights)
+
 
 def copied(output: SamplerOutput) -> SamplerOutput:
     """Levels may write to what they are given."""
@@ -502,6 +514,11 @@ class WalkingVerification(Verification):
 
     walk: Walk
 
+    @property
+    def draws_by_kernels(self) -> bool:
+        """Kernels draw by numbers, of which there are too many to visit."""
+        return self.sampling.greedy
+
     def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
         count = inputs.draft.count
         self.walk.count = len(inputs.draft) if count is None else int(count)
@@ -512,7 +529,8 @@ class WalkingVerification(Verification):
         logits, draft, penalty, forced, allowed = inputs
         tensors = (logits, draft.tokens, draft.probs, draft.count, *(penalty or ()), forced, allowed)
         rules = tuple(vars(executor_module)[name] for name in ("verify", "verify_tree"))
-        return rules, self.candidates, draft.parents, penalty is None, self.walk.at, *map(content, tensors)
+        shape = draft.parents, draft.independent
+        return rules, self.candidates, shape, penalty is None, self.walk.at, *map(content, tensors)
 
     def randomness(self, uniforms: Uniforms) -> Randomness:
         return Verification.randomness(self, uniforms) if self.sampling.greedy else self.walk

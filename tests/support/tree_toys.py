@@ -16,7 +16,7 @@ from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
-from triforce_chat.engine.speculation.tree_plan import TreeOptions, TreePlan
+from triforce_chat.engine.speculation.tree_plan import RoundCosts, TreeOptions, TreePlan
 from triforce_chat.engine.tree import Parents
 
 SHAPES: dict[str, Parents] = {
@@ -35,7 +35,7 @@ class GivenShape(TreePlan):
         super().__init__(TreeOptions(kind), drafter, fixed=True)
         self.parents = parents
 
-    def shape(self, most: int, first: float, more: float) -> Parents:  # noqa: ARG002
+    def shape(self, most: int, costs: RoundCosts) -> Parents:  # noqa: ARG002
         return self.parents
 
 
@@ -83,12 +83,12 @@ def unwaited_tree_below(
     return tree_below(target, middle.capturing(), draft.capturing(), parents, asked, **how)
 
 
-def untouched_residual(draft: Draft, target: Tensor, random: Randomness) -> PathVerdict:
+def untouched_residual(draft: Draft, target: Tensor, random: Randomness, _: Tensor | None) -> PathVerdict:
     """After a rejection the next sibling is tested against the target's own distribution again."""
     return _walked(draft, target, random, keep=True)
 
 
-def with_replacement_rule(draft: Draft, target: Tensor, random: Randomness) -> PathVerdict:
+def with_replacement_rule(draft: Draft, target: Tensor, random: Randomness, _: Tensor | None) -> PathVerdict:
     """Siblings that were drawn without replacement are judged as if each had been drawn from the whole law."""
     first: dict[int, int] = {}
     assert draft.parents is not None
@@ -98,7 +98,7 @@ def with_replacement_rule(draft: Draft, target: Tensor, random: Randomness) -> P
     return verify_tree(Draft(draft.tokens, laws, parents=draft.parents), target, random)
 
 
-def only_the_token_is_lost(draft: Draft, target: Tensor, random: Randomness) -> PathVerdict:
+def only_the_token_is_lost(draft: Draft, target: Tensor, random: Randomness, _: Tensor | None) -> PathVerdict:
     """After a rejection the target loses that token, not what the draft had given it."""
     return _walked(draft, target, random, keep=False)
 

@@ -1,8 +1,8 @@
 """Triton's interpreter made good, and quicker.
 
-NumPy 2.4 turns no array of one element into an index, products of bfloat16 were those of its bits, casts to it cut
-instead of rounding, and there was no PTX. Every call of a function within a kernel replaced the whole language once
-more, which took half of the time: here a launch does it once, for kernels and for Triton's own functions.
+NumPy 2.4 turns no array of one element into an index, products of bfloat16 were those of its bits, casts to it and to
+8 bits cut instead of rounding, and there was no PTX. Every call of a function within a kernel replaced the whole
+language once more, which took half of the time: here a launch does it once, for kernels and for Triton's own functions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def patch() -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
-    held = {tl.bfloat16: np.uint16, tl.int32: np.int32}
+    held = {tl.bfloat16: np.uint16, tl.float16: np.float16, tl.int32: np.int32}
     plain_tensor = interpreter._patch_lang_tensor
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     plain_cast, plain_dot = builder.cast_impl, builder.create_dot
@@ -46,16 +46,21 @@ def patch() -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     def widened(each: Any) -> Any:
-        if each.dtype.scalar != tl.bfloat16:
-            return each
-        return handle((each.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        if each.dtype.scalar == tl.bfloat16:
+            return handle((each.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+        if each.dtype.scalar == tl.float8e4nv:
+            narrow = torch.from_numpy(np.array(each.data, np.uint8)).view(torch.float8_e4m3fn)
+            return handle(narrow.float().numpy(), tl.float32)
+        return each
 
-    def cast(self: Any, source: Any, kind: Any) -> Any:
+    def cast(self: Any, source: Any, kind: Any, *_: Any) -> Any:
         source = widened(source)
-        if kind.scalar != tl.bfloat16:
+        if kind.scalar not in (tl.bfloat16, tl.float8e4nv):
             return plain_cast(self, source, kind)
-        rounded = torch.from_numpy(np.array(source.data, np.float32)).bfloat16()
-        return handle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+        wide = torch.from_numpy(np.array(source.data, np.float32))
+        if kind.scalar == tl.bfloat16:
+            return handle(wide.bfloat16().view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+        return handle(wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy(), tl.float8e4nv)
 
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return plain_dot(self, widened(a), widened(b), *rest)
@@ -79,4 +84,5 @@ def patch() -> None:
     interpreter._patch_lang = lambda _: plain_language(everywhere)
     interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
     builder.create_inline_asm = create_inline_asm
-    builder.cast_impl, builder.create_dot = cast, dot
+    builder.cast_impl = builder.create_fp_to_fp = cast
+    builder.create_dot = dot

@@ -17,7 +17,7 @@ from triforce_chat.cli.output import TABLE_WIDTH, print_json, print_record, scre
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
-from triforce_chat.settings.settings import AUTO, Settings
+from triforce_chat.settings.settings import AUTO, TREES, Settings
 from triforce_chat.settings.sizes import parsed_batch, parsed_size
 
 if TYPE_CHECKING:
@@ -158,6 +158,17 @@ class Recipe:
         return max(self.lengths) + question + max(case.settings.max_tokens for case in self.cases)
 
     @property
+    def loaded(self) -> Settings:
+        """Those that the engine is loaded with before it takes the stacks of cases; not every stack drafts trees."""
+        return dataclasses.replace(self.settings, tree=TREES[0])
+
+    @property
+    def compiled(self) -> Settings:
+        """The same with trees where a case drafts some, whose kernels are compiled ahead, too."""
+        trees = (case.settings.tree for case in self.cases if case.settings.drafts_trees)
+        return dataclasses.replace(self.settings, tree=next(trees, TREES[0]))
+
+    @property
     def sequences(self) -> int:
         """Most answers at once."""
         groups = parsed_batch(self.chosen.batch) if self.chosen.batch else []
@@ -187,8 +198,8 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     apart = "--same-text, " if chosen.shared and chosen.same_text else ""
     if several and (apart or chosen.profile or chosen.stock or chosen.peer or chosen.baselines):
         raise UsageError(f"{several} goes without {apart}--profile, --stock, --peer and --baselines")
-    if several and options.settings.drafts_trees:
-        raise UsageError(f"{several} drafts chains, no trees: leave out --tree")
+    if several:
+        require_chains_on_gpu(several, options.settings)
     if chosen.shared and chosen.batch:
         raise UsageError(
             "--shared asks about one text, --batch about several; measure them one after the other"
@@ -218,6 +229,7 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
         **({"kv": run.loaded.kv_format} if run.loaded.kv_format else {}),
         "attention": dict(zip(("prefill", "decoding"), run.loaded.attention, strict=True)),
         "offloaded": run.loaded.offloaded,
+        **({"gpu_layers": run.loaded.streamed.resident} if run.loaded.streamed else {}),
         "load_s": seconds,
         "warmup": chosen.warmup,
         "repeats": chosen.repeats,
@@ -235,8 +247,18 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
         show_batches(run, prompts, recipe, record, options, screen)
         return
     show_rows(measure(run, prompts, recipe, screen.note), record, options, screen)
-    if run.interrupted:
+    if isinstance(run.ended, KeyboardInterrupt):
         raise Interrupted("interrupted: the figures cover what had been measured by then")
+    if run.ended:
+        raise run.ended
+
+
+def require_chains_on_gpu(several: str, settings: Settings) -> None:
+    """Raise UsageError for trees where a GPU runs the forwards of several sequences together."""
+    from triforce_chat.loading.gpu import find_gpu
+
+    if settings.drafts_trees and find_gpu(settings.device) is not None:
+        raise UsageError(f"{several} drafts chains on a GPU, no trees: leave out --tree")
 
 
 def shape_and_cap(chosen: BenchOptions) -> tuple[BigShape | None, int | None]:
@@ -280,8 +302,8 @@ def open_bench(recipe: Recipe, options: Options, screen: Screen) -> tuple[Bench,
     """Load the model: (its measurements, seconds of loading)."""
     from triforce_chat.loading.spec import EngineSpec
 
-    spec = EngineSpec(recipe.settings, recipe.room, recipe.shape, recipe.device_memory, recipe.sequences)
-    compile_ahead(spec, screen)
+    spec = EngineSpec(recipe.loaded, recipe.room, recipe.shape, recipe.device_memory, recipe.sequences)
+    compile_ahead(dataclasses.replace(spec, settings=recipe.compiled), screen)
     engine, target, seconds = open_answering(spec, screen)
     from triforce_chat.lab.bench.measure import Bench
 
@@ -314,14 +336,14 @@ def prompts_per_length(
 def measure(
     run: Bench, prompts: Sequence[Sequence[Sequence[int]]], recipe: Recipe, note: Callable[[str], None]
 ) -> list[Row]:
-    """Rows of all lengths, up to an interrupt."""
+    """Rows of all lengths, up to an interrupt or an error."""
     rows: list[Row] = []
     for same_length in prompts:
         found = [*run.rows(same_length, recipe.cases)]
         rows += found
-        if recipe.chosen.baselines and not run.interrupted:
+        if recipe.chosen.baselines and not run.ended:
             rows += run.baselines(same_length[-1], found, note)
-        if run.interrupted:
+        if run.ended:
             return rows
     if recipe.chosen.stock:
         from triforce_chat.lab.bench.stock import Stock
@@ -331,7 +353,7 @@ def measure(
     if recipe.peer:
         for same_length in prompts:
             rows += run.peer(recipe.peer, same_length, recipe.chosen.tokens)
-            if run.interrupted:
+            if run.ended:
                 break
     return rows
 

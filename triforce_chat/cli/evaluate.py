@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import compile_ahead, open_engine, require_one_process, with_shown_model
+from triforce_chat.cli.engines import (
+    compile_ahead,
+    kept_calibrations,
+    open_engine,
+    require_one_process,
+    with_shown_model,
+)
 from triforce_chat.cli.options import Documents, command, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_record, screen_of, show_notes
 from triforce_chat.cli.reading import read_all
@@ -20,6 +26,7 @@ from triforce_chat.settings.options import Options
 if TYPE_CHECKING:
     from triforce_chat.engine.engine import Engine
     from triforce_chat.lab.evaluation.runs import Findings
+    from triforce_chat.loading.spec import Calibrations
     from triforce_chat.models.adapter import Adapter
     from triforce_chat.models.load import LoadedModel
     from triforce_chat.settings.settings import Settings
@@ -235,7 +242,8 @@ def acceptance(
     ranks: Annotated[
         bool,
         typer.Option(
-            "--ranks", help="Also tell how often the draft's first, second, ... child passes in a tree."
+            "--ranks",
+            help="Also tell how often the draft's first, second, ... child passes in a tree, and keep that for --tree.",
         ),
     ] = False,
 ) -> None:
@@ -251,7 +259,8 @@ def acceptance(
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
-    engine, loaded = opened(options.settings, max(lengths) + tokens, screen)
+    capacity, kept = max(lengths) + tokens, kept_calibrations if ranks else None
+    engine, loaded = opened(options.settings, capacity, screen, kept)
     from triforce_chat.engine.cache.layout import Budget
     from triforce_chat.lab.evaluation import runs
     from triforce_chat.settings.engine_options import LARGEST_BUDGET
@@ -284,9 +293,9 @@ def sparsity(
     from triforce_chat.lab.evaluation import runs
     from triforce_chat.lab.evaluation.sparsity import Plan
 
-    if HEAVY in names:
-        raise UsageError(f"the policy '{HEAVY}' scores no chunks, which this compares; leave it out")
-
+    for name in names:
+        if name in HEAVY:
+            raise UsageError(f"the policy '{name}' scores no chunks, which this compares; leave it out")
     plan = Plan(sizes, names, Budget(chunk=options.chunk))
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
@@ -294,13 +303,15 @@ def sparsity(
     show(options, screen, runs.sparsity(loaded, texts, lengths, places, plan, progress(screen)))
 
 
-def opened(settings: Settings, capacity: int, screen: Screen) -> tuple[Engine, LoadedModel]:
-    """An engine for so many tokens, and its model."""
+def opened(
+    settings: Settings, capacity: int, screen: Screen, calibrations: Calibrations | None = None
+) -> tuple[Engine, LoadedModel]:
+    """An engine for so many tokens, and its model; ``calibrations``: see ``open_engine``."""
     from triforce_chat.loading.spec import EngineSpec
 
     spec = EngineSpec(settings, capacity)
     compile_ahead(spec, screen)
-    return open_engine(spec, screen)[:2]
+    return open_engine(spec, screen, calibrations=calibrations)[:2]
 
 
 def reference_model(reference: str | None, adapter: Adapter | None) -> str | None:

@@ -81,12 +81,14 @@ def show_warning(options: Options, screen: Screen, line: str) -> None:
 
 
 def warn_of_chains(options: Options, screen: Screen, parallel: int) -> None:
-    """Say that ``--tree`` does nothing where several answers are made at once, whose verifications take no trees."""
-    if parallel > 1 and options.settings.drafts_trees:
+    """Say that ``--tree`` does nothing where a GPU makes several answers at once: its graphs of those take no trees."""
+    from triforce_chat.loading import gpu
+
+    if parallel > 1 and options.settings.drafts_trees and gpu.find_gpu(options.settings.device) is not None:
         show_warning(
             options,
             screen,
-            "several answers at once have chains drafted, no trees; --parallel 1 drafts trees",
+            "on a GPU several answers at once have chains drafted, no trees; --parallel 1 drafts trees",
         )
 
 

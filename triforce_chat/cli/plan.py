@@ -168,6 +168,7 @@ def kept_in(settings: Settings, machine: Machine, made: MemoryPlan) -> str:
     """
     import torch
 
+    from triforce_chat.engine.cache.quantization import format_name
     from triforce_chat.loading.device import kv_dtype, require_kv
 
     (device, dtype, _), quantized = machine, made.workload.stored is not None
@@ -175,7 +176,7 @@ def kept_in(settings: Settings, machine: Machine, made: MemoryPlan) -> str:
         settings, device.type, torch.float32 if quantized and device.type == "cpu" else dtype, quantized
     )
     require_kv(settings, kv)
-    return str(kv).removeprefix("torch.") if made.workload.converts else ""
+    return format_name(kv) if made.workload.converts else ""
 
 
 def choice_for(settings: Settings, machine: Machine, device_memory: str | None) -> Choice:
@@ -224,8 +225,22 @@ def record_of(
         "available": {"device": made.memory.device, "host": made.memory.host},
         "layers": workload.target.layers,
         "resident_layers": made.resident,
+        **streamed_of(made),
         "would_fit": dataclasses.asdict(find_remedies(without_forced_offload(made))),
         "warning": target.warning(workload.context),
+    }
+
+
+def streamed_of(made: MemoryPlan) -> dict[str, Any]:
+    """How many layers have their weights on the device, and what it takes to copy those of others, if there are any."""
+    from triforce_chat.memory_plan.messages import pass_ms
+
+    workload = made.workload
+    if not workload.streamed_layers:
+        return {}
+    return {
+        "gpu_layers": workload.target.layers - workload.streamed_layers,
+        "pass_ms": round(pass_ms(made), 1),
     }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -19,17 +20,20 @@ import torch
 from triforce_chat.engine.cache.full import fading_mass
 from triforce_chat.engine.cache.in_place import HALF_LIFE, slot_list
 from triforce_chat.engine.cache.layout import Budget, Layout
+from triforce_chat.engine.cache.quantization import BITS
+from triforce_chat.engine.cache.quantized import QuantizedKV
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.selection import MeanKey, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QuantizedGroups, QueryRing, Shape, WriteSlot
-from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, USUAL, ForwardInputs
+from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, TREE_WIDTHS, USUAL, ForwardInputs
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, GroupedMatrix
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding
 from triforce_chat.engine.forward.sequences import SequencesGraph, SequencesGraphs
+from triforce_chat.engine.forward.small_decoder import small_decoder
 from triforce_chat.engine.group import SingleRank
-from triforce_chat.engine.kernels import draw_children, dry, keep_slots, search, walk
+from triforce_chat.engine.kernels import Drawing, draw_children, draw_token, dry, keep_slots, search, walk
 from triforce_chat.engine.kernels.quantized_weight import WeightFormat
 
 META = torch.device("meta")
@@ -91,6 +95,8 @@ class Kernels:
     quantized_copy: bool = False  # forwards also read one of the full cache
     own: int = 0  # tokens of each after those in the first buffer that all share; 0: they share nothing
     trees: bool = False  # it verifies token trees; a draft model also draws them
+    drawn: int = 0  # width of the logits that drafts are drawn from; 0: it is no draft model
+    kv: torch.dtype | None = None  # the format of keys and values in a target's full cache, if another one
 
 
 class DryRank(SingleRank):
@@ -142,13 +148,18 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         head_dim=kernels.sizes.head_dim,
         dtype=kernels.dtype,
         device=META,
+        kv=kernels.kv,
     )
     decoder = Decoder(meta_model(kernels.sizes, shape, group.size, kernels.layers), shape, group)
     for rows in (USUAL, USUAL + MOST_ROWS):  # of a prefill
         decoder(torch.zeros(rows, dtype=torch.long, device=META), torch.arange(rows, device=META), untouched)
     buffers = [KVBuffer(shape, capacity) for capacity in kernels.buffers]
-    for buffer in buffers:
-        forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL)))
+    for at, buffer in enumerate(buffers):
+        slot: WriteSlot | None = WriteSlot(buffer, 0)
+        if at == 0 and shape.kv_format in BITS:
+            slot = quantized(shape, buffer.capacity)
+        assert slot
+        forwards(decoder, slot._replace(queries=QueryRing(shape, USUAL)))
         if kernels.trees:
             of_trees(decoder, buffer, kernels.sizes.vocabulary)
     if kernels.quantized_copy:
@@ -156,6 +167,8 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         forwards(decoder, WriteSlot(KVBuffer(shape, LATEST), 0, before=groups))
     if kernels.sequences > 1 and group.size == 1:
         together(decoder, shape, buffers[0], kernels)
+    if kernels.drawn:
+        drafts(kernels, replace(shape, layers=2))
     if kernels.retrieval and kernels.lists:
         selected(decoder, shape, buffers[0], kernels)
     elif kernels.int8:
@@ -168,6 +181,13 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         ids = torch.zeros(1, buffers[0].capacity, dtype=torch.long, device=META)
         for n in LOOKED_UP:
             search(ids[0], torch.zeros((), dtype=torch.long, device=META), LOOKUP_ORDERS, n)
+
+
+def quantized(shape: Shape, capacity: int) -> WriteSlot | None:
+    """Where forwards write in a quantized full cache, whose codes prefills turn into numbers."""
+    storage = QuantizedKV(shape, capacity)
+    storage.groups.first(0, capacity).all_heads(shape.dtype)
+    return storage.write_slot(0)
 
 
 def meta_model(sizes: ModelSizes, shape: Shape, ranks: int, layers: Sequence[Formats] = ({},)) -> Any:
@@ -267,11 +287,25 @@ def forwards(decoder: Decoder, slot: WriteSlot) -> None:
         forward(ForwardInputs(ids, first, position, steps, read=read, counted=counted))
 
 
+def drafts(kernels: Kernels, shape: Shape) -> None:
+    """What only captured drafts launch: a small model's forwards, whose first block reads embeddings, and draws."""
+    decoder = Decoder(meta_model(kernels.sizes, shape, 1, [*kernels.layers[:1]] * 2), shape)
+    if small := small_decoder(decoder, KVBuffer(shape, kernels.buffers[0])):
+        place = torch.zeros(2, dtype=torch.long, device=META)
+        for rows in range(1, FED + 1):
+            small(torch.zeros(rows, dtype=torch.long, device=META), place, 0)
+    kinds = kernels.dtype, torch.int16, torch.float32
+    logits, since, probs = (torch.empty(1, kernels.drawn, dtype=kind, device=META) for kind in kinds)
+    tokens, numbers = (torch.empty(1, 1, dtype=kind, device=META) for kind in (torch.long, torch.float64))
+    for temperature, written in product((0.0, 1.0), (None, since)):
+        draw_token(logits, Drawing(temperature, numbers, since=written), 0, tokens, probs[:, None])
+
+
 def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int) -> None:
     """Captured forwards of trees, and what draws, judges and keeps their tokens."""
     forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0))
     at = torch.zeros(2, dtype=torch.long, device=META)
-    for rows in TREE_SIZES:  # those of a drafted level are among them
+    for rows in sorted({*TREE_SIZES, *TREE_WIDTHS}):  # of verifications, and of levels that are drafted
         ids = torch.zeros(rows, dtype=torch.long, device=META)
         forward(ForwardInputs(ids, at[:1], at[1:], ids, masks=ids, origin=at[:1]))
     n = TREE_SIZES[-1] - 1

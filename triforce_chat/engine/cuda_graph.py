@@ -19,7 +19,11 @@ Preparation = Callable[[], object]  # captures one graph, unless that was done o
 # Row counts that are captured. Other counts are padded to the next one, which costs next to nothing, as reading
 # the weights takes the time.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
-TREE_SIZES = (*SIZES, 48, 56, 64, 65)  # of a tree's rows: that of its root, and of up to 64 nodes
+# Of a tree's rows: that of its root, and of up to 64 nodes. They are few, as each needs kernels of its own, too, and
+# trees are planned to fill one.
+TREE_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 65)
+TREE_WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # of a level that is drafted: its tokens with children
+TREE_DEPTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16)  # of planned trees: each is a captured draft
 USUAL = 24  # most tokens that are fed to a cache at once where a graph is to take them
 USUAL_CAPTURE = 0.02  # seconds, until captures were measured
 LONGEST_CAPTURE = 0.1  # seconds that one counts for at most in the average: the first ones compile kernels
@@ -124,6 +128,11 @@ class Graph(Generic[Made]):
         return graph, made
 
 
+def fill(static: Tensor, given: Tensor) -> None:
+    """Copy the host's numbers to an input of a graph, without waiting for the device."""
+    static.copy_(given.pin_memory() if static.is_cuda else given, non_blocking=True)
+
+
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Pause garbage collection: a graph that is destroyed during a capture breaks the capture."""
@@ -140,6 +149,13 @@ def pool_of(graphs: Iterable[Graph[Any]]) -> Any:
     """The memory pool that these graphs share; None before the first and after the last of them."""
     captured = (each.captured for each in graphs)
     return next((graph.pool() for graph, _ in filter(None, captured)), None)
+
+
+def rehearses(device: torch.device) -> bool:
+    """Whether work runs only because a capture needs that before it: nobody reads what it computes."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return False
+    return bool(torch.cuda.current_stream(device) == stream_of(device))
 
 
 @cache

@@ -26,8 +26,8 @@ class Draft:
 
     ``count`` [B] is the number of valid tokens at the start of each row, on the device; None means all n. ``parents``
     [n] holds the index of each token's parent in a tree of one sequence, -1 for the last committed token; None means a
-    chain. A token of a tree may depend on its elder siblings, and its distribution is the one that it has given them.
-    ``shape`` is the same on the device, where a CUDA graph reads it.
+    chain. A token of a tree may depend on its elder siblings, and its distribution is the one that it has given them,
+    unless all are ``independent``. ``shape`` is the same on the device, where a CUDA graph reads it.
     """
 
     tokens: Tensor  # [B, n], int64
@@ -35,6 +35,7 @@ class Draft:
     count: Tensor | None = None
     parents: Parents | None = None
     shape: Family | None = None
+    independent: bool = False
 
     def __len__(self) -> int:
         return self.tokens.shape[1]

@@ -49,7 +49,7 @@ from triforce_chat.engine.speculation.calibrator import (
 from triforce_chat.engine.speculation.planner import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
-from triforce_chat.errors import DoesNotFit, UsageError
+from triforce_chat.errors import DoesNotFit
 
 PLAIN = StackOptions(name="autoregressive")
 SCRATCH = 256  # tokens after the longest answer, for drafts of all levels
@@ -171,12 +171,13 @@ class Engine:
         ``auto`` decodes plainly there on a CPU, and without a draft model: a step of all sequences costs little more
         than one of a single one, and drafts that have to pay for their rows in all of them cost more than they bring.
         So it does where they are so many, after ``shared`` tokens that all begin with, that each could draft one token.
-        Forwards that run together verify chains, no trees.
+        Where graphs run their forwards together these take chains, no trees.
         """
         rows = rows_each(sequences, not shared)
         drafts = self.target.places_on_device and self.draft is not None and rows >= WORTH_ROWS
         plain = options.name == StackOptions().name and not drafts
-        return PLAIN if plain else replace(options, tree=None)
+        tree = None if self.target.places_on_device else options.tree
+        return PLAIN if plain else replace(options, tree=tree)
 
     def give_way(self, shared: int) -> None:
         """Give back the memory that only answers of its own need: from now on forked engines answer.
@@ -306,12 +307,10 @@ class Engine:
         """Prefill what is new, then decode until a stop; ``plain`` decodes autoregressively.
 
         May be closed after any event: the tokens of all ``Text`` events stay in the caches, and nothing else. Raises
-        ValueError for an empty prompt, DoesNotFit for one that is longer than the context, ModelError if the model
-        computes no distribution, and UsageError for a forced text where trees are drafted, which do not take it.
+        ValueError for an empty prompt, DoesNotFit for one that is longer than the context, and ModelError if the model
+        computes no distribution.
         """
         self.require_room(len(request.history))
-        if request.forced and self.options.tree is not None and not plain:
-            raise UsageError("trees are not drafted along a given text: leave out --tree or --same-text")
         if not request.prompt:
             raise ValueError("a prompt needs at least one token")
         started = time.perf_counter()

@@ -21,8 +21,10 @@ import torch
 
 from triforce_chat import __version__
 from triforce_chat.engine.forward.attention_backend import USUAL
-from triforce_chat.engine.speculation.calibration import Calibration
+from triforce_chat.engine.speculation.calibration import DAMAGED, Calibration
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.tree_rates import rates_of
+from triforce_chat.engine.speculation.tree_shapes import Rates
 from triforce_chat.loading.json_file import read_object, write_object
 from triforce_chat.models.draft_head import DraftHead
 from triforce_chat.models.load import LoadedModel
@@ -55,8 +57,7 @@ class CalibrationFile:
         self.about, self.path = about, path or calibration_file()
 
     def key(self, options: StackOptions) -> str:
-        text = json.dumps(self._about(options), sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
+        return key_of(self._about(options))
 
     def read(self, options: StackOptions) -> Calibration:
         return _calibration(_entries(self.path).get(self.key(options)))
@@ -67,21 +68,48 @@ class CalibrationFile:
             return self._add(options, news)
         return Calibration()
 
+    def ranks(self) -> Rates | None:
+        found = _entries(self.path).get(key_of(self._about_ranks))
+        with suppress(*DAMAGED):
+            return rates_of(found["ranks"]) if found else None
+        return None
+
+    def keep_ranks(self, rates: Rates) -> None:
+        with suppress(OSError), filelock.FileLock(f"{self.path}.lock"):
+            self._put(_entries(self.path), self._about_ranks, {"ranks": list(rates)})
+
     def _add(self, options: StackOptions, news: Calibration) -> Calibration:
-        key, entries = self.key(options), _entries(self.path)
+        entries = _entries(self.path)
         # Another process may have written since this one read.
-        known = _calibration(entries.pop(key, None))
+        known = _calibration(entries.get(self.key(options)))
         known.absorb(news)
-        fresh = {"about": self._about(options), "written": time.time(), **known.plain()}
+        self._put(entries, self._about(options), known.plain())
+        return known
+
+    def _put(self, entries: dict[str, Any], about: About, figures: Mapping[str, Any]) -> None:
+        """Write the file with these figures and the newest other entries."""
+        key = key_of(about)
+        entries.pop(key, None)
+        fresh = {"about": about, "written": time.time(), **figures}
         newest = sorted(entries.items(), key=lambda item: -_written(item[1]))[: KEPT - 1]
         write_object(self.path, {"format": FORMAT, "entries": {key: fresh, **dict(newest)}})
-        return known
+
+    @property
+    def _about_ranks(self) -> About:
+        """Of acceptance by rank, which no options of a stack change."""
+        return {**self.about, "figures": "ranks"}
 
     def _about(self, options: StackOptions) -> dict[str, Any]:
         own = dataclasses.asdict(options)
-        if options.tree is None:  # as before there were trees
-            del own["tree"]
+        # As before there were trees, and levels over copies that "auto" chooses.
+        own = {name: value for name, value in own.items() if name not in ("tree", "copy") or value}
         return {**self.about, **own}
+
+
+def key_of(about: About) -> str:
+    """The name of an entry."""
+    text = json.dumps(about, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_DIGITS]
 
 
 def about(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> dict[str, Any]:
@@ -97,6 +125,7 @@ def about(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> dict[st
         **({"kv": target.kv_format} if target.kv_format else {}),
         **({"attention": target.attention} if target.attention != USUAL else {}),
         "offloaded": target.offloaded,
+        **({"gpu_layers": target.streamed.resident} if target.streamed else {}),
         "ranks": ranks,
     }
 

@@ -18,9 +18,10 @@ import torch
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.cpu_speed import ms_per_token
 from triforce_chat.loading.device import device_and_dtype, keeps_format
-from triforce_chat.loading.planning import plan_for
+from triforce_chat.loading.planning import offload_of, plan_for
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.inputs import Machine, available_memory, describe_draft
+from triforce_chat.memory_plan.plan import with_resident_weights
 from triforce_chat.models.describe import Description, as_stored, describe
 from triforce_chat.models.drafts import draft_for
 from triforce_chat.models.inventory import is_missing
@@ -117,7 +118,8 @@ def objection(model: Description, settings: Settings, computer: Computer) -> str
     if context > model.context:
         return f"{model.name} answers better, but it was made for {model.context:,} tokens at most"
     draft = describe_draft(draft_for(model))
-    plan = plan_for(settings, model, draft, context, computer.machine, settings.tp)
+    made = plan_for(settings, model, draft, context, computer.machine, settings.tp)
+    plan = with_resident_weights(made, offload_of(settings))
     if not plan.fits:
         need, free = readable(plan.device), readable(memory.device or 0)
         return f"{model.name} answers better, but with {context:,} tokens it takes {need} of memory; {free} are free"

@@ -31,7 +31,8 @@ from triforce_chat.settings.settings import AUTO, SAMPLED, Settings
 COMPILER = "triforce_chat.loading.compiling"  # the module that the process runs
 ENGINE = Path(__file__).parents[1] / "engine"
 CHOSEN = (AUTO, "none")  # what names no model
-UNRELATED = {*SAMPLED, "max_tokens"}  # settings that change no kernel, but for a seed that is given or not
+# Settings that change no kernel, but for a seed that is given or not.
+UNRELATED = {*SAMPLED, "max_tokens", "tree_size", "tree_depth"}
 
 
 @dataclass(frozen=True, slots=True)

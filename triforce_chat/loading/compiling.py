@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
-from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
-from triforce_chat.engine.speculation.stacks import retrieval_budget
+from triforce_chat.engine.speculation.stacks import StackOptions, retrieval_budget
 from triforce_chat.engine.together import GRAIN
 from triforce_chat.loading.compile_job import Job
-from triforce_chat.loading.device import dtype_on
+from triforce_chat.loading.device import dtype_on, kv_dtype
 from triforce_chat.loading.planning import draft_name, plan_for, resized, shortened_to_fit
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.inputs import GPU, available_memory, describe_draft
@@ -94,14 +93,21 @@ def kernels_of(
     room = GRAIN + SLACK  # as most sequences have it
     kept = budget if retrieval else None
     lists, trees = retrieval and plan.lists, options.tree is not None and sequences == 1
-    more: dict[str, Any] = {"quantized_copy": plan.workload.quantized_copy > 0, "own": room, "trees": trees}
+    # Over keys and values in host memory "auto" has a level over a copy wherever there is room.
+    copy = plan.workload.quantized_copy > 0 or (plan.offloaded and options.name == StackOptions().name)
+    kv = kv_dtype(settings, "cuda", dtype, plan.workload.stored is not None)
+    more: dict[str, Any] = {
+        "quantized_copy": copy,
+        "own": room,
+        "trees": trees,
+        "kv": kv if kv != dtype else None,
+    }
     yield Kernels(own, dtype, buffers, kept, lists, int8, settings.tp, layers, sequences, **more)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
-        window = [SINKS + WINDOW + HOP]
-        yield Kernels(
-            Dimensions.of(draft.fields), dtype, window, layers=layers, sequences=sequences, trees=trees
-        )
+        window = [SINKS + WINDOW + options.hop]
+        of_draft: dict[str, Any] = {"sequences": sequences, "trees": trees, "drawn": own.vocabulary}
+        yield Kernels(Dimensions.of(draft.fields), dtype, window, layers=layers, **of_draft)
 
 
 def formats_of(stored: StoredWeights | None) -> Sequence[Formats]:

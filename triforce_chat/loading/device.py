@@ -6,13 +6,15 @@ import re
 
 import torch
 
+from triforce_chat.engine.cache.quantization import FP8, format_name
 from triforce_chat.engine.kernels_available import ROOMY
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.cpu_speed import bfloat16_pays
 from triforce_chat.loading.gpu import find_gpu
-from triforce_chat.settings.settings import AUTO, QUANTIZED, STORED, Settings
+from triforce_chat.settings.settings import AUTO, FLOAT8, QUANTIZED, STORED, Settings
 from triforce_chat.settings.sizes import readable
 
+READS_FP8 = (8, 9)  # the first compute capability that converts it
 QUICKER_ON_GPU = False  # whether a step with quantized weights takes less time than one with bfloat16 ones
 
 
@@ -47,7 +49,9 @@ def kv_dtype(settings: Settings, kind: str, dtype: torch.dtype, quantized: bool)
 
     ``quantized``: the weights stay quantized. One in the settings that is not offered there is ignored.
     """
-    if settings.kv in QUANTIZED and kind == "cpu" and not settings.offload and settings.tp == 1:
+    if settings.kv == FLOAT8 and has_fp8(kind):
+        return FP8
+    if settings.kv in QUANTIZED and not settings.offload and settings.tp == 1:
         return named(settings.kv)
     narrow = settings.kv == "float16" or (settings.kv == AUTO and quantized)
     return torch.float16 if narrow and kind == "cpu" and dtype == torch.float32 else dtype
@@ -55,21 +59,32 @@ def kv_dtype(settings: Settings, kind: str, dtype: torch.dtype, quantized: bool)
 
 def named(format: str) -> torch.dtype:
     """The dtype that stands for a format of keys and values."""
-    found: torch.dtype = getattr(torch, format)
+    found: torch.dtype = FP8 if format == FLOAT8 else getattr(torch, format)
     return found
+
+
+def has_fp8(kind: str) -> bool:
+    """Whether kernels on a "cpu" or "cuda" device read floating-point numbers of 8 bits.
+
+    A GPU that is not here is taken to read them.
+    """
+    gpu = find_gpu(kind)
+    return gpu is None or gpu.capability >= READS_FP8
 
 
 def require_kv(settings: Settings, offered: torch.dtype) -> None:
     """Raises UsageError if ``offered``, which keys and values would be kept in, is not the format in the settings."""
     if settings.kv == AUTO or named(settings.kv) == offered:
         return
-    own = str(offered).removeprefix("torch.")
+    own = format_name(offered)
+    if settings.kv == FLOAT8:
+        raise UsageError(
+            f"--kv {settings.kv} needs a GPU of the Ada or Hopper generation or later: leave it out"
+        )
     if settings.kv not in QUANTIZED:
         raise UsageError(f"--kv {settings.kv} is for float32 on a CPU; here they are in {own}: leave it out")
-    if settings.offload or settings.tp > 1:
-        other = "--offload" if settings.offload else f"--tp {settings.tp}"
-        raise UsageError(f"--kv {settings.kv} is for one process without {other}: leave one of them out")
-    raise UsageError(f"--kv {settings.kv} is for a CPU; here keys and values are in {own}: leave it out")
+    other = "--offload" if settings.offload else f"--tp {settings.tp}"
+    raise UsageError(f"--kv {settings.kv} is for one process without {other}: leave one of them out")
 
 
 def keeps_format(settings: Settings, device: str) -> bool:

@@ -25,12 +25,12 @@ def runners(
     """
     backend = AttentionBackend(*target.attention)
     if draft is None or draft.head is None:
-        runner = Runner(target.model, group=group, kv=target.kv, backend=backend)
+        runner = Runner(target.model, group=group, kv=target.kv, backend=backend, streamed=target.streamed)
         return runner, draft_runner(draft, target) if draft else None
     model = target.model
     state = TargetState(model.config.hidden_size, model.dtype, model.device)
     share_matrices(draft, draft.head, target, group)  # before the target's runner repacks them
-    runner = Runner(model, group=group, state=state, kv=target.kv, backend=backend)
+    runner = Runner(model, group=group, state=state, kv=target.kv, backend=backend, streamed=target.streamed)
     return runner, draft_runner(draft, target, state)
 
 

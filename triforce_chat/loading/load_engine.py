@@ -33,13 +33,14 @@ from triforce_chat.loading.planning import (
     memory_plan,
     no_memory,
     shortened_to_fit,
+    streamed_weights,
 )
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.four_bits import round_to_four_bits
-from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.load import LoadedModel, Settle, check_draft, load_model
 from triforce_chat.models.placement import placement
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Note
@@ -86,27 +87,25 @@ def load_engine(
     load = partial(load, report=hooks.progress, note=hooks.note)
     keep = keeps_stored(settings, device, plan)
     whole = spec.shape is not None  # resized before it is split
+    streamed = streamed_weights(plan, settings, device, hooks.note)
+    settle = streamed.take if streamed else None
     target = load(
         settings.model,
         context=wanted,
         ranks=1 if whole else group.size,
         keep_format=keep and not whole,
         before_weights=partial(hooks.before_weights, context_of(plan, settings)),
+        settle=None if whole else settle,
     )
     load = partial(load, dtype=target.model.dtype, keep_format=keep)
     draft = load_draft(settings, drafting, target, load, hooks.note)
     if not group.all_reduce_min(draft is not None):
         draft = None  # some rank could not load it
-    if spec.shape:
-        target = resize_loaded(target, spec.shape)
-        if in_four_bits(spec):
-            round_to_four_bits(target.model)
-        target = split_among(target, group.size)
-        hooks.note(
-            f"{target.name}: as slow as a model of that size, but its answers are those of the original"
-        )
+    target = inflated(target, spec, group.size, settle, hooks.note)
     largest = LARGEST_BUDGET if settings.budget else group.all_reduce_min(plan.workload.caches.budget)
-    target = dataclasses.replace(target, offloaded=plan.offloaded, largest_budget=largest, kv=kv)
+    target = dataclasses.replace(
+        target, offloaded=plan.offloaded, largest_budget=largest, kv=kv, streamed=streamed
+    )
     target = dataclasses.replace(target, attention=choose_attention(settings, target.model, group))
     engine = build_engine(spec, hooks, group, plan, target, draft)
     return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
@@ -173,6 +172,19 @@ def load_draft(
         note(f"lookup drafts, because the draft model cannot be loaded: {error}")
         return None
     return draft
+
+
+def inflated(
+    loaded: LoadedModel, spec: EngineSpec, ranks: int, settle: Settle | None, note: Note
+) -> LoadedModel:
+    """This rank's part of a model in the dimensions that are wished; the model itself if none are."""
+    if spec.shape is None:
+        return loaded
+    target = resize_loaded(loaded, spec.shape, settle)
+    if in_four_bits(spec):
+        round_to_four_bits(target.model)
+    note(f"{target.name}: as slow as a model of that size, but its answers are those of the original")
+    return split_among(target, ranks)
 
 
 def split_among(whole: LoadedModel, ranks: int) -> LoadedModel:

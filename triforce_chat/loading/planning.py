@@ -10,7 +10,9 @@ import torch
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.storage import KVStorage, Shape
+from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 from triforce_chat.engine.group import RankGroup
+from triforce_chat.engine.speculation.stacks import check_streamed, rereads
 from triforce_chat.errors import OutOfMemory
 from triforce_chat.loading.device import device_and_dtype, keeps_format, kv_dtype, may_keep_format
 from triforce_chat.loading.spec import EngineSpec
@@ -22,8 +24,15 @@ from triforce_chat.memory_plan.inputs import (
     smallest_memory,
     workload_of,
 )
-from triforce_chat.memory_plan.messages import offload_line, plan_line, shortage
-from triforce_chat.memory_plan.plan import CONTEXT_STEP, MemoryPlan, Offload, largest_context, place_kv
+from triforce_chat.memory_plan.messages import offload_line, plan_line, shortage, weights_line
+from triforce_chat.memory_plan.plan import (
+    CONTEXT_STEP,
+    Memory,
+    MemoryPlan,
+    Offload,
+    largest_context,
+    place_kv,
+)
 from triforce_chat.memory_plan.workload import Workload
 from triforce_chat.models.describe import Description, as_stored
 from triforce_chat.models.drafts import draft_for
@@ -87,18 +96,22 @@ def plan_for(
 ) -> MemoryPlan:
     """Plan for a machine, which need not be this one, with the largest retrieval cache that pays.
 
-    On a GPU quantized weights of a GGUF file stay as they are only where expanded ones leave no room for the cache.
-    Raises UsageError if so many GPUs cannot share the target.
+    On a GPU quantized weights of a GGUF file stay as they are only where expanded ones leave no room for the cache, and
+    expanded ones are in host memory only where neither fit. Raises UsageError if so many GPUs cannot share the target.
     """
-    device, dtype, _ = machine
+    device, dtype, memory = machine
     expanded = _plan(
         settings, replace(model, stored=None), draft and replace(draft, stored=None), context, machine, gpus
     )
-    roomy = expanded.fits and (settings.offload or not expanded.offloaded)
-    if not may_keep_format(settings, device.type) or (roomy and not keeps_format(settings, device.type)):
+    if not may_keep_format(settings, device.type) or (settings.gpu_layers is not None and not memory.is_host):
+        return expanded
+    moved = expanded.workload.streamed_layers or (expanded.offloaded and not settings.offload)
+    preferred = keeps_format(settings, device.type)
+    if expanded.fits and not moved and not preferred:
         return expanded
     kept = as_stored(model, device, dtype), draft and as_stored(draft, device, dtype)
-    return _plan(settings, *kept, context, machine, gpus)
+    plan = _plan(settings, *kept, context, machine, gpus)
+    return plan if plan.fits or preferred or not expanded.fits else expanded
 
 
 def _plan(
@@ -118,12 +131,18 @@ def _plan(
     def with_budget(largest: int) -> MemoryPlan:
         stack = stack_options(settings, model.context, largest)
         workload = with_weighing(workload_of(model, draft, context, stack, device, dtype, gpus, kv), settings)
+        if model.stored is None and not memory.is_host:
+            workload = with_weights(workload, memory, settings)
         return place_kv(workload, memory, offload_of(settings))
 
     usual = with_budget(LARGEST_BUDGET)
     # With a seed the answer must not depend on how much memory happens to be free.
     larger = map(with_budget, STREAMED_BUDGETS if usual.offloaded and settings.seed is None else ())
-    return next((plan for plan in larger if plan.fits and plan.resident == usual.resident), usual)
+    placed = usual.resident, usual.workload.streamed_layers
+    return next(
+        (each for each in larger if each.fits and placed == (each.resident, each.workload.streamed_layers)),
+        usual,
+    )
 
 
 def with_weighing(workload: Workload, settings: Settings) -> Workload:
@@ -133,6 +152,26 @@ def with_weighing(workload: Workload, settings: Settings) -> Workload:
         return workload
     layout = replace(workload.layout, queries=workload.layout.queries + rule.step)
     return replace(workload, layout=layout)
+
+
+def with_weights(workload: Workload, memory: Memory, settings: Settings) -> Workload:
+    """The workload, with the weights where the settings want them.
+
+    Unless a context is asked for, they go to host memory only where they leave no room for any: with a shorter context
+    everything is faster.
+    """
+    own = replace(workload, gpu_layers=settings.gpu_layers)
+    short = replace(own, context=min(own.context, CONTEXT_STEP))
+    needed = settings.room is not None or not place_kv(short, memory, offload_of(settings)).fits
+    return replace(own, streamable=needed and may_stream(settings))
+
+
+def may_stream(settings: Settings) -> bool:
+    """Whether weights go to host memory if they do not fit.
+
+    In one process, and with no level below the target that would have to wait for the same weights.
+    """
+    return settings.gpu_layers is None and settings.tp == 1 and not rereads(settings.stack)
 
 
 def keeps_stored(settings: Settings, device: str, plan: MemoryPlan) -> bool:
@@ -178,6 +217,20 @@ def kv_storage(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Sh
         return storage
 
     return offloaded
+
+
+def streamed_weights(plan: MemoryPlan, settings: Settings, device: str, note: Note) -> StreamedWeights | None:
+    """The place of the target's layers, where the plan keeps the weights of some in host memory.
+
+    Raises UsageError for a stack that makes no sense then.
+    """
+    if settings.gpu_layers is not None and plan.memory.is_host:
+        note("--gpu-layers has no effect without a GPU: the weights are in main memory anyway")
+    if not plan.workload.streamed_layers:
+        return None
+    check_streamed(settings.stack)
+    note(weights_line(plan))
+    return StreamedWeights(torch.device(device), plan.workload.target.layers - plan.workload.streamed_layers)
 
 
 def no_memory(context: int, advice: str = "choose a smaller --context") -> OutOfMemory:

@@ -76,6 +76,11 @@ class Dimensions:
         whole = self.hidden + self.layers * self._norms_and_biases
         return whole + vocabulary + self.layers * (self._linear // gpus)
 
+    @property
+    def matrices(self) -> int:
+        """Parameters of one layer's matrices."""
+        return 2 * self.hidden * (self.queries + self.keys) + 3 * self.hidden * self.mlp
+
     def prefill_flops(self, tokens: int, gpus: int = 1) -> float:
         """Floating-point operations of each GPU in a prefill; a multiply-add counts as two."""
         products = 2 * self._linear * tokens
@@ -85,9 +90,8 @@ class Dimensions:
     @property
     def _linear(self) -> int:
         """Parameters of one layer that tensor parallelism divides."""
-        attention = 2 * self.hidden * (self.queries + self.keys)
         biases = self.qkv_bias * (self.queries + 2 * self.keys) + self.mlp_bias * 2 * self.mlp
-        return attention + 3 * self.hidden * self.mlp + biases
+        return self.matrices + biases
 
     @property
     def _norms_and_biases(self) -> int:

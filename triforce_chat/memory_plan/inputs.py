@@ -14,7 +14,6 @@ from triforce_chat.engine.cache.quantization import BITS, bytes_of
 from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.storage import GRAIN
-from triforce_chat.engine.cache.streaming import HOP
 from triforce_chat.engine.engine import SLACK
 from triforce_chat.engine.forward import onednn
 from triforce_chat.engine.group import RankGroup
@@ -118,7 +117,7 @@ def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
         in_place=in_place,
         chunk=budget.chunk,
         queries=budget.queries,
-        streaming=spec.draft_caches * (SINKS + WINDOW + HOP),
+        streaming=spec.draft_caches * (SINKS + WINDOW + stack.hop),
         latest=spec.quantized_copies * LATEST,
     )
 

@@ -15,6 +15,7 @@ LABELS = {
     "draft": "draft",
     "activations": "activations",
 }
+BUS = 55e9  # bytes per second from pinned host memory, as PCIe 5 carries them to an H100 or H200
 
 
 def plan_line(plan: MemoryPlan) -> str:
@@ -32,6 +33,24 @@ def offload_line(plan: MemoryPlan) -> str:
         f"keys and values of {layers - plan.resident} of {layers} layers in host memory "
         f"({readable(plan.host)}): each step takes longer the more of the context is in use"
     )
+
+
+def weights_line(plan: MemoryPlan) -> str:
+    """The weights in host memory, and what they cost."""
+    workload = plan.workload
+    return (
+        f"weights of {workload.streamed_layers} of {workload.target.layers} layers in host memory "
+        f"({readable(workload.streamed_weights)}): {_copied(plan)}"
+    )
+
+
+def _copied(plan: MemoryPlan) -> str:
+    return f"{pass_ms(plan):,.0f} ms for copies in each forward, at {BUS / 1e9:.0f} GB/s"
+
+
+def pass_ms(plan: MemoryPlan) -> float:
+    """Milliseconds that the streamed weights take to cross the bus."""
+    return 1000 * plan.workload.streamed_weights / BUS
 
 
 def shortage(plan: MemoryPlan, fitting: int) -> str:
@@ -57,11 +76,11 @@ def rows(plan: MemoryPlan, draft: str | None) -> Iterator[tuple[str, str, str]]:
     """The table's rows: (purpose, size on each device, remark)."""
     workload = plan.workload
     remarks = {
-        "weights": "",
+        "weights": _weights_remark(plan),
         "kv": _kv_remark(plan),
         "retrieval": _retrieval_remark(plan),
         "draft": draft or "none: lookup drafts",
-        "activations": f"of a prefill in chunks of {workload.prefill:,} tokens",
+        "activations": f"of a prefill in chunks of {workload.prefill:,} tokens{_each_chunk(plan)}",
     }
     for name, size in plan.parts.items():
         yield LABELS[name], readable(size) if size else "-", remarks[name]
@@ -75,11 +94,14 @@ def verdict(plan: MemoryPlan) -> str:
     where = _location(plan)
     if plan.verdict == "fits":
         return f"fits {where}"
+    layers, streamed = plan.workload.target.layers, plan.workload.streamed_layers
     if plan.verdict == "offloaded":
-        layers = plan.workload.target.layers
-        return f"fits with the KV of {layers - plan.resident} of {layers} layers in host memory"
+        kv = f"the KV of {layers - plan.resident} of {layers} layers" if plan.offloaded else ""
+        weights = f"the weights of {streamed} of {layers} layers" if streamed else ""
+        return f"fits with {' and '.join(filter(None, (weights, kv)))} in host memory"
     if plan.fits_device:
-        return f"does not fit: the host has no room for {readable(plan.host)} of KV"
+        what = "weights" if streamed else "KV"
+        return f"does not fit: the host has no room for {readable(plan.host)} of {what}"
     return f"does not fit {where}"
 
 
@@ -119,6 +141,19 @@ def _retrieval_remark(plan: MemoryPlan) -> str:
     if plan.lists:
         return f"lists of {slots}, and the tensors that choose them"
     return f"{slots}, and the tensors that build it"
+
+
+def _weights_remark(plan: MemoryPlan) -> str:
+    workload = plan.workload
+    if not workload.streamed_layers:
+        return ""
+    resident = workload.target.layers - workload.streamed_layers
+    streamed = min(workload.layout.buffers, workload.streamed_layers)
+    return f"of {streamed} streamed and {resident} resident layers; {_copied(plan)}"
+
+
+def _each_chunk(plan: MemoryPlan) -> str:
+    return ", each of which streams the weights once" if plan.workload.streamed_layers else ""
 
 
 def _kv_remark(plan: MemoryPlan) -> str:

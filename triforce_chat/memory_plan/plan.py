@@ -1,9 +1,10 @@
-"""Decides whether a run fits into a machine's memory, and where its keys and values go."""
+"""Decides whether a run fits into a machine's memory, and where its keys and values go, and its weights."""
 
 from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,12 @@ CONTEXT_STEP = 1024  # tokens
 
 Offload = Literal["never", "auto", "always"]
 Verdict = Literal["fits", "offloaded", "does not fit"]
+# Where KV is tried to go once weights are streamed.
+WITH_WEIGHTS: Mapping[Offload, Sequence[Offload]] = {
+    "never": ("never",),
+    "auto": ("never", "always"),
+    "always": ("always",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,9 @@ class MemoryPlan:
 
     @property
     def host(self) -> int:
-        """KV in pinned host memory, of all GPUs together."""
-        return (self.workload.target.layers - self.resident) * self.workload.layer_kv * self.workload.gpus
+        """KV and weights in pinned host memory, of all GPUs together."""
+        kv = (self.workload.target.layers - self.resident) * self.workload.layer_kv * self.workload.gpus
+        return kv + self.workload.streamed_weights
 
     @property
     def parts(self) -> dict[str, int]:
@@ -98,22 +106,51 @@ class MemoryPlan:
     def verdict(self) -> Verdict:
         if not self.fits:
             return "does not fit"
-        return "offloaded" if self.offloaded else "fits"
+        return "offloaded" if self.offloaded or self.workload.streamed_layers else "fits"
 
 
 def place_kv(workload: Workload, memory: Memory, offload: Offload = "auto") -> MemoryPlan:
     """Place the KV on the device if it fits there, else offload it to the host if that makes it fit.
 
-    With "auto" as many layers as possible stay on the device; with "always" none does. On a CPU there is only host
-    memory, so nothing is offloaded.
+    With "auto" as many layers as possible stay on the device; with "always" none does. If that is not enough and the
+    workload's weights are streamable, they are streamed beside KV on the device, if possible. On a CPU there is only
+    host memory, so nothing is offloaded; nor are quantized keys and values.
     """
+    plan = _place_kv(workload, memory, offload)
+    if plan.fits or memory.is_host or not workload.streamable:
+        return plan
+    streamed = (_stream_weights(workload, memory, kv) for kv in WITH_WEIGHTS[offload])
+    return next((each for each in streamed if each.fits), plan)
+
+
+def _stream_weights(workload: Workload, memory: Memory, offload: Offload) -> MemoryPlan:
+    """The plan with the weights of as many layers as possible on the device."""
+
+    def with_layers(n: int) -> MemoryPlan:
+        return _place_kv(dataclasses.replace(workload, gpu_layers=n), memory, offload)
+
+    # If no more layers leave the device than it has buffers for, that makes no room.
+    layers = range(max(1, workload.target.layers - workload.layout.buffers))
+    fitting = bisect_left(layers, True, key=lambda n: not with_layers(n).fits_device)
+    return with_layers(max(0, fitting - 1))
+
+
+def _place_kv(workload: Workload, memory: Memory, offload: Offload) -> MemoryPlan:
+    """``place_kv`` with the weights where the workload has them."""
     whole = MemoryPlan(workload, memory, workload.target.layers)
-    if memory.is_host or offload == "never" or (offload == "auto" and whole.fits):
+    stays = memory.is_host or workload.quantized_kv is not None or offload == "never"
+    if stays or (offload == "auto" and whole.fits):
         return whole
     if offload == "always":
         return MemoryPlan(workload, memory, 0)
     moved = MemoryPlan(workload, memory, resident_layers(workload, memory))
     return moved if moved.fits else whole
+
+
+def with_resident_weights(plan: MemoryPlan, offload: Offload) -> MemoryPlan:
+    """The plan with all weights on the device."""
+    whole = dataclasses.replace(plan.workload, gpu_layers=None, streamable=False)
+    return place_kv(whole, plan.memory, offload)
 
 
 def without_forced_offload(plan: MemoryPlan) -> MemoryPlan:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from triforce_chat.memory_plan.plan import Memory, MemoryPlan, Offload, largest_context, place_kv
+from triforce_chat.memory_plan.plan import (
+    Memory,
+    MemoryPlan,
+    Offload,
+    largest_context,
+    place_kv,
+    with_resident_weights,
+)
 from triforce_chat.memory_plan.workload import FP32, Workload
 
 MAX_GPUS = 8
@@ -30,11 +37,12 @@ NO_REMEDIES = Remedies(None, None, None, None, None)
 
 
 def find_remedies(plan: MemoryPlan) -> Remedies:
-    """Changes that make a plan fit, or that let an offloaded one keep its KV on the device."""
-    if plan.fits and place_kv(plan.workload, plan.memory, "never").fits:
+    """Changes that make a plan fit, or that let an offloaded one keep KV and weights on the device."""
+    whole = with_resident_weights(plan, "never")
+    if plan.fits and whole.fits:
         return NO_REMEDIES
     offload: Offload = "never" if plan.verdict == "offloaded" else "auto"
-    workload, memory = plan.workload, plan.memory
+    workload, memory = whole.workload, plan.memory
     context = largest_context(workload, memory, "never", workload.context)
     offloaded = largest_context(workload, memory, offload, workload.context)
     in_bf16 = _longest_in_bf16(workload, memory, offload)
@@ -43,7 +51,7 @@ def find_remedies(plan: MemoryPlan) -> Remedies:
         offloaded_context=offloaded if offloaded > context else None,
         dtype="bfloat16" if in_bf16 > offloaded else None,
         dtype_context=in_bf16 if workload.context > in_bf16 > offloaded else None,
-        tp=None if memory.is_host else _fewest_gpus(plan, offload),
+        tp=None if memory.is_host or workload.quantized_kv else _fewest_gpus(workload, memory, offload),
     )
 
 
@@ -64,12 +72,11 @@ def _longest_in_bf16(workload: Workload, memory: Memory, offload: Offload) -> in
     return largest_context(half, memory, offload, workload.context)
 
 
-def _fewest_gpus(plan: MemoryPlan, offload: Offload) -> int | None:
+def _fewest_gpus(workload: Workload, memory: Memory, offload: Offload) -> int | None:
     """The smallest number of GPUs of the same size that the model can be split over and fits on."""
-    workload = plan.workload
     for gpus in range(workload.gpus + 1, MAX_GPUS + 1):
         if workload.target.divides_among(gpus):
             more = dataclasses.replace(workload, gpus=gpus)
-            if place_kv(more, plan.memory, offload).fits:
+            if place_kv(more, memory, offload).fits:
                 return gpus
     return None

@@ -25,7 +25,7 @@ class EngineLayout:
     queries: int  # latest queries that the full cache keeps
     newest: int  # tokens that it keeps unquantized beside quantized ones
     prefill: int  # tokens of one prefill chunk
-    buffers: int  # layers of KV on the device while KV is in host memory
+    buffers: int  # layers of KV, or of weights, on the device while others of them are in host memory
     score_rows: (
         int  # rows of attention scores, each as long as the context, held at once; 0 with a flash kernel
     )
@@ -68,10 +68,31 @@ class Workload:
     # Bytes of one KV head for ``grain`` tokens of the full cache, if quantized.
     quantized_kv: int | None = None
     quantized_copy: int = 0  # the same of a quantized copy beside the full cache
+    gpu_layers: int | None = None  # of the target, whose weights stay on the GPU; None: all
+    streamable: bool = False  # where they do not fit, weights may be in host memory
 
     @property
     def weights(self) -> int:
-        return self.stored.bytes if self.stored else self._weights(self.target, self.gpus)
+        """The target's weights on the device: of streamed layers as many as there are buffers."""
+        if self.stored:
+            return self.stored.bytes
+        absent = self.streamed_layers - min(self.layout.buffers, self.streamed_layers)
+        return self._weights(self.target, self.gpus) - absent * self.layer_weights
+
+    @property
+    def streamed_layers(self) -> int:
+        """Layers of the target whose weights are in host memory."""
+        return 0 if self.gpu_layers is None else max(0, self.target.layers - self.gpu_layers)
+
+    @property
+    def layer_weights(self) -> int:
+        """What of the weights of one layer may be in host memory: its matrices."""
+        return self.target.matrices * self.itemsize
+
+    @property
+    def streamed_weights(self) -> int:
+        """Weights in pinned host memory, which cross the bus in every forward."""
+        return self.streamed_layers * self.layer_weights
 
     @property
     def layer_kv(self) -> int:
@@ -100,9 +121,10 @@ class Workload:
         """The retrieval cache, and the tensors that build it.
 
         It is built layer by layer from a mean of every chunk's keys (two bounds with another policy), and for each
-        selecting query from a logit per chunk, which softmax turns into a weight in fp32.
+        selecting query from a logit per chunk, which softmax turns into a weight in fp32. There is none where weights
+        are streamed: a level below the target would have to wait for them as well.
         """
-        if not self.caches.retrieval:
+        if not self.caches.retrieval or self.streamed_layers:
             return 0
         target, chunks = self.target, self.context // self.caches.chunk
         slots = target.layers * self._kv(self.layout.slots(self.caches.retrieval))
@@ -117,7 +139,7 @@ class Workload:
         Each layer and KV head has a list, what was paid to every chunk, and for a while a copy of that, of which the
         highest are sorted. A forward keeps what each of its rows pays to a chunk of one layer in 16 bits.
         """
-        if not self.caches.retrieval:
+        if not self.caches.retrieval or self.streamed_layers:
             return 0
         target, chunks = self.target, self.context // self.caches.chunk
         heads = target.layers * target.kv_heads
@@ -172,7 +194,8 @@ class Workload:
         """The tensors that attention over the whole context writes.
 
         A GPU's kernels write no scores. Some of them do not support grouped heads: each KV head is repeated for its
-        queries. Others read the keys in blocks, whose results are merged in fp32.
+        queries. Others read the keys in blocks, whose results are merged in fp32. Keys and values that are kept in
+        another dtype are converted for a chunk.
         """
         slots, d = self.layout.slots(self.context + self.layout.slack), self.target
         if self.layout.score_rows:
@@ -182,7 +205,8 @@ class Workload:
             return self.layout.score_rows * slots * self.itemsize + copied
         repeats = d.query_heads > d.kv_heads
         blocks = self.prefill * (FP32 + self.itemsize) * d.queries
-        return (repeats * 2 * d.queries * slots * self.itemsize + blocks) // self.gpus
+        copies = 2 * slots * self.itemsize * (repeats * d.queries + self.converts * d.keys)
+        return (copies + blocks) // self.gpus
 
     @property
     def _mask(self) -> int:

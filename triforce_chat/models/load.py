@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from triforce_chat.engine.cache.quantization import format_name
 from triforce_chat.errors import ModelError
 from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
@@ -48,6 +49,12 @@ from triforce_chat.models.silence_logs import silence_logs
 from triforce_chat.models.stored_format import StoredWeights
 from triforce_chat.models.stored_weights import NotMultiplied, map_weights, stored_weights
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from triforce_chat.engine.forward.streamed_weights import StreamedWeights
+
+Settle = Callable[[int, "nn.Module"], None]  # puts a decoder layer, by its number, in its place
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 
@@ -71,6 +78,7 @@ class LoadedModel:
     stored: StoredWeights | None = None  # of a GGUF file, if they stay as they are
     kv: torch.dtype | None = None  # of keys and values, if they are kept in another dtype than the weights'
     attention: tuple[str, str] = ("sdpa", "triton")  # kernels on a GPU for a prefill and for few tokens
+    streamed: StreamedWeights | None = None  # of its layers, if some are in host memory
 
     @property
     def format(self) -> str:
@@ -85,7 +93,7 @@ class LoadedModel:
     @property
     def kv_format(self) -> str:
         """Of keys and values, if they are kept in another one than the weights; else empty."""
-        return "" if self.kv in (None, self.model.dtype) else str(self.kv).removeprefix("torch.")
+        return "" if self.kv in (None, self.model.dtype) else format_name(self.kv)
 
 
 def ignore_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -105,6 +113,7 @@ def load_model(
     note: Note = ignore_note,
     keep_format: bool = False,
     before_weights: Callable[[PreTrainedTokenizerBase], None] = ignore_tokenizer,
+    settle: Settle | None = None,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
@@ -113,9 +122,9 @@ def load_model(
     group call this together, each gets a part of the weights. With ``keep_format``, without ranks, the
     quantized weights of a GGUF file stay as they are, and the rest is in fp32 on a CPU; otherwise, or if they cannot be
     multiplied, what the file is converted into is kept in the cache. ``note`` receives the reason if one of these is
-    impossible. ``before_weights`` gets the tokenizer, and may refuse the rest. Nothing is written to the
-    screen. Raises ModelError for a model that cannot be found, read or run, and
-    OutOfMemory if it does not fit.
+    impossible. ``before_weights`` gets the tokenizer, and may refuse the rest. With ``settle`` weights are read into
+    main memory, from where it moves each layer to its place. Nothing is written to the screen. Raises ModelError for a
+    model that cannot be found, read or run, and OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
     if tokenizer is None:
@@ -130,9 +139,11 @@ def load_model(
         if stored:
             model = map_weights(files, config, attention, place)
         else:
-            model = _weights(files, config, device, dtype, attention, ranks)
+            model = _weights(files, config, "cpu" if settle else device, dtype, attention, ranks)
         if source.adapter is not None:
             merge(model, source.adapter)
+        if settle:
+            _settle(model, device, settle)
     forget_metadata()
     return _loaded(source, model, tokenizer, stored)
 
@@ -332,6 +343,16 @@ def _weights(
         return sharding.split(_read(source, config, dtype, attention, {}), ranks).to(device)
     with sharding.sharded_loading(device):
         return _read(source, config, dtype, attention, sharding.options(ranks))
+
+
+def _settle(model: Any, device: str, settle: Settle) -> None:
+    """Move layer by layer to its place, and everything else to the device."""
+    for number, layer in enumerate(model.base_model.layers):
+        settle(number, layer)
+    for name, part in model.base_model.named_children():
+        if name != "layers":
+            part.to(device)
+    model.get_output_embeddings().to(device)
 
 
 def _read(

@@ -34,6 +34,8 @@ _YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings"
 SMOLLM2_135M = _llama(576, 30, (9, 3), 1536, 49_152, tie_word_embeddings=True)
 LLAMA_2_7B = _llama(4096, 32, (32, 32), 11_008, 32_000)
 LLAMA_2_13B = _llama(5120, 40, (40, 40), 13_824, 32_000)
+LLAMA_2_70B = _llama(8192, 80, (64, 8), 28_672, 32_000)
+CODELLAMA_34B = _llama(8192, 48, (64, 8), 22_016, 32_000)
 YARN_LLAMA_2_7B = MappingProxyType({**LLAMA_2_7B, "rope_parameters": _YARN})
 YARN_LLAMA_2_13B = MappingProxyType({**LLAMA_2_13B, "rope_parameters": _YARN})
 LLAMA_68M = _llama(768, 2, (12, 12), 3072, 32_000)

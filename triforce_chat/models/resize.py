@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models.failures import convert_errors
-from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.load import LoadedModel, Settle
 from triforce_chat.models.shapes import BigShape
 
 
@@ -41,23 +41,30 @@ class HeadSlot(NamedTuple):
     source: int  # KV head of the small model
 
 
-def resize_loaded(loaded: LoadedModel, shape: BigShape) -> LoadedModel:
-    """Resize a loaded model on its device. Raises ModelError or OutOfMemory."""
+def resize_loaded(loaded: LoadedModel, shape: BigShape, settle: Settle | None = None) -> LoadedModel:
+    """Resize a loaded model on its device, from where ``settle`` moves each layer. Raises ModelError or OutOfMemory."""
     device, dtype = loaded.model.device, loaded.model.dtype
     name = f"{loaded.name} inflated to {shape.name}"
     with convert_errors(name, str(device)):
-        model = resize(loaded.model, shape, dtype=dtype, device=device)
+        model = resize(loaded.model, shape, dtype=dtype, device=device, settle=settle)
     return dataclasses.replace(loaded, name=name, model=model)
 
 
 @torch.no_grad()
 def resize(
-    model: PreTrainedModel, shape: BigShape, *, seed: int = 0, dtype: torch.dtype, device: torch.device | str
+    model: PreTrainedModel,
+    shape: BigShape,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    settle: Settle | None = None,
 ) -> Any:
     """A model of ``shape`` and of the same family whose logits are those of ``model`` up to rounding.
 
     Memory holds it only once: its matrices are allocated on ``device``, filled with random numbers of the small
-    matrices' standard deviation, and partly overwritten. Raises ModelError if ``model`` is no Llama or Qwen2 that fits.
+    matrices' standard deviation, and partly overwritten. ``settle`` gets the number of each layer and the layer as soon
+    as it is complete, and may move it elsewhere. Raises ModelError if ``model`` is no Llama or Qwen2 that fits.
     """
     _check(model.config, shape)
     big = _allocated(model, shape, dtype, device)
@@ -66,6 +73,7 @@ def resize(
     slots = head_slots(model.config, shape)
     for i, layer in enumerate(big.model.layers):
         like = known[i % len(known)]
+        layer.to_empty(device=device)
         _draw(layer, like, random)
         _cancel(layer)
         _write_norm(layer.input_layernorm, like.input_layernorm)
@@ -73,6 +81,8 @@ def resize(
         if i < len(known):
             _write_attention(layer.self_attn, like.self_attn, slots, model.config, shape)
             _write_mlp(layer.mlp, like.mlp)
+        if settle:
+            settle(i, layer)
     _write_norm(big.model.norm, model.model.norm)
     _write_embeddings(big, model, random)
     return big
@@ -130,7 +140,7 @@ def _check(config: Any, shape: BigShape) -> None:
 
 
 def _allocated(model: Any, shape: BigShape, dtype: torch.dtype, device: torch.device | str) -> Any:
-    """A model of that shape with uninitialised weights and the right rotary embeddings."""
+    """A model of that shape with the right rotary embeddings and uninitialised weights, but none in its layers yet."""
     small = model.config
     config = copy.deepcopy(small)
     config.update({**shape.fields, "rms_norm_eps": small.rms_norm_eps * small.hidden_size / shape.hidden})
@@ -140,7 +150,8 @@ def _allocated(model: Any, shape: BigShape, dtype: torch.dtype, device: torch.de
         big = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=small._attn_implementation
         )
-    big.to_empty(device=device)
+    for part in (big.model.embed_tokens, big.model.norm, big.lm_head):
+        part.to_empty(device=device)
     big.model.rotary_emb = _rotary(model.model.rotary_emb, config, shape).to(device)
     big.generation_config = copy.deepcopy(model.generation_config)
     return big.requires_grad_(False).eval()

@@ -51,6 +51,8 @@ SHAPES = (
     _shape("llama-2-7b", published.LLAMA_2_7B),
     _shape("llama-3.1-8b", published.LLAMA_3_1_8B),
     _shape("llama-2-13b", published.LLAMA_2_13B),
+    _shape("codellama-34b", published.CODELLAMA_34B),
+    _shape("llama-2-70b", published.LLAMA_2_70B),
 )
 
 

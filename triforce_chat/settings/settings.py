@@ -16,13 +16,14 @@ AUTO = "auto"  # the model that suits this machine
 OFF = "off"
 STACKS = tuple(stack_specs.STACKS)
 TREES, MAX_TREE = stack_specs.TREES, stack_specs.MAX_TREE
-POLICIES = ("mean", "minmax", "attention", "h2o")
+POLICIES = ("mean", "minmax", "attention", "h2o", "streaming-h2o")
 MIDDLES = ("auto", "full", "int8")
 STORED = "stored"  # the dtype that keeps quantized weights wherever that is possible
 THINK = ("auto", "on", "off")
 DTYPES = ("auto", "float32", "float16", "bfloat16", STORED)
 QUANTIZED = ("int8", "int4")  # formats of keys and values in the target's own cache
-KVS = ("auto", "float32", "float16", *QUANTIZED)
+FLOAT8 = "fp8"  # the same in floating-point numbers, one by one
+KVS = ("auto", "float32", "float16", FLOAT8, *QUANTIZED)
 ATTENTIONS = ("auto", "triton", "flash-attn", "sdpa")
 MAX_CHUNK = 1024  # tokens
 MAX_PASSAGES = 64
@@ -78,7 +79,8 @@ class Parameters:
     tree: str = setting(
         "chain",
         f"What the draft model drafts in the stacks naive, triforce and streaming: {', '.join(TREES)}. "
-        "sequoia draws a tree of the best shape, specinfer independent sequences, auto plans the tree's size, too.",
+        "sequoia draws a tree of the best shape, specinfer independent sequences, auto plans the tree's size, too, and "
+        "drafts a chain where that promises more.",
         choices=TREES,
         changeable=True,
     )
@@ -109,6 +111,13 @@ class Parameters:
         "Keep all keys and values in host memory (default: only those of the layers that do not fit on a GPU).",
         flags=("--offload",),
     )
+    gpu_layers: int | None = setting(
+        None,
+        "Layers of the model whose weights stay on the GPU; those of the others are in host memory and copied in every "
+        "forward (default: as many as fit).",
+        minimum=0,
+        example=20,
+    )
     device: str = setting("auto", "auto, cpu or cuda.", suggestions=("auto", "cpu", "cuda"))
     tp: int = setting(
         1,
@@ -125,8 +134,8 @@ class Parameters:
     kv: str = setting(
         "auto",
         "How keys and values are kept. auto: in the dtype of the weights, and in float16 beside quantized weights on a "
-        "CPU. float16 halves what float32 takes there, int8 halves that, and int4 nearly halves that again; answers "
-        "are exact relative to it.",
+        "CPU. float16 halves what float32 takes there, int8 and the less exact fp8 halve that, and int4 nearly halves "
+        "that again; answers are exact relative to it.",
         choices=KVS,
     )
     attention: str = setting(
@@ -194,6 +203,15 @@ class Settings(Parameters):
         Sampling(**{name: getattr(self, name) for name in SAMPLED if getattr(self, name) is not None})
         if self.eviction and self.tp > 1:
             raise UsageError(f"--endless {self.endless} runs on a CPU in one process, so far: leave out --tp")
+        if self.eviction and self.kv == FLOAT8:
+            raise UsageError(
+                f"--endless {self.endless} moves keys, and --kv {self.kv} would round them once more each time"
+            )
+        if self.gpu_layers is not None and (self.tp > 1 or self.dtype == STORED):
+            other = f"--tp {self.tp}" if self.tp > 1 else f"--dtype {STORED}"
+            raise UsageError(
+                f"--gpu-layers is for one process and weights that are not quantized: leave out {other}"
+            )
         if self.eviction and self.kv in QUANTIZED:
             raise UsageError(
                 f"--endless {self.endless} moves tokens one by one, and --kv {self.kv} keeps groups of them"

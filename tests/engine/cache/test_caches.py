@@ -60,7 +60,7 @@ def small_streaming(monkeypatch: pytest.MonkeyPatch, sinks: int = 3, window: int
     made = StreamingCache.__init__
 
     def init(cache: StreamingCache, shape: Any, *_: int, **more: Any) -> None:
-        made(cache, shape, sinks, window, hop, **more)
+        made(cache, shape, **{**more, "sinks": sinks, "window": window, "hop": hop})
 
     monkeypatch.setattr(StreamingCache, "__init__", init)
 

@@ -75,7 +75,7 @@ def test_quantized_tokens_come_first(
     keys = keys * noise(dim, seed=4) * 5
     if before:
         storage.write(0, 0, keys[:, :, :before], values[:, :, :before])
-    view = storage.write(0, before, keys[:, :, before:], values[:, :, before:])
+    view = storage.write(0, before, keys[:, :, before:], values[:, :, before:]).masked(n)
     query = noise(1, heads, n, dim)
     found = attend(query, *view[:3], 0.3, view.slots, view.visible, before=view.before)
     wanted = read_attention(query, view, 0.3)[0].transpose(0, 1).flatten(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +17,14 @@ import torch
 from support import plain_kernels
 from support.emulated_graphs import emulate
 from support.labs import ARCHITECTURES, SMALL_BUDGET, perturbed, random_model, spell
+from torch import Tensor
 
+from triforce_chat.engine.cache import quantized
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.quantization import FP8, INT4, INT8
+from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.quantized_copy import QuantizedCopy
+from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import SIZES, captures_on
 from triforce_chat.engine.detokenizer import TextCodec
@@ -26,12 +32,14 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward import runner as runner_module
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.speculation import speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
 
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPT = [int(token) for token in torch.randint(1, 48, (70,), generator=torch.Generator().manual_seed(3))]
+KEPT = (INT8, INT4, FP8)
 STACKS = ("autoregressive", "triforce", "triforce-int4", "retrieval", "streaming", "naive", "lookup")
 
 
@@ -48,9 +56,10 @@ def model() -> Any:
     return random_model(head_dim=16)
 
 
-def runner(model: Any, monkeypatch: pytest.MonkeyPatch, fused: bool) -> Runner:
+def runner(model: Any, monkeypatch: pytest.MonkeyPatch, fused: bool, kv: torch.dtype | None = None) -> Runner:
     monkeypatch.setattr(runner_module, "fusible", lambda _: fused)
-    made = Runner(copy.deepcopy(model).to(DEVICE))
+    monkeypatch.setattr(quantized, "kernels_run", lambda _: True)
+    made = Runner(copy.deepcopy(model).to(DEVICE), kv=kv)
     assert bool(made.decoder) == fused
     return made
 
@@ -85,6 +94,109 @@ def test_every_stack_says_the_same(stack: str, model: Any, monkeypatch: pytest.M
         first = tokens_of(engine, Request(PROMPT, 40))
         said.append((first, tokens_of(engine, Request([*PROMPT, *first, 7, 8, 9], 20))))
     assert said[0] == said[1]
+
+
+def test_what_a_level_has_confirmed_is_not_fed_again(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the level below, whose keys of it are there; but for the last proposed token, which was only drawn."""
+    fed, plain = list[int](), runner_module.feed
+
+    def noted(model: Any, cache: Any, ids: Tensor) -> None:
+        if isinstance(cache, RetrievalCache):
+            fed.append(len(ids))
+        plain(model, cache, ids)
+
+    monkeypatch.setattr(speculative, "feed", noted)
+    target, draft = (runner(each, monkeypatch, True) for each in (model, perturbed(model, 0.02)))
+    options = StackOptions(name="triforce-int4", gamma=8, draft_gamma=2, budget=SMALL_BUDGET)
+    engine = Engine(target, 256, TextCodec(spell), draft, options)
+    made = tokens_of(engine, Request(PROMPT, 40))
+    assert made == tokens_of(engine, Request(PROMPT, 40), plain=True)
+    assert len(fed) > 4
+    assert max(fed) <= 1
+
+
+@pytest.mark.parametrize("kv", KEPT)
+@pytest.mark.parametrize("stack", ["autoregressive", "triforce", "retrieval", "naive", "lookup"])
+def test_every_stack_says_the_same_over_narrow_keys(
+    stack: str, kv: torch.dtype, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+    for fused in (False, True):
+        target, draft = (
+            runner(model, monkeypatch, fused, kv),
+            runner(perturbed(model, 0.02), monkeypatch, fused),
+        )
+        options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
+        engine = Engine(target, 400, TextCodec(spell), draft, options)
+        assert engine.full.write_slot() is not None or kv == FP8
+        first = tokens_of(engine, Request([*PROMPT, *PROMPT], 70))
+        said.append((first, tokens_of(engine, Request([*PROMPT, *PROMPT, *first[:30], 7, 8, 9], 40))))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("kv", KEPT)
+def test_narrow_keys_are_read_and_written_by_captured_forwards(
+    kv: torch.dtype, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any number of tokens, padded ones too, on both sides of a group's border, and after rejected drafts."""
+    ids, logits = torch.tensor(PROMPT * 8, device=DEVICE), []
+    for fused in (False, True):
+        made = runner(model, monkeypatch, fused, kv)
+        cache, rows = FullCache(made.shape, 500), []
+        made.prefill(ids[:50], cache)
+        luck = random.Random(1)
+        while cache.length < 420:
+            at, wrong = cache.length, luck.randrange(1, 25)
+            made(ids[at : at + wrong].flip(0)[None], cache, 1)
+            cache.truncate(at)
+            part = ids[at : at + luck.choice([1, 1, 3, 7, 11, 13, 21, 31, 39])]
+            rows.append(made(part[None], cache, len(part))[0].clone())
+            if luck.random() < 0.2:
+                cache.truncate(cache.length - luck.randrange(len(part) + 1))
+        logits.append(torch.cat(rows))
+        if fused:
+            assert captures_on(made.device).count > 0
+            assert len(next(iter(made.graphs.made.values()))) > 5
+    torch.testing.assert_close(logits[1], logits[0], atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kv", [INT8, INT4, None])
+def test_what_a_captured_forward_has_written_is_found(
+    kv: torch.dtype | None, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a ring also where it has gone round: by retrieval caches, which copy it."""
+    made = runner(model, monkeypatch, True, kv)
+    cache, ids = FullCache(made.shape, 500), torch.tensor(PROMPT * 8, device=DEVICE)
+    made.prefill(ids[:253], cache)
+    slot = cache.write_slot()
+    assert slot
+    made(ids[None, 253:263], cache, 1)
+    for layer in range(2):
+        for found, whole in zip(slot.written(10), cache.storage.view(layer, 263).whole, strict=True):
+            assert torch.equal(found[layer, :, 3:], whole[0, :, 256:263])  # of the last group, as they are
+            torch.testing.assert_close(found[layer, :, :3], whole[0, :, 253:256], atol=0.6, rtol=0)
+
+
+@pytest.mark.parametrize("kv", [INT8, INT4])
+def test_a_rollback_beyond_what_captured_forwards_have_overwritten_ends_at_a_group(
+    kv: torch.dtype, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = runner(model, monkeypatch, True, kv)
+    cache, ids = FullCache(made.shape, 500), torch.tensor(PROMPT * 8, device=DEVICE)
+    made.prefill(ids[:300], cache)
+    for at in range(300, 340, 8):
+        made(ids[None, at : at + 7], cache, 1)  # in a forward of 8
+        cache.truncate(at)
+        made(ids[None, at : at + 8], cache, 1)
+    lost = 340 - NEWEST
+    assert [cache.rewound(n) for n in (339, 330, 128, 127, lost + 1, 60)] == [339, 330, 128, 64, 64, 0]
+    [prepare] = made.unprepared(cache, 40)
+    prepare()  # writes 40 tokens of no meaning
+    assert [cache.rewound(n) for n in (340, 330, 191, 127)] == [340, 330, 191, 64]
+    whole = made(ids[None, 340:345], cache, 5)[0].clone()
+    fresh = FullCache(made.shape, 500)
+    made.prefill(ids[:340], fresh)
+    torch.testing.assert_close(whole, made(ids[None, 340:345], fresh, 5)[0], atol=2e-4, rtol=1e-3)
 
 
 def test_a_quantized_copy_is_read_by_captured_forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import KVView, SharedView
+from triforce_chat.engine.cache.quantization import INT4, INT8
+from triforce_chat.engine.cache.quantized import QuantizedKV
+from triforce_chat.engine.cache.storage import KVView, Shape, SharedView, seen_by
 from triforce_chat.engine.forward import prefill_attention
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention, joined_attention
 
@@ -78,6 +80,35 @@ def test_what_follows_a_shared_prefix_is_read_without_a_copy_of_it(
     assert [keys.data_ptr() for keys in given] == [before[0].data_ptr(), after[0, 1].data_ptr()]
 
 
+@pytest.mark.usefixtures("written_out")
+@pytest.mark.parametrize("kv", [INT8, INT4])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize(
+    ("before", "n"), [(0, 65), (0, 128), (64, 300), (100, 30), (130, 500), (63, 2), (128, 448)]
+)
+def test_groups_in_pairs_are_all_earlier_groups(
+    before: int, n: int, heads: int, kv_heads: int, kv: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a mask that says which token sees which group quantized and which as it is."""
+
+    def flash(query: Tensor, keys: Tensor, values: Tensor, causal: bool, scale: float) -> Part:
+        return (masked if causal else unmasked)(query, keys, values, scale)
+
+    monkeypatch.setattr(prefill_attention, "flash", flash)
+    torch.manual_seed(n)
+    storage = QuantizedKV(Shape(1, heads, kv_heads, 64, torch.float32, torch.device("cpu"), kv), 1000)
+    keys, values = torch.randn(2, 1, kv_heads, before + n, 64)
+    if before:
+        storage.write(0, 0, keys[:, :, :before], values[:, :, :before])
+    view = storage.write(0, before, keys[:, :, before:], values[:, :, before:])
+    assert view.repeated
+    query = 3 * torch.randn(1, heads, n, 64)
+    expected = folded_attention(query, view.masked(n), 0.125)
+    assert not torch.allclose(expected, folded_attention(query, view, 0.125), atol=1e-3)
+    wide = view._replace(keys=view.keys.float(), values=view.values.float())
+    assert torch.allclose(prefill_attention.over_groups(query, wide, 0.125), expected, atol=1e-5)
+
+
 def test_few_shapes_cover_what_lies_before() -> None:
     assert list(prefill_attention.spans(8191)) == []
     assert list(prefill_attention.spans(124_928 - 8192)) == [
@@ -114,6 +145,29 @@ def test_it_equals_flash_attention(
     monkeypatch.setattr(prefill_attention, "serves", lambda *_: False)
     expected = causal_attention(query, view, dim**-0.5)
     assert torch.allclose(found.float(), expected.float(), atol=4e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv", [INT8, INT4])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (9, 3, 64)])
+@pytest.mark.parametrize(("before", "n"), [(30, 100), (4096, 8192), (16_384, 8192), (10_001, 700)])
+def test_groups_in_pairs_are_all_earlier_groups_on_a_gpu(
+    before: int, n: int, heads: int, kv_heads: int, dim: int, kv: torch.dtype
+) -> None:
+    """By a mask the last few rows are compared."""
+    torch.manual_seed(n)
+    storage = QuantizedKV(
+        Shape(1, heads, kv_heads, dim, torch.bfloat16, torch.device("cuda"), kv), before + n
+    )
+    keys, values = torch.randn(2, 1, kv_heads, before + n, dim, device="cuda", dtype=torch.bfloat16)
+    storage.write(0, 0, keys[:, :, :before], values[:, :, :before])
+    view = storage.write(0, before, keys[:, :, before:], values[:, :, before:])
+    query = torch.randn(n, heads, dim, device="cuda", dtype=torch.bfloat16).transpose(0, 1)[None]
+    assert prefill_attention.joins(query)
+    found = prefill_attention.over_groups(query, view, dim**-0.5)[:, :, -90:]
+    mask = seen_by(view.length - n, n)[-90:].cuda()
+    expected = folded_attention(query[:, :, -90:], view._replace(visible=mask), dim**-0.5)
+    assert torch.allclose(found.float(), expected.float(), atol=6e-3)
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import Shape
+from triforce_chat.engine.cache.storage import QuantizedGroups, Shape
 from triforce_chat.engine.kernels import blocking as tiles
 from triforce_chat.engine.kernels import decoding
 from triforce_chat.engine.kernels.decoding import Tiling, splits
@@ -230,10 +230,8 @@ def test_attention_over_quantized_tokens(
 
 def quantized_tokens(heads: int, dim: int, tokens: int) -> QuantizedTokens:
     """Some, whose channels differ in size and in their middle."""
-    codes = torch.zeros(heads, tokens // 2, dim, dtype=torch.uint8, device=DEVICE)
-    key_scales = torch.zeros(heads, tokens // GROUP, 2, dim, dtype=torch.float16, device=DEVICE)
-    value_scales = torch.zeros(heads, tokens, 2, dtype=torch.float16, device=DEVICE)
-    made = QuantizedTokens(codes, codes.clone(), key_scales, value_scales, tokens)
+    shape = Shape(1, heads, heads, dim, torch.float32, torch.device(DEVICE))
+    made = QuantizedGroups(shape, tokens, 4, turned=True).first(0, tokens)
     keys, values = noise(heads, tokens, dim), noise(heads, tokens, dim, seed=1)
     made.write(0, keys * noise(dim, seed=2) + noise(dim, seed=3), values)
     return made

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.draft import Draft
-from triforce_chat.engine.sampling.branching import draw_children, walked
+from triforce_chat.engine.sampling.branching import draw_children, walked, walked_along
 from triforce_chat.engine.sampling.ops import GREEDY, Randomness, Uniforms
 from triforce_chat.engine.speculation.tree_shapes import best_shape, sequences
 from triforce_chat.engine.tree import Parents, branches, family, paths, verified
@@ -141,6 +141,36 @@ def test_the_path_is_the_one_that_torch_walks(
     count, path, left = walked(Draft(tokens[None], probs[None], parents=parents), target[None], random)
     tokens, probs, target, tests, links = moved(tokens, probs, target, tests[0], links)
     made = kernels.walk(tokens, probs, target, None if kind == "one" else tests, links)
+    assert made.accepted.tolist() == count.tolist()
+    assert made.rows.tolist() == path[0].tolist()
+    expected = left / left.sum()
+    torch.testing.assert_close((made.left / made.left.sum()).cpu(), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("parents", TREES)
+@pytest.mark.parametrize("kind", ["all", "few", "one"])
+@pytest.mark.parametrize("vocabulary", [7, WIDE])
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_along_a_given_text_the_path_is_the_one_that_torch_walks(
+    parents: Parents, kind: str, vocabulary: int, independent: bool, seed: int
+) -> None:
+    n, links = len(parents), family(parents, len(parents)).links
+    generator = torch.Generator().manual_seed(seed)
+    target, rows = laws(n + 1, vocabulary, seed, kind), torch.tensor([parent + 1 for parent in parents])
+    probs = 0.5 * target[rows] + 0.5 * laws(n, vocabulary, seed + 1, kind)
+    tokens = torch.multinomial(probs, 1, generator=generator)[:, 0]
+    if kind == "one":
+        probs = torch.nn.functional.one_hot(tokens, vocabulary).float()
+    forced = torch.multinomial(target, 1, generator=generator)[:, 0]
+    forced[2:] = torch.where(torch.arange(2, n + 1) % 2 > 0, -1, forced[2:])  # some places are free
+    tests = torch.rand(1, n, generator=generator)
+    random: Randomness = GREEDY if kind == "one" else Uniforms(tests, torch.zeros(1, 1).double())
+    draft = Draft(tokens[None], probs[None], parents=parents, independent=independent)
+    count, path, left = walked_along(draft, target[None], random, forced[None])
+    tokens, probs, target, tests, links, forced = moved(tokens, probs, target, tests[0], links, forced)
+    decided = None if kind == "one" else tests
+    made = kernels.walk_along(tokens, probs, target, decided, links, forced, independent)
     assert made.accepted.tolist() == count.tolist()
     assert made.rows.tolist() == path[0].tolist()
     expected = left / left.sum()

@@ -68,6 +68,9 @@ class Likeliest:
     def draw(self, weights: Tensor) -> Tensor:
         return weights.argmax(-1)
 
+    def rejected(self, p: Tensor, q: Tensor, weights: Tensor) -> Tensor:  # noqa: ARG002
+        raise AssertionError("nothing is judged")
+
 
 def children_of(
     given: Tensor, scores: Tensor, parents: Parents, rows: list[int], independent: bool = False

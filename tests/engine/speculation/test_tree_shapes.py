@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from triforce_chat.engine.speculation.tree_plan import PRIOR, RankAcceptance, TreeOptions, TreePlan
+from triforce_chat.engine.speculation.tree_draft import widths_of
+from triforce_chat.engine.speculation.tree_rates import PRIOR
 from triforce_chat.engine.speculation.tree_shapes import (
     Rates,
     best_shape,
     expected_accepted,
+    narrow_shape,
     sequences,
     tables,
 )
 from triforce_chat.engine.tree import Parents, branches, children, depths, extended, levels, paths, verified
 
-EAGER: Any = SimpleNamespace(device_side=False)  # a draft model whose forwards are not captured
 RATES: list[Rates] = [
     (0.5, 0.2, 0.1),
     (0.9, 0.05, 0.02),
@@ -100,40 +99,16 @@ def test_a_level_sees_the_levels_before_it() -> None:
     assert found.visible.tolist() == [[True, False, True, False], [False, True, False, True]]
 
 
-def test_ranks_learn_which_child_is_accepted() -> None:
-    ranks = RankAcceptance()
-    assert ranks.rates == pytest.approx(PRIOR, abs=1e-3)
-    for _ in range(2000):
-        ranks.learn((-1, -1, 0), [1])
-    assert ranks.rates[0] < 0.01
-    assert ranks.rates[1] > 0.98
-    assert ranks.tests[2].mean == pytest.approx(PRIOR[2] / (1 - sum(PRIOR[:2])), abs=1e-9)  # never tested
-
-
-def test_plans_go_by_measured_times() -> None:
-    plan = TreePlan(TreeOptions("auto"), EAGER)
-    plan.level.add(1e-9)
-    assert len(plan.shape(32, 1.0, 1e-6)) == 32  # rows cost nothing
-    assert len(plan.shape(32, 1.0, 1.0)) == 1  # a row costs as much as a round
-    plan.level.clear()
-    plan.level.add(10.0)
-    assert levels(plan.shape(32, 1.0, 1e-6)) == 1  # a level costs ten rounds
-    assert plan.shape(3, 0.0, 0.0) == best_shape(plan.rates, 3, 3)  # nothing was measured
-
-
-@pytest.mark.parametrize(
-    ("options", "size", "depth"),
-    [
-        (TreeOptions("sequoia"), 16, 6),
-        (TreeOptions("sequoia", 10, 3), 10, 3),
-        (TreeOptions("specinfer", 20, 5), 20, 5),
-        (TreeOptions("auto", 8), 8, 6),
-    ],
-)
-def test_a_fixed_plan_keeps_to_its_options(options: TreeOptions, size: int, depth: int) -> None:
-    plan = TreePlan(options, EAGER, fixed=True)
-    made = plan.shape(64, 1.0, 0.1)
-    plan.learn(made, [0], 5.0)
-    assert plan.shape(64, 1.0, 0.1) == made
-    assert len(made) == size
+@pytest.mark.parametrize("rates", RATES)
+@pytest.mark.parametrize(("size", "depth", "width"), [(20, 6, 2), (40, 4, 3), (64, 12, 4), (63, 8, 8)])
+def test_narrow_trees_have_few_tokens_with_children(rates: Rates, size: int, depth: int, width: int) -> None:
+    made = narrow_shape(rates, size, depth, width)
+    assert max(widths_of(made)) <= width
     assert levels(made) <= depth
+    assert len(made) <= size
+    assert list(depths(made)) == sorted(depths(made))
+    wide = narrow_shape(rates, size, depth, size)
+    assert expected_accepted(made, rates) <= expected_accepted(wide, rates) + 1e-12
+    assert expected_accepted(wide, rates) == pytest.approx(
+        expected_accepted(best_shape(rates, size, depth), rates), abs=1e-9
+    )

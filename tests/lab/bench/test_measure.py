@@ -24,12 +24,21 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Verified
 from triforce_chat.engine.exactness import Doubts, tokens_of
 from triforce_chat.engine.speculation.stacks import StackOptions
-from triforce_chat.errors import DoesNotFit, UsageError
+from triforce_chat.errors import DoesNotFit, ModelError, UsageError
 from triforce_chat.lab.bench import measure
 from triforce_chat.lab.bench.cases import Case, cases, prompts_of, texts_of
 from triforce_chat.lab.bench.confidence import interval, percentile
 from triforce_chat.lab.bench.measure import Bench, drawing
-from triforce_chat.lab.bench.row import Measured, Read, Run, acceptance, against, fresh, row_of
+from triforce_chat.lab.bench.row import (
+    Measured,
+    Read,
+    Run,
+    acceptance,
+    against,
+    fresh,
+    row_of,
+    tokens_per_verification,
+)
 from triforce_chat.lab.bench.table import table
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.settings.settings import Settings
@@ -139,7 +148,9 @@ def ended(ms: float, tokens: int = 10, accepted: int = 3) -> Tally:
 
 
 class Scripted(Bench):
-    """Prefills and answers by a script of milliseconds per token."""
+    """Prefills and answers by a script of milliseconds per token; a zero stands for its ``end``."""
+
+    end: KeyboardInterrupt | Exception = KeyboardInterrupt()
 
     def __init__(self, script: dict[tuple[int, str], list[float]], repeats: int) -> None:
         super().__init__(None, LOADED, repeats, heard=self.hear)  # type: ignore[arg-type]
@@ -159,7 +170,7 @@ class Scripted(Bench):
     def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:  # noqa: ARG002
         ms = self.script[ids[0], settings.stack].pop(0)
         if not ms:
-            raise KeyboardInterrupt
+            raise self.end
         return Run(ended(ms), ms * 10 / 1000, ms + 1 if settings.stack == "lookup" else None)
 
     def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> Doubts:  # noqa: ARG002
@@ -202,7 +213,8 @@ def test_every_length_is_held_against_plain_decoding_of_that_length() -> None:
     assert [row.speedup for row in rows] == [1.0, 1.0, 2.0, 3.0]
 
 
-def test_an_interrupt_leaves_what_was_measured() -> None:
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), ModelError("llama.cpp failed"), MemoryError()])
+def test_an_interrupt_or_an_error_leaves_what_was_measured(end: KeyboardInterrupt | Exception) -> None:
     script = {
         (1, "autoregressive"): [20.0],
         (2, "autoregressive"): [30.0],
@@ -210,13 +222,15 @@ def test_an_interrupt_leaves_what_was_measured() -> None:
         (2, "lookup"): [0.0],
     }
     bench = Scripted(script, repeats=1)
+    bench.end = end
     rows = list(bench.rows([[1], [2], [3]], cases(Settings(), ["autoregressive", "lookup"], [], [])))
-    assert bench.interrupted
+    assert bench.ended is end
     assert [(row.contender, row.prompts, row.speedup) for row in rows] == [
         ("autoregressive", 2, 1.0),
         ("lookup", 1, 2.0),
     ]
     nothing = Scripted({(1, "lookup"): [0.0]}, repeats=1)
+    nothing.end = end
     assert list(nothing.rows([[1]], cases(Settings(), ["lookup"], [], []))) == []
 
 
@@ -233,7 +247,9 @@ def test_an_interval_needs_two_values() -> None:
 
 
 def test_acceptance_is_pooled_over_runs() -> None:
-    assert acceptance([ended(1.0, accepted=3), ended(1.0, accepted=0)]) == {"target": 3 / 5}
+    tallies = [ended(1.0, accepted=3), ended(1.0, accepted=0)]
+    assert acceptance(tallies) == {"target": 3 / 5}
+    assert tokens_per_verification(tallies) == {"target": 2.5}
 
 
 def test_one_prompt_has_no_error_and_chance_no_verdict() -> None:
@@ -389,6 +405,25 @@ def test_drawing_a_text_is_the_first_run_of_plain_decoding(
     assert len(timed) == answers
     assert [row.tokens for row in rows] == [20, 20]
     assert all(row.ms_per_token > 0 and row.peak_bytes > 0 for row in rows)
+
+
+@pytest.mark.usefixtures("small_stacks")
+def test_where_plain_decoding_takes_long_another_stack_draws_the_text(lab: Lab) -> None:
+    engine, drew = lab.engine(), list[str]()
+
+    class Listening(Bench):
+        def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
+            if not self.texts and tokens == 20:
+                drew.append(settings.stack)
+            return super().answer(ids, settings, tokens)
+
+    for plain_tokens, stack in ((None, "autoregressive"), (8, "triforce")):
+        bench = Listening(engine, LOADED, 1, 5, plain_tokens=plain_tokens, same_text=True)
+        made = cases(Settings(max_tokens=20), ["autoregressive", "lookup"], [0.5], [])
+        rows = list(bench.rows([lab.text(90)], made))
+        assert drew.pop() == stack
+        assert not drew
+        assert [row.tokens for row in rows] == [plain_tokens or 20, 20]
 
 
 def test_a_text_is_drawn_by_other_random_numbers_than_its_drafts_pass_by() -> None:

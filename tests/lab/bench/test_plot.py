@@ -139,6 +139,54 @@ def test_a_plot_is_drawn(tmp_path: Path, ending: str) -> None:
     assert out.read_bytes() == drawn
 
 
+def of_trees(kind: str, size: int, below: float, ms: float) -> dict[str, Any]:
+    made = row("triforce", 2.0, tree=kind, tree_size=str(size))
+    return {**made, "tokens_per_verification": {"target": 9.0, "retrieval": below}, "ms_per_token": ms}
+
+
+def test_trees_by_kind_over_their_size(tmp_path: Path) -> None:
+    rows = [
+        of_trees(kind, size, 2 + factor * size, 20 - size + factor)
+        for kind, factor in (("sequoia", 0.2), ("specinfer", 0.1))
+        for size in (16, 8)
+    ]
+    found = rows_of([record(tmp_path / "a.json", *rows)])
+    tokens, ms = panels_of(found, ["tokens_per_verification", "ms_per_token"], "tree-size")
+    assert (tokens.axis, tokens.measure, tokens.published) == ("tree-size", "tokens_per_verification", [])
+    assert tokens.series["triforce tree=sequoia"] == [Point(8, 3.6), Point(16, 5.2)]  # of the middle level
+    assert ms.series["triforce tree=specinfer"] == [Point(8, 12.1), Point(16, 4.1)]
+    with pytest.raises(
+        UsageError, match="every row has the same context; several values have tree, tree-size"
+    ):
+        panels_of(found, over="context")
+    with pytest.raises(UsageError, match="does not say ms_per_token"):
+        panels_of(
+            rows_of([record(tmp_path / "b.json", row("auto", 2.0), row("auto", 3.0, 2000))]), ["ms_per_token"]
+        )
+
+
+def test_parts_have_a_mean_of_each_measure(tmp_path: Path) -> None:
+    parts = [
+        {**of_trees("sequoia", 8, 3.0, 10.0), "prompts": 3},
+        {**of_trees("sequoia", 8, 5.0, 6.0), "prompts": 1},
+    ]
+    [one] = rows_of([record(tmp_path / f"{n}.json", part) for n, part in enumerate(parts)])
+    assert one["ms_per_token"] == 9.0
+    assert one["tokens_per_verification"] == {"target": 9.0, "retrieval": 3.5}
+
+
+def test_a_plot_of_trees_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [of_trees("sequoia", size, 3.0, 10.0) for size in (8, 16)]
+    file, out = record(tmp_path / "a.json", *rows), tmp_path / "a.svg"
+    wanted = ["--measures", "tokens_per_verification,ms_per_token", "--over", "tree-size"]
+    assert main([str(file), "--out", str(out), *wanted]) == 0
+    for text in ("tree-size", "tokens a verification", "ms a token"):
+        assert text in out.read_text()
+    assert main([str(file), "--out", str(out), "--measures", "size"]) == 2
+    assert "no measure size" in capsys.readouterr().err
+
+
 def test_the_records_that_are_kept_can_be_plotted() -> None:
     panels = panels_of(rows_of([BENCHMARKS / "cpu-2-cores.json"]))
     assert [panel.axis for panel in panels] == ["context"]

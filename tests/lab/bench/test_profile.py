@@ -179,6 +179,7 @@ def test_the_bytes_of_a_step(lab: Lab) -> None:
     assert known["retrieval"].kv == SMALL_BUDGET.tokens * token
     assert 0 < known["draft"].kv <= engine.full.length * token
     assert known["target"].streamed == 0
+    assert 0 < known["int4"].kv < known["target"].kv / 4
 
 
 @pytest.mark.parametrize("tied", [False, True])

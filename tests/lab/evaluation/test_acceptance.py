@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,15 @@ from triforce_chat.engine.speculation.planner import CUTOFF
 from triforce_chat.engine.tree import Branches
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation import acceptance as module
-from triforce_chat.lab.evaluation.acceptance import Acceptance, Plan, Scored, by_rank, matches, rows
+from triforce_chat.lab.evaluation.acceptance import (
+    Acceptance,
+    Plan,
+    Scored,
+    by_rank,
+    matches,
+    rates_by_rank,
+    rows,
+)
 from triforce_chat.lab.evaluation.continuations import Asked, at_once, continuations, one_by_one
 from triforce_chat.lab.evaluation.forced import drafted, looked_up
 from triforce_chat.lab.evaluation.means import Mean, Sum, mean
@@ -170,7 +179,7 @@ def test_without_a_draft_only_lookup_is_measured(lab: Lab) -> None:
 def test_heavy_hitters_are_those_of_the_whole_prompt(lab: Lab) -> None:
     """Whatever the engine held before; their attention is not that of the last tokens alone."""
     prompt = Prompt("continuation", 0, lab.text(200))
-    asked = plan(policies=["attention", "h2o"], temperatures=[1.0])
+    asked = plan(policies=["attention", "h2o", "streaming-h2o"], temperatures=[1.0])
     found = []
     for before in ([], lab.text(120)):
         engine = lab.engine("autoregressive")
@@ -179,7 +188,17 @@ def test_heavy_hitters_are_those_of_the_whole_prompt(lab: Lab) -> None:
             [each.sums["alpha"].total for each in Acceptance(engine, SAMPLING, asked).measure(prompt)]
         )
     assert found[0] == pytest.approx(found[1], rel=1e-5)
-    assert found[0][0] != found[0][1]
+    assert len(set(found[0])) == 3
+
+
+@pytest.mark.parametrize("policy", ["mean", "attention", "h2o", "streaming-h2o", "streaming"])
+def test_every_policy_selects_anew_at_every_verification(lab: Lab, policy: str) -> None:
+    """Also where only a prefill came before, which leaves no queries."""
+    asked = plan(policies=[policy], temperatures=[0.0], tokens=60, verify=8)
+    asked = replace(asked, budget=replace(SMALL_BUDGET, stride=128, scratch=128))
+    run = Acceptance(lab.engine("autoregressive", context=700), SAMPLING, asked)
+    (found,) = run.measure(Prompt("continuation", 0, lab.text(300)))
+    assert 0 < found.sums["alpha"].total <= found.sums["alpha"].positions
 
 
 def test_a_prompt_is_measured_alike_whatever_came_before(lab: Lab) -> None:
@@ -434,6 +453,16 @@ def test_ranks_tell_which_child_passes() -> None:
         reached = torch.stack([*other.values()]).sum(0)
         assert reached.max() <= 1 + 1e-6
         assert reached.mean() > passed + 0.02
+
+
+def test_the_rates_that_trees_begin_with_are_those_of_all_texts() -> None:
+    def text(temperature: float, policy: str, first: float, positions: int) -> Scored:
+        sums = {f"rank_{n}": Sum(first if n == 1 else 0.1 * positions, positions) for n in range(1, 9)}
+        return Scored(1000, "summary", temperature, policy, 0, sums)
+
+    scored = [text(0.0, "mean", 8.0, 10), text(0.6, "mean", 10.0, 20), text(0.6, "minmax", 0.0, 20)]
+    assert rates_by_rank(scored) == (0.6, *7 * (0.1,))
+    assert rates_by_rank([Scored(1000, "summary", 0.0, "mean", 0, {})]) == ()
 
 
 def test_greedily_the_children_are_the_best_scores() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from triforce_chat.engine.cache.evicting import EvictingCache
 from triforce_chat.engine.cache.eviction import EVICTIONS
+from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation import eviction as module
 from triforce_chat.lab.evaluation.eviction import RULES, Plan, continuations, fed, rule_of, streamed
@@ -81,6 +83,22 @@ def test_continuations_of_a_prompt_with_a_fifth_of_it(lab: Lab) -> None:
     assert list(made) == ["full", "window", "h2o"]
     assert made["full"] == lab.greedy(ids[:1500], 12)
     assert made["window"] != made["full"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RULES)
+def test_a_gpu_finds_what_a_cpu_finds(name: str) -> None:
+    lab, ids = Lab.of(head_dim=16), Lab.of(head_dim=16).text(1200)
+    there = Runner(deepcopy(lab.stock).to("cuda"))
+    plan = Plan(KEEP, len(ids), RULES, example=0)
+    mine, other = (streamed(each, ids, name, plan) for each in (lab.target, there))
+    assert other.perplexity == pytest.approx(mine.perplexity, rel=1e-3)
+    assert other.ms_per_token > 0
+    made = [
+        continuations(each, ids, Plan(KEEP, 1200, (name,), example=1500, continued=12))
+        for each in (lab.target, there)
+    ]
+    assert made[0] == made[1]
 
 
 def test_rules() -> None:

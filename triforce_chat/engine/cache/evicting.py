@@ -11,9 +11,17 @@ from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.eviction import Eviction
 from triforce_chat.engine.cache.full import QUERY_WINDOW, FullCache
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, KVView, QueryRing, Shape
+from triforce_chat.engine.cache.storage import (
+    KVBuffer,
+    KVStorage,
+    KVView,
+    QueryRing,
+    Shape,
+    WriteSlot,
+)
 
-BLOCK = 64  # queries that are weighed at once: their weights take memory
+# Queries that are weighed at once: their weights take memory. A GPU would wait for so many launches.
+BLOCK, GPU_BLOCK = 64, 1024
 
 
 class EvictingCache(FullCache):
@@ -62,6 +70,11 @@ class EvictingCache(FullCache):
             self.passed.write(layer, self.length, q[0])
         return super().update(layer, q, k, v)
 
+    def write_slot(self) -> WriteSlot | None:
+        # Captured forwards would not leave the queries that tokens are weighed by.
+        on_gpu = self.shape.device.type == "cuda"
+        return None if on_gpu and self.eviction.weighs else super().write_slot()
+
     def make_room(self) -> None:
         length, held = self.length, self.held
         if length % self.eviction.step or length <= self.settled:
@@ -86,12 +99,12 @@ class EvictingCache(FullCache):
 
     def _weigh(self, length: int, held: int) -> None:
         """Add the attention of the queries that have passed since the last time, all of them committed."""
-        n = length - self.settled
+        n, most = length - self.settled, GPU_BLOCK if self.shape.device.type == "cuda" else BLOCK
         for layer in range(self.shape.layers):
             queries = self.passed.latest(layer, length, n).flip(1)
             keys = self.slots(layer)[0]
-            for first in range(0, n, BLOCK):
-                block = queries[:, first : first + BLOCK]
+            for first in range(0, n, most):
+                block = queries[:, first : first + most]
                 end = held - n + first + block.shape[1]
                 paid = chunk_mass(block, keys[:, :end].to(block.dtype), 1).sum((1, 2))
                 self.paid[layer, :, :end] += paid

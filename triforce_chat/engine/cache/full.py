@@ -109,7 +109,7 @@ class FullCache(KVCache):
         return view._replace(masses=masses) if masses else view
 
     def write_slot(self) -> WriteSlot | None:
-        slot = self.storage.slot(self.held)
+        slot = self.storage.write_slot(self.held)
         if slot is None or (slot.storage.pool is not None and not self.observers):
             return slot  # a copy for nobody
         return slot._replace(queries=self.queries, mass=self._mass, counted=self.count)
@@ -133,11 +133,13 @@ class FullCache(KVCache):
 
     def overwrote(self, size: int) -> None:
         self.queries.mark_written(self.length, 0, size)
+        self.storage.wrote(self.held, size)
 
     def wrote(self, n: int, size: int) -> None:
         slot = self.write_slot()
         assert slot
         self.queries.mark_written(self.length, n, size - n)
+        self.storage.wrote(self.held, size)
         for observer in self.observers:
             observer.on_graph_forward(slot, n)
 

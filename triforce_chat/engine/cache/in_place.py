@@ -145,7 +145,7 @@ class InPlaceCache(KVCache):
         return self._slot(held, self._read(held))
 
     def vacant(self) -> WriteSlot | None:
-        return self._slot(self.source.held, 0)
+        return self._slot(max(self.length, self.source.length) - self.source.forgotten, 0)
 
     def _slot(self, held: int, read: int) -> WriteSlot | None:
         slot = self.source.storage.slot(held)

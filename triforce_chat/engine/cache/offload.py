@@ -44,6 +44,14 @@ class CopyStream:
             self.last = self.stream.record_event()
 
 
+def computed(device: torch.device) -> Event:
+    """An event that completes with the arithmetic queued so far."""
+    if device.type != "cuda":
+        return None
+    event: Event = torch.cuda.current_stream(device).record_event()
+    return event
+
+
 @dataclass(slots=True)
 class LayerBuffer:
     """Room for one layer, in host memory or on the device, that holds the layer's first ``tokens`` tokens."""
@@ -88,7 +96,7 @@ class OffloadedKV(SlotStorage):
         buffer.tokens = view.length
         self._fetch_next(layer)
         home = self.far[layer - self.resident]
-        self.outward.run(buffer.copies(home, at, view.length), self._computed())
+        self.outward.run(buffer.copies(home, at, view.length), computed(self.shape.device))
         home.tokens = view.length
         return view
 
@@ -133,15 +141,8 @@ class OffloadedKV(SlotStorage):
         if buffer.tokens < n:
             copies = self.far[layer - self.resident].copies(buffer, buffer.tokens, n)
             # Queued arithmetic may still read the buffer, and its newest tokens may still be on their way home.
-            self.inward.run(copies, self._computed(), self.outward.last)
+            self.inward.run(copies, computed(self.shape.device), self.outward.last)
             buffer.tokens, buffer.ready = n, self.inward.last
-
-    def _computed(self) -> Event:
-        """An event that completes with the arithmetic queued so far."""
-        if self.shape.device.type != "cuda":
-            return None
-        event: Event = torch.cuda.current_stream(self.shape.device).record_event()
-        return event
 
     def _pin(self) -> int:
         """Pin the layers in host memory until this object is collected; returns how many could not be."""

@@ -8,13 +8,21 @@ one, or as a draft of which some are rejected.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.quantization import BITS, GROUP, group_start
-from triforce_chat.engine.cache.storage import Held, KVBuffer, KVStorage, KVView, QuantizedGroups, Shape
+from triforce_chat.engine.cache.storage import (
+    Held,
+    KVBuffer,
+    KVStorage,
+    KVView,
+    QuantizedGroups,
+    Shape,
+    WriteSlot,
+)
+from triforce_chat.engine.kernels_available import kernels_run
 
 # Tokens that are kept in 16 bits, too: more than any draft, so that a rejected one leaves its group as it was.
 NEWEST = 256
@@ -36,7 +44,15 @@ class QuantizedKV:
         self.groups = QuantizedGroups(shape, capacity, self.bits)
 
     def slot(self, at: int) -> None:
-        """None: forwards do not quantize by themselves."""
+        """None: tokens of one group share their scales."""
+
+    def write_slot(self, at: int) -> WriteSlot | None:
+        if not kernels_run(self.shape.device):
+            return None
+        return WriteSlot(self.newest, at, before=self.groups, grouped=True)
+
+    def wrote(self, at: int, n: int) -> None:
+        self.held = max(self.held, at + n - NEWEST)
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
         """See ``KVStorage``. Raises ValueError where the capacity does not suffice."""
@@ -44,15 +60,13 @@ class QuantizedKV:
         end = at + n
         if end > self.capacity:
             raise ValueError(f"cache overflow: slot {end} of {self.capacity}")
-        self.held = max(self.held, end - NEWEST)  # before anything is overwritten
+        self.wrote(at, n)  # before anything is overwritten
         keys, values = self._extended(layer, first, at, k, v)
         full = group_start(end) - first
         if full:
             self.groups.first(layer, end).write(first, keys[:, :full], values[:, :full])
         before = self.groups.first(layer, group_start(end - 1))
-        repeated = before.tokens - first
-        seen = seen_by(at - first, n) if repeated else None
-        return KVView(keys[None], values[None], end - first, visible=seen, before=before, repeated=repeated)
+        return KVView(keys[None], values[None], end - first, before=before, repeated=before.tokens - first)
 
     def view(self, layer: int, end: int) -> KVView:
         """See ``KVStorage``; the last group quantized, too, where its tokens in 16 bits are lost."""
@@ -70,13 +84,13 @@ class QuantizedKV:
     def parts(self, layer: int, start: int, end: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """See ``KVStorage``: the groups that end here, copies of the tokens after them in 16 bits, and filling."""
         first, last = group_start(start), group_start(end)
-        slots = slice(first * self.bits // 8, last * self.bits // 8)
+        rows, whole = (
+            slice(first * self.bits // 8, last * self.bits // 8),
+            slice(first // GROUP, last // GROUP),
+        )
         groups = self.groups
-        keys = [
-            groups.keys[layer, :, slots],
-            groups.key_scales[layer, :, first // GROUP : last // GROUP],
-        ]
-        values = [groups.values[layer, :, slots], groups.value_scales[layer, :, first:last]]
+        keys = [groups.keys[layer, :, rows], groups.key_scales[layer, :, whole]]
+        values = [groups.values[layer, :, whole], groups.value_scales[layer, :, first:last]]
         for each, newest in zip((keys, values), self._latest(layer, last, end), strict=True):
             each.append(newest.clone())
         sizes = [sum(part.nbytes for part in each) for each in (keys, values)]
@@ -112,19 +126,6 @@ class QuantizedKV:
         for ring, new in zip((self.newest.keys, self.newest.values), fresh, strict=True):
             ring[layer, :, places] = new[:, n - kept :]
         return own[0], own[1]
-
-
-@lru_cache(maxsize=64)
-def seen_by(before: int, n: int) -> Tensor:
-    """Which keys n tokens see that follow ``before`` tokens of their group and cross its border: bool [n, t].
-
-    The keys are those of the groups that the tokens fill, quantized, then of all tokens from the first group's start
-    on, in 16 bits. A token sees the quantized groups before its own, and its own up to itself.
-    """
-    position = torch.arange(before, before + n)[:, None]
-    start = position // GROUP * GROUP
-    quantized, newest = torch.arange(group_start(before + n - 1)), torch.arange(before + n)
-    return torch.cat([quantized < start, (newest >= start) & (newest <= position)], 1)
 
 
 def storage_for(shape: Shape, capacity: int) -> KVStorage:

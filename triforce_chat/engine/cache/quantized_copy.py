@@ -12,13 +12,15 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.quantization import GROUP, group_start
+from triforce_chat.engine.cache.quantization import GROUP, bytes_of, group_start
 from triforce_chat.engine.cache.storage import (
     KVBuffer,
     KVCache,
     KVView,
     QuantizedGroups,
+    Shape,
     WriteSlot,
+    rounded_up,
 )
 from triforce_chat.engine.cuda_graph import Preparation
 
@@ -27,6 +29,12 @@ UNQUANTIZED = 128  # newest tokens that are not quantized yet: more than one ver
 PROPOSED = 256  # room for tokens of proposals
 LATEST = UNQUANTIZED + GROUP + PROPOSED  # slots of tokens as they are
 PIECE = 4096  # tokens that are quantized at once: the fp32 numbers take memory
+
+
+def copy_bytes(shape: Shape, capacity: int) -> int:
+    """Bytes of a copy for so many tokens."""
+    heads, latest = shape.layers * shape.kv_heads, 2 * LATEST * shape.head_dim * shape.kv_dtype.itemsize
+    return heads * (bytes_of(rounded_up(capacity), shape.head_dim, COPY_BITS) + latest)
 
 
 class Update(NamedTuple):
@@ -84,7 +92,8 @@ class QuantizedCopy(KVCache):
         return WriteSlot(self.latest, start, before=self.groups, read=self.quantized)
 
     def vacant(self) -> WriteSlot | None:
-        return WriteSlot(self.latest, self.filled - self.quantized, before=self.groups)
+        kept = max(self.filled, self.length - self.source.forgotten)  # with what is proposed so far
+        return WriteSlot(self.latest, kept - self.quantized, before=self.groups)
 
     def truncate(self, length: int) -> None:
         super().truncate(length)

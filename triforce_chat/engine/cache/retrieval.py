@@ -128,7 +128,10 @@ class RetrievalCache(KVCache):
         return WriteSlot(self.storage, self._slot(self.length))
 
     def vacant(self) -> WriteSlot | None:
-        return WriteSlot(self.storage, self._slot(self.verified_length) if self.state is State.READY else 0)
+        kept = max(
+            self.verified_length, self.length
+        )  # a level between may have confirmed more than was verified
+        return WriteSlot(self.storage, self._slot(kept) if self.state is State.READY else 0)
 
     def preparations(self) -> list[Preparation]:
         """A rehearsal of the first build: loading its kernels takes far longer than the build itself."""
@@ -167,18 +170,23 @@ class RetrievalCache(KVCache):
 
     def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
         self._begin(n, slot.shared)
-        here, first, own = self.source.length, slot.start, slot.storage
-        if self.state is State.BUILDING:
-            before, held = (slot.prefix, slot.shared) if slot.prefix else (own, here)
+        here = self.source.length
+        if self.state is State.BUILDING and slot.grouped:
+            for layer in range(
+                self.source.shape.layers
+            ):  # one after the other: the numbers of all take much memory
+                self._build(layer, *self.source.storage.view(layer, here).whole, here + n, self.layout.total)
+        elif self.state is State.BUILDING:
+            before, held = (slot.prefix, slot.shared) if slot.prefix else (slot.storage, here)
             self._build(0, before.keys, before.values, here + n, held)
-            self._append(own, 0, here - held, self.layout.filled - (here - held))
+            self._append(slot._replace(start=0).written(here - held), self.layout.filled - (here - held))
         if self.appends:
-            self._append(own, first, n, self._slot(here))
+            self._append(slot.written(n), self._slot(here))
 
-    def _append(self, source: KVBuffer, first: int, n: int, to: int) -> None:
-        """Copy n slots of the source's buffer from ``first`` on to the slots from ``to`` on, in all layers."""
-        for mine, theirs in ((self.storage.keys, source.keys), (self.storage.values, source.values)):
-            mine[:, :, to : to + n] = theirs[:, :, first : first + n]
+    def _append(self, written: tuple[Tensor, Tensor], to: int) -> None:
+        """Copy keys and values [layers, Hkv, n, D] to the slots from ``to`` on."""
+        n = written[0].shape[2]
+        self.storage.keys[:, :, to : to + n], self.storage.values[:, :, to : to + n] = written
 
     def on_forward(self) -> None:
         if self.appends:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cache.quantization import FP8
 from triforce_chat.engine.kernels_available import kernels_run
 
 LARGEST_CHUNK, SMALLEST_HEAD = 64, 16  # tokens and dimensions that the scoring kernel is limited to
@@ -43,7 +44,8 @@ class SummaryPolicy(ABC):
 
     def logits(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Estimated scaled logits: queries [Hkv, Q, D], keys [Hkv, C, chunk, D] -> [Hkv, Q, C]."""
-        return self.bound(queries * keys.shape[-1] ** -0.5, self.summarize(keys).to(queries.dtype))
+        wide = keys.to(queries.dtype) if keys.dtype == FP8 else keys  # which torch does not compute with
+        return self.bound(queries * keys.shape[-1] ** -0.5, self.summarize(wide).to(queries.dtype))
 
     def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
         """See ``Policy``; without queries (m = 0) a zero query stands in, so all chunks are equal."""

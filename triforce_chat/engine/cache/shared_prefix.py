@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from triforce_chat.engine.cache.quantization import narrowed
 from triforce_chat.engine.cache.storage import (
     KVBuffer,
     KVPool,
@@ -57,8 +58,8 @@ class SharedPrefixStorage(SlotStorage):
                 f"slots {at} to {end}: a sequence has {self.sequences.shared} to {self.capacity} of its own"
             )
         view = self.view(layer, end)
-        view.keys[:, :, own : view.length] = k
-        view.values[:, :, own : view.length] = v
+        view.keys[:, :, own : view.length] = narrowed(k, view.keys.dtype)
+        view.values[:, :, own : view.length] = narrowed(v, view.values.dtype)
         return view
 
     def view(self, layer: int, end: int) -> KVView:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,8 +16,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass, FadingMass
-from triforce_chat.engine.cache.quantization import BITS, GROUP, SCALE, QuantizedTokens, bytes_of
+from triforce_chat.engine.cache.quantization import (
+    BITS,
+    GROUP,
+    SCALE,
+    QuantizedTokens,
+    bytes_of,
+    group_start,
+    narrowed,
+)
 from triforce_chat.engine.cuda_graph import Preparation
+from triforce_chat.engine.kernels_available import kernels_run
 
 PAGE = 4096  # bytes; pinned memory must not share a page with anything else
 GRAIN = 64  # slots; kernels compiled for one width serve this many lengths
@@ -98,7 +108,8 @@ class KVView(NamedTuple):
     # [n, t], which of the last t each new token sees, as in a tree; None: causal
     visible: Tensor | None = None
     before: QuantizedTokens | None = None  # what comes before them, quantized
-    repeated: int = 0  # of the quantized tokens, how many of the last ones are among the others, too
+    # Of the quantized tokens, how many of the last ones are among the others, too: groups that the new tokens fill.
+    repeated: int = 0
 
     @property
     def gathered(self) -> KVView:
@@ -144,11 +155,31 @@ class KVView(NamedTuple):
 
     def all_heads(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The keys and values that attention reads, without padding: [1, Hkv, total, D] each, in ``dtype``."""
+        keys, values = self.keys[:, :, : self.length].to(dtype), self.values[:, :, : self.length].to(dtype)
         if self.before is None:
-            return self.keys[:, :, : self.length].to(dtype), self.values[:, :, : self.length].to(dtype)
-        each = [self.of_head(head, dtype) for head in range(self.keys.shape[1])]
-        keys, values = (torch.stack(kind)[None, :, : self.total] for kind in zip(*each, strict=True))
-        return keys, values
+            return keys, values
+        all_keys, all_values = (part[None] for part in self.before.all_heads(dtype, self.length))
+        all_keys[:, :, self.before.tokens :], all_values[:, :, self.before.tokens :] = keys, values
+        return all_keys, all_values
+
+    def masked(self, n: int) -> KVView:
+        """The view with what its last n tokens see of the groups that they fill, if they fill any; see ``seen_by``."""
+        if not self.repeated:
+            return self
+        return self._replace(visible=seen_by(self.length - n, n).to(self.keys.device))
+
+
+@lru_cache(maxsize=64)
+def seen_by(before: int, n: int) -> Tensor:
+    """Which keys n tokens see that follow ``before`` tokens of their group and cross its border: bool [n, t].
+
+    The keys are those of the groups that the tokens fill, quantized, then of all tokens from the first group's start
+    on, in 16 bits. A token sees the quantized groups before its own, and its own up to itself.
+    """
+    position = torch.arange(before, before + n)[:, None]
+    start = position // GROUP * GROUP
+    quantized, newest = torch.arange(group_start(before + n - 1)), torch.arange(before + n)
+    return torch.cat([quantized < start, (newest >= start) & (newest <= position)], 1)
 
 
 class SharedView(NamedTuple):
@@ -167,7 +198,15 @@ class KVStorage(Protocol):
     streams: bool  # reading fetches layers from host memory
 
     def slot(self, at: int) -> WriteSlot | None:
-        """Where forwards write tokens from slot ``at`` on by themselves; None if some layers are not on the device."""
+        """The slots from ``at`` on, if each token has one of its own on the device; else None."""
+        ...
+
+    def write_slot(self, at: int) -> WriteSlot | None:
+        """Where forwards write tokens from slot ``at`` on by themselves; None if they cannot."""
+        ...
+
+    def wrote(self, at: int, n: int) -> None:
+        """A forward has written n tokens from slot ``at`` on by itself, which may be of no meaning."""
         ...
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
@@ -204,6 +243,16 @@ class SlotStorage(ABC):
     @abstractmethod
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """One layer's keys and values where they are kept, to read and to fill: [Hkv, capacity, D] each."""
+
+    @abstractmethod
+    def slot(self, at: int) -> WriteSlot | None:
+        """See ``KVStorage``."""
+
+    def write_slot(self, at: int) -> WriteSlot | None:
+        return self.slot(at)
+
+    def wrote(self, at: int, n: int) -> None:  # noqa: B027
+        """Nothing to do."""
 
     def truncate(self, length: int) -> None:  # noqa: B027
         """Nothing to do: later tokens overwrite the slots."""
@@ -256,8 +305,8 @@ class KVBuffer(SlotStorage):
         end = at + n
         if end > self.capacity:
             raise ValueError(f"cache overflow: slot {end} of {self.capacity}")
-        self.keys[layer, :, at:end] = k[0]
-        self.values[layer, :, at:end] = v[0]
+        self.keys[layer, :, at:end] = narrowed(k[0], self.keys.dtype)
+        self.values[layer, :, at:end] = narrowed(v[0], self.values.dtype)
         return self.view(layer, end)
 
     def view(self, layer: int, end: int) -> KVView:
@@ -279,13 +328,21 @@ class KVBuffer(SlotStorage):
 
 
 class QuantizedGroups:
-    """Room for the quantized keys and values of all layers, ``capacity`` tokens each; see ``QuantizedTokens``."""
+    """Room for the quantized keys and values of all layers, ``capacity`` tokens each; see ``QuantizedTokens``.
 
-    def __init__(self, shape: Shape, capacity: int, bits: int) -> None:
+    ``turned``: whether they are laid out for the kernels of a GPU; by default on one.
+    """
+
+    def __init__(self, shape: Shape, capacity: int, bits: int, turned: bool | None = None) -> None:
+        self.capacity = capacity
         slots, heads = rounded_up(capacity), (shape.layers, shape.kv_heads)
         dtype, numbers = (torch.int8, 1) if bits == 8 else (torch.uint8, 2)
-        codes = (*heads, slots * bits // 8, shape.head_dim)
-        self.keys, self.values = zeros(codes, shape, dtype), zeros(codes, shape, dtype)
+        rows, dim = GROUP * bits // 8, shape.head_dim
+        self.keys = zeros((*heads, slots // GROUP * rows, dim), shape, dtype)
+        turned = kernels_run(shape.device) if turned is None else turned
+        last = (dim, rows) if turned else (rows, dim)
+        values = zeros((*heads, slots // GROUP, *last), shape, dtype)
+        self.values = values.transpose(-1, -2) if turned else values
         self.key_scales = zeros((*heads, slots // GROUP, numbers, shape.head_dim), shape, SCALE)
         self.value_scales = zeros((*heads, slots, numbers), shape, SCALE)
 
@@ -384,14 +441,28 @@ class WriteSlot(NamedTuple):
     listed: SlotList | None = None
     before: QuantizedGroups | None = None  # its first ``read`` tokens come before the storage's first slot
     read: int = 0
+    # The storage is a ring of the newest groups, and ``start`` counts all tokens: a token reads its own group there,
+    # all earlier ones in ``before``, where the forward puts those that it fills.
+    grouped: bool = False
     mass: FadingMass | None = None  # where to add what the tokens pay
     counted: Tensor | None = None  # [1], the first tokens that pay, if only the device knows it; None: all
 
     @property
     def room(self) -> int:
         """Slots from that of the first new token on."""
+        if self.grouped and self.before is not None:
+            return self.before.capacity - self.start
         room = self.storage.capacity - self.start
         return room if self.listed is None else min(room, self.listed.slots.shape[2] - self.read)
+
+    def written(self, n: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first n of the new tokens, after a forward: [layers, Hkv, n, D] each."""
+        keys, values = self.storage.keys, self.storage.values
+        if not self.grouped:
+            slots = slice(self.start, self.start + n)
+            return keys[:, :, slots], values[:, :, slots]
+        places = torch.arange(self.start, self.start + n, device=keys.device) % self.storage.capacity
+        return keys.index_select(2, places), values.index_select(2, places)
 
     @property
     def owner(self) -> object:
@@ -494,6 +565,10 @@ class KVCache:
         assert slot, "a tree needs its keys and values in one buffer"
         slot.storage.keep(offset + slot.start, path)
 
+    def confirmed(self, length: int) -> None:
+        """The first ``length`` tokens were fed, the last of them as scratch data: they count from now on."""
+        self.length = max(self.length, length)
+
     def restart(self) -> None:
         """Become as it was when it was new."""
         self.truncate(0)
@@ -511,6 +586,11 @@ def zeros(size: tuple[int, ...], shape: Shape, dtype: torch.dtype | None = None)
     dtype = dtype or shape.kv_dtype
     if shape.device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=shape.device)
+    return zero_pages(size, dtype)
+
+
+def zero_pages(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A zero tensor in main memory that shares no page with anything else; see ``zeros``."""
     count = math.prod(size) * dtype.itemsize
     pages = np.zeros(count + 2 * PAGE, np.uint8)
     start = -pages.ctypes.data % PAGE

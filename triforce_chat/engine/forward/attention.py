@@ -139,6 +139,9 @@ def read_attention(query: Tensor, view: KVView, scale: float, many: OverView | N
         if prefill_attention.joins(query) and query.shape[2] > FEW and view.visible is None:
             return joined_attention(query, view, scale)
         view = KVView(*view.whole, view.end)  # as one, for the few forwards that no graph takes
+    if view.repeated and prefill_attention.joins(query):
+        return prefill_attention.over_groups(query, view, scale)
+    view = view.masked(query.shape[2])
     if query.is_cuda and query.shape[2] > FEW and view.visible is None:
         return (many or causal_attention)(query, view.gathered, scale)
     return folded_attention(query, view.gathered, scale)
@@ -147,8 +150,8 @@ def read_attention(query: Tensor, view: KVView, scale: float, many: OverView | N
 def joined_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """``read_attention`` of many tokens after a shared prefix, whose keys and values stay where they are."""
     assert view.shared
-    own = view._replace(shared=None).whole
-    return prefill_attention.after_prefix(query, view.shared.prefix.whole, own, scale)
+    before, own = (each.all_heads(query.dtype) for each in (view.shared.prefix, view._replace(shared=None)))
+    return prefill_attention.after_prefix(query, before, own, scale)
 
 
 def read_together(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Tensor:
@@ -180,7 +183,8 @@ def shared_attention(asked: Sequence[tuple[Tensor, KVView]], scale: float) -> Te
     width = max(view.keys.shape[2] for _, view in asked)
     places = [each.place for each in shared]
     own = KVView(rows_at(shared[0].keys, places, width), rows_at(shared[0].values, places, width), width)
-    rows_of, visible = own_tokens(sizes, width, rows.shape[1], rows.dtype, rows.device)
+    rows_of, causal = own_tokens(sizes, width, rows.shape[1], rows.dtype, rows.device)
+    visible = with_trees(causal, asked, rows.shape[1])
     padded = rows.new_zeros(*rows.shape[:2], len(sizes) * most_of(sizes), rows.shape[3])
     padded[:, :, rows_of] = rows
     grouped = padded.unflatten(2, (len(sizes), -1)).permute(2, 0, 1, 3, 4).flatten(2, 3)  # [B, Hkv, G*N, D]
@@ -223,6 +227,19 @@ def own_tokens(
     hidden = torch.arange(width, device=device) >= ends[..., None]  # [B, N, width]
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     return torch.tensor(rows, device=device), mask.repeat(1, group, 1)[:, None]
+
+
+def with_trees(causal: Tensor, asked: Sequence[tuple[Tensor, KVView]], group: int) -> Tensor:
+    """The mask of ``own_tokens`` where the tokens of some sequences are nodes of trees."""
+    if all(view.visible is None for _, view in asked):
+        return causal
+    made = causal.view(len(asked), 1, group, -1, causal.shape[3]).clone()  # [B, 1, G, N, width]
+    for own, (query, view) in zip(made, asked, strict=True):
+        if view.visible is not None:
+            first = view.length - view.visible.shape[1]
+            tail = own[:, :, -query.shape[2] :, first : view.length]
+            tail.zero_().masked_fill_(~view.visible, float("-inf"))
+    return made.flatten(2, 3)
 
 
 def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from triforce_chat.engine.cache.quantization import FP8
+from triforce_chat.engine.cache.storage import KVView
 from triforce_chat.engine.cpu_kernels.attention import DIMS, attend, rotate
 from triforce_chat.engine.cpu_kernels.few_rows import Linear, Norm
 from triforce_chat.engine.cpu_kernels.projection import Projection
@@ -63,13 +65,20 @@ class CpuLayer(nn.Module):
         q, k = self.heads
         query, key, value = qkv.view(1, len(qkv), -1, self.dim).transpose(1, 2).split((q, k, k), 1)
         asked = updated(parts, self.number, query, key, value)
-        if all(view.shared is None and some.shape[2] <= FEW and len(view.masses) < 2 for some, view in asked):
+        if all(compiled_reads(some, view) for some, view in asked):
+            views = [(some, view.masked(some.shape[2])) for some, view in asked]
             mixed = [
                 attend(some, *view[:3], self.scale, view.slots, view.visible, view.before, *view.masses)
-                for some, view in asked
+                for some, view in views
             ]
             return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return read(asked, self.scale).transpose(1, 2).reshape(len(qkv), -1)
+
+
+def compiled_reads(query: Tensor, view: KVView) -> bool:
+    """Whether the library attends for these queries [1, Hq, n, D]."""
+    few = query.shape[2] <= FEW and len(view.masses) < 2
+    return few and view.shared is None and view.keys.dtype != FP8
 
 
 def projection(*layers: Any, norm: Any = None, gated: bool = False) -> Projection:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from itertools import groupby
-from typing import Any
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, product
 from triforce_chat.engine.forward.shards import Embedding, gather_logits, local_shard, set_weight
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, joined
+
+if TYPE_CHECKING:
+    from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 
 # (layer, q [n, Hq, D], k and v [n, Hkv, D] before RoPE, the rotary embedding) -> [n, Hq, D]
 Attend = Callable[[int, Tensor, Tensor, Tensor, RotaryEmbedding], Tensor]
@@ -156,10 +159,23 @@ def merged_quantized(linears: Sequence[Any]) -> GroupLinear:
 
 def merged_dense(linears: Sequence[Any]) -> Dense:
     weights = [local_shard(linear.weight) for linear in linears]
-    weight = torch.cat(weights)
+    weight = stacked(weights)
     for linear, own in zip(linears, weight.split([len(each) for each in weights]), strict=True):
         set_weight(linear, own)
     return Dense(weight, joined_biases(linears))
+
+
+def stacked(weights: Sequence[Tensor]) -> Tensor:
+    """Weights [O, I] as the rows of one; they are not copied if they follow one another already."""
+    follow = (
+        one.data_ptr() + one.nbytes == other.data_ptr()
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        for one, other in pairwise(weights)
+    )
+    if not all(follow):
+        return torch.cat([*weights])
+    first = weights[0]
+    return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
 
 
 def joined_biases(linears: Sequence[Any]) -> Tensor | None:
@@ -231,10 +247,16 @@ def norm_of(norm: Any) -> kernels.Norm:
 
 
 class Decoder:
-    """The blocks, embedding and head of a whole model, or one rank's share of them."""
+    """The blocks, embedding and head of a whole model, or one rank's share of them.
 
-    def __init__(self, model: Any, shape: Shape, group: RankGroup = SINGLE) -> None:
+    ``streamed``: the weights of its layers, if some are in host memory.
+    """
+
+    def __init__(
+        self, model: Any, shape: Shape, group: RankGroup = SINGLE, streamed: StreamedWeights | None = None
+    ) -> None:
         base, self.vocabulary, self.group = model.base_model, model.config.vocab_size, group
+        self.streamed = streamed
         self.embed: Callable[[Tensor], Tensor] = base.embed_tokens
         if not is_quantized(base.embed_tokens):
             self.embed = Embedding(local_shard(base.embed_tokens.weight), self.vocabulary, group)
@@ -271,6 +293,8 @@ class Decoder:
             residual += added
         rotary = RotaryEmbedding(self.rotary, positions)
         for block in self.blocks:
+            if self.streamed is not None:
+                self.streamed.bring(block.number)
             residual = block(residual, rotary, attend)
         return kernels.rms_norm(residual, *self.norm)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.chunk_mass import FadingMass
+from triforce_chat.engine.cache.quantization import GROUP
 from triforce_chat.engine.cache.storage import WriteSlot
 from triforce_chat.engine.cuda_graph import (
     SIZES,
@@ -19,6 +20,7 @@ from triforce_chat.engine.cuda_graph import (
     ForwardInputs,
     Graph,
     LogitsAndStates,
+    fill,
     fitting,
     pool_of,
 )
@@ -99,7 +101,7 @@ class ForwardGraph:
             return
         assert self.inputs.masks is not None
         for mine, given in ((self.inputs.steps, tree.steps), (self.inputs.masks, tree.masks)):
-            mine[: len(given)] = given
+            fill(mine[: len(given)], given)
             mine[len(given) :] = 0  # rows of padding see what comes before the tree
         self.tree = tree
 
@@ -184,13 +186,17 @@ class ForwardGraphs:
 
     def forward(self, slot: WriteSlot) -> Callable[[ForwardInputs], LogitsAndStates]:
         """The function that is captured: it writes the tokens' keys and values to the slot's buffer."""
+        if slot.grouped:
+            return self._forward_by_groups(slot)
         # Holds the tensors, not their owner, which must stay collectable: it is a weak key.
         ring, keys, values = slot.queries, slot.storage.keys, slot.storage.values
         scale, weighing = slot.storage.shape.head_dim**-0.5, weighings(slot.mass)
         listed = None if slot.listed is None else slot.listed.slots
         before = slot.before
         most = slot.storage.capacity if listed is None else listed.shape[2]
-        decode = self.backend.decode
+        # Others read no keys and values in another dtype than the queries'.
+        alike = keys.dtype == slot.storage.shape.dtype
+        decode = self.backend.decode if alike else kernels.decode_attention
         straight = before is None and listed is None and slot.mass is None
 
         def forward(inputs: ForwardInputs) -> LogitsAndStates:
@@ -222,6 +228,59 @@ class ForwardGraphs:
             return self.decoder.logits(states), states
 
         return forward
+
+    def _forward_by_groups(self, slot: WriteSlot) -> Callable[[ForwardInputs], LogitsAndStates]:
+        """``forward`` where each token reads its own group as it is, and all earlier ones quantized."""
+        ring, before, scale = slot.queries, slot.before, slot.storage.shape.head_dim**-0.5
+        slots = slot.storage.keys.shape[2]
+        assert before is not None
+        keys, values = (list(map(in_groups, part)) for part in (slot.storage.keys, slot.storage.values))
+
+        def forward(inputs: ForwardInputs) -> LogitsAndStates:
+            positions = inputs.position + inputs.steps
+            own = own_groups(inputs.slot, inputs.steps, slots)
+
+            def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
+                turn, newest = (
+                    (rotary.positions, rotary.frequencies, rotary.factor),
+                    (keys[layer], values[layer]),
+                )
+                kernels.rotate_and_store(q, k, v, *turn, *newest, own.slots, own.places)
+                if ring is not None:
+                    ring.data[layer].index_copy_(1, positions % ring.size, q.transpose(0, 1))
+                quantized = before.first(layer, 0)[:4]
+                kernels.quantize_full(*newest, quantized, inputs.slot, len(q))
+                return kernels.decode_grouped(q, quantized, inputs.slot, *newest, own.sequences, scale)
+
+            states = self.decoder(inputs.ids, positions, attend, inputs.added)
+            return self.decoder.logits(states), states
+
+        return forward
+
+
+class OwnGroups(NamedTuple):
+    """Where the tokens of a forward go in a ring of the newest groups, at most two of which are theirs."""
+
+    slots: Tensor  # [n], in its group
+    places: Tensor  # [n], of its group in the ring
+    sequences: kernels.Sequences  # the tokens of each of the two groups
+
+
+def own_groups(at: Tensor, steps: Tensor, slots: int) -> OwnGroups:
+    """Those of tokens ``at`` [1] + ``steps`` [n], fewer than a group has, in a ring of so many slots."""
+    n, positions = len(steps), at + steps
+    within, places = positions % GROUP, positions % slots // GROUP
+    border = (GROUP - within[:1]).clamp_max(n)
+    starts = torch.cat([torch.zeros_like(border), border, torch.full_like(border, n)])
+    first = torch.cat([within[:1], torch.zeros_like(border)])
+    both = torch.cat([places[:1], (places[:1] + 1) % (slots // GROUP)])
+    return OwnGroups(within, places, kernels.Sequences(starts, first, both, n))
+
+
+def in_groups(part: Tensor) -> Tensor:
+    """Slots [Hkv, S, D] of a ring by group: [S / GROUP, Hkv, GROUP, D]."""
+    groups: Tensor = part.unflatten(1, (-1, GROUP))
+    return groups.transpose(0, 1)
 
 
 def tree_of(inputs: ForwardInputs) -> kernels.Ancestors | None:

@@ -53,10 +53,13 @@ class FusedLoop:
     sequences = 1
 
     def __init__(self, runner: Runner, cache: KVCache, tokens: int) -> None:
+        from triforce_chat.engine.forward.small_decoder import small_decoder
+
         slot = cache.write_slot()
         assert slot
         self.runner, self.tokens = runner, tokens
         self.forward = runner.graphs.forward(slot)
+        self.small = small_decoder(runner.graphs.decoder, slot.storage)
         with torch.inference_mode(False):
             self.at = torch.zeros(2, dtype=torch.long, device=runner.device)
             self.index = torch.zeros(1, dtype=torch.long, device=runner.device)  # of the first token
@@ -76,16 +79,19 @@ class FusedLoop:
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, step: int) -> Tensor:
-        n, at = ids.shape[1], self.at + step
-        steps = torch.arange(n, device=ids.device)
+        n = ids.shape[1]
         if self.runner.reader is not None and step == 0:  # for all steps at once
             indices = self.index + torch.arange(self.tokens, device=ids.device)
             self.added = self.runner.reader.rows(indices)
         added = None if self.added is None else self.added[step : step + n]
         with self.runner.on_device():
-            inputs = ForwardInputs(self.runner.embedded(ids[0]), at[:1], at[1:], steps, added)
-            logits, _ = self.forward(inputs)
-        return self.runner.widened(logits[-1:])[None]
+            own = self.runner.embedded(ids[0])
+            if self.small is not None and n <= self.small.most:
+                logits = self.small(own, self.at, step, added)
+            else:
+                at, steps = self.at + step, torch.arange(n, device=ids.device)
+                logits = self.forward(ForwardInputs(own, at[:1], at[1:], steps, added))[0][-1:]
+        return self.runner.widened(logits)[None]
 
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
         steps, at = torch.zeros_like(ids), self.at

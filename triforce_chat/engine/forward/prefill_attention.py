@@ -12,6 +12,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from triforce_chat.engine.cache.quantization import GROUP
+from triforce_chat.engine.cache.storage import KVView
 
 CHUNK = 8192  # tokens of a full chunk; shorter ones are rare, and every shape costs a plan
 BLOCKS = (65536, 32768, 16384, 8192)  # keys per block
@@ -66,6 +70,64 @@ def after_prefix(
     """
     before, after = flash(query, *prefix, False, scale), flash(query, *own, True, scale)
     return merged(before[0].float(), before[1], *after)[0].to(query.dtype)
+
+
+def over_groups(query: Tensor, view: KVView, scale: float) -> Tensor:
+    """Attention of n tokens that fill groups, to their own group as it is and to all earlier ones quantized."""
+    before = view.before
+    assert before is not None
+    keys, values = (part[None] for part in before.all_heads(query.dtype))
+    first = before.tokens - view.repeated  # tokens of the groups that all rows see
+    newest = view.keys[:, :, : view.length], view.values[:, :, : view.length]
+    mixed, summed = within_groups(query, newest, (keys[:, :, first:], values[:, :, first:]), scale)
+    for part in unmasked_parts(query, keys[:, :, :first], values[:, :, :first], scale):
+        mixed, summed = merged(mixed, summed, *part)
+    return mixed.to(query.dtype)
+
+
+def within_groups(
+    query: Tensor, newest: tuple[Tensor, Tensor], quantized: tuple[Tensor, Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
+    """The share of the groups that the tokens are in: fp32 [1, Hq, n, D], and its log-sum-exps.
+
+    ``newest`` are the keys and values of these groups as they are, which end with the tokens' own, and ``quantized``
+    those of the full ones. No mask is needed: the groups come in pairs, of which the second reads the first, then in
+    pairs of pairs, and so on. So every token reads every earlier group once.
+    """
+    n, length = query.shape[2], newest[0].shape[2]
+    size = GROUP << (-(-length // GROUP) - 1).bit_length()
+    rows = pad(query, (0, 0, length - n, size - length))
+    own_keys, own_values = (in_blocks(pad(part, (0, 0, 0, size - length)), GROUP) for part in newest)
+    parts = [pad(part, (0, 0, 0, size - part.shape[2])) for part in quantized]
+    out, sums = flash(in_blocks(rows, GROUP), own_keys, own_values, True, scale)
+    mixed, summed = (each.transpose(0, 1).flatten(1, 2)[None].float() for each in (out, sums))
+    width = GROUP
+    while width < length:
+        pairs = -(-(length - width) // (2 * width))
+        later = in_blocks(rows, width)[1::2][:pairs]
+        keys, values = (in_blocks(part, width)[::2][:pairs] for part in parts)
+        out, sums = (each.transpose(0, 1) for each in flash(later, keys, values, False, scale))
+        mine, known = (each[0].unflatten(1, (-1, width))[:, 1::2][:, :pairs] for each in (mixed, summed))
+        known.copy_(merged(mine, known, out, sums)[1])
+        width *= 2
+    return mixed[:, :, length - n : length], summed[:, :, length - n : length]
+
+
+def in_blocks(part: Tensor, width: int) -> Tensor:
+    """Consecutive tokens as the sequences of a batch: [1, H, S, D] -> [S / width, H, width, D]."""
+    blocks: Tensor = part[0].unflatten(1, (-1, width))
+    return blocks.transpose(0, 1)
+
+
+def unmasked_parts(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """``unmasked`` over parts of the keys that are together all of them."""
+    length, near = keys.shape[2], 0
+    for start, near in spans(length) if serves(query, length + query.shape[2]) else ():
+        yield unmasked(query, keys[:, :, start:near], values[:, :, start:near], scale)
+    if near < length:
+        yield flash(query, keys[:, :, near:], values[:, :, near:], False, scale)
 
 
 def joins(query: Tensor) -> bool:

@@ -82,3 +82,9 @@ class QuantizedEmbedding(QuantizedLayer):
     def forward(self, ids: Tensor) -> Tensor:
         """ids [...] -> [..., I]."""
         return self.matrix.rows(ids.flatten()).view(*ids.shape, -1)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """What a step of a model reads of its weights, nearly: of an embedding of its own it reads a few rows only."""
+    matrices = (layer.matrix for layer in model.modules() if isinstance(layer, QuantizedLinear))
+    return sum(each.nbytes for each in model.parameters()) + sum(each.nbytes for each in matrices)

@@ -21,6 +21,7 @@ from triforce_chat.engine.forward.attention_backend import USUAL as USUAL_BACKEN
 from triforce_chat.engine.forward.attention_backend import AttentionBackend
 from triforce_chat.engine.forward.cpu_layer import CpuLayer, fuse_layers
 from triforce_chat.engine.forward.loops import FusedLoop, LoopForward, SequencesLoop
+from triforce_chat.engine.forward.quantized import weight_bytes
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.gathered import Gathering, Result, Task
 from triforce_chat.engine.group import SINGLE, RankGroup
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from triforce_chat.engine.forward.fused import Decoder
     from triforce_chat.engine.forward.graphs import ForwardGraphs
     from triforce_chat.engine.forward.sequences import SequencesGraphs
+    from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 
 Made = TypeVar("Made")
 FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families with fused blocks
@@ -160,8 +162,9 @@ class Runner:
     Modifies the model: it gets this program's attention function and, on a CPU, packed weights. ``vocabulary`` is the
     width of the logits (None: the model's own); a draft model gets its target's, as models of one family pad the same
     vocabulary to different widths, and with ``target_ids`` [D], if it knows only those of the target's tokens, a last
-    embedding for all others. A target keeps its ``state`` for a draft, whose ``reader`` reads it. All ranks that share
-    a model must construct their runners at the same time.
+    embedding for all others. A target keeps its ``state`` for a draft, whose ``reader`` reads it. ``streamed``: the
+    weights of its layers, if some are in host memory. All ranks that share a model must construct their runners at the
+    same time.
     """
 
     def __init__(
@@ -174,11 +177,13 @@ class Runner:
         reader: StateReader | None = None,
         kv: torch.dtype | None = None,
         backend: AttentionBackend = USUAL_BACKEND,
+        streamed: StreamedWeights | None = None,
     ) -> None:
         attention.register()
         model.set_attn_implementation(attention.NAME)
         self.model, self.group, self.state, self.reader = model, group, state, reader
-        self.backend = backend
+        self.weight_bytes = weight_bytes(model)  # before they are packed
+        self.backend, self.streamed = backend, streamed
         self.gathering: Gathering | None = None  # None: every forward runs by itself
         self.alone = self  # the runner of which this one is a copy for one of several sequences
         self.shared: WeakKeyDictionary[KVPool, Any] = WeakKeyDictionary()  # see ``in_common``
@@ -191,13 +196,17 @@ class Runner:
             torch.cuda.set_device(self.device)  # for work outside of forwards on this thread
         self.shape = Shape.of(model.config, model.dtype, model.device, group.size, kv)
         self.decoder: Decoder | None = None
+        if streamed is not None:
+            streamed.attach(model.base_model.layers)
         self.graphs: ForwardGraphs
         self.of_sequences: SequencesGraphs
         if group.all_reduce_min(backend.captures and fusible(model)):
             from triforce_chat.engine.forward.fused import Decoder
 
-            self.decoder = Decoder(model, self.shape, group)
+            self.decoder = Decoder(model, self.shape, group, streamed)
             self._begin_graphs(self.decoder)
+        elif streamed is not None:
+            streamed.hook(model.base_model.layers)
         elif group.size == 1 and onednn.available(self.device, self.shape.dtype):
             onednn.pack_linears(model)
             fuse_layers(model)
@@ -419,7 +428,8 @@ class Runner:
             return None
         index = cache.length if feed.offset is not None else cache.reach(n) - n
         ids = self.embedded(feed.ids[0])
-        logits, states = self.graphs(ids, slot, cache.position, index, size, feed.offset, feed.tree)
+        with self._weights_passing():
+            logits, states = self.graphs(ids, slot, cache.position, index, size, feed.offset, feed.tree)
         if feed.offset is None:
             cache.wrote(n, size)
             cache.advance(n)
@@ -437,8 +447,10 @@ class Runner:
             slot = feed.cache.write_slot()
             assert slot
             fed.append((self.embedded(feed.ids[0]), slot, feed.cache.position, feed.offset))
+        with self._weights_passing():
+            outcomes = self.of_sequences(fed)
         made = []
-        for feed, (ids, slot, position, _), outcome in zip(feeds, fed, self.of_sequences(fed), strict=True):
+        for feed, (ids, slot, position, _), outcome in zip(feeds, fed, outcomes, strict=True):
             n, (logits, states) = len(ids), outcome.computed
             if feed.offset is None:
                 if slot.queries is not None and outcome.queries is not None:
@@ -485,6 +497,15 @@ class Runner:
 
         Each cache receives the keys and values of its ids [n] layer by layer.
         """
+        with self._weights_passing():
+            return self._computed(fed)
+
+    def _weights_passing(self) -> AbstractContextManager[None]:
+        """Streamed weights, if there are some, are there for one forward."""
+        return nullcontext() if self.streamed is None else self.streamed.passing()
+
+    def _computed(self, fed: Sequence[tuple[Tensor, KVCache, Branches | None]]) -> Tensor:
+        """``_hidden`` where the weights are."""
         ids = joined([own for own, _, _ in fed])
         positions = joined([self._steps(cache.position, len(own), tree) for own, cache, tree in fed])
         added = None

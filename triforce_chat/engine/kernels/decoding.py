@@ -19,11 +19,16 @@ import triton.language as tl
 from torch import Tensor
 
 PROCESSORS = 132  # streaming multiprocessors of a Hopper GPU
-RESIDENT = 2  # programs that run on one multiprocessor at a time
+RESIDENT = 2  # programs of so many warps that run on one multiprocessor at a time
+WARPS = 4
 LEAST = 128  # slots that are worth a program of their own
 MOST_SPLITS = 128
 GOOD = 0.95  # occupancy that the waves of programs should reach on average
 TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
+NARROW_WARPS = (
+    2  # of a program over keys and values of fewer bits than the queries, which take long to convert
+)
+GAIN = tl.constexpr(32768.0)  # of weights in fp16, so that small ones keep their bits
 LARGEST_ROWS = {2: 64, 4: 16}  # by bytes per element: without tensor cores, fp32 products fill registers
 WEIGHED = 256  # chunks that a program adds up
 WEIGHED_ROWS = 16  # of them at a time: the least that a tile has
@@ -41,21 +46,28 @@ class Tiling(NamedTuple):
     warps: int = 4
 
 
-def tiling(rows: int, dim: int, dtype: torch.dtype, listed: bool = False) -> Tiling:
-    """The tiling for ``rows`` queries that share a KV head, limited by shared memory and registers."""
+def tiling(
+    rows: int, dim: int, dtype: torch.dtype, listed: bool = False, kept: torch.dtype | None = None
+) -> Tiling:
+    """The tiling for ``rows`` queries that share a KV head, limited by shared memory and registers.
+
+    ``kept``: the dtype of keys and values, if not the queries'.
+    """
     slots = TILE_BYTES // (dim * dtype.itemsize)
     height = max(16, min(LARGEST_ROWS[dtype.itemsize], triton.next_power_of_2(rows)))
     shape = Tiling(height, max(16, min(128, slots)))
+    if kept is not None and kept.itemsize == 1 and height == 16:
+        shape = shape._replace(warps=NARROW_WARPS)  # each warp computes what all of a tile's rows need
     # Half of the stages load the list: so as many loads of keys and values are in flight as without one.
     return shape._replace(stages=2 * shape.stages - 1) if listed else shape
 
 
-def splits(heads: int, row_tiles: int, most: int) -> int:
-    """The number of programs that divide one KV head's visible slots, at most ``most`` of them.
+def splits(heads: int, row_tiles: int, most: int, warps: int = WARPS) -> int:
+    """The number of programs of so many warps that divide one KV head's visible slots, at most ``most`` of them.
 
     The fewest for which all programs fill the GPU in (nearly) complete waves.
     """
-    places, programs = PROCESSORS * RESIDENT, heads * row_tiles
+    places, programs = PROCESSORS * RESIDENT * max(1, WARPS // warps), heads * row_tiles
     limit = max(1, min(MOST_SPLITS, -(-most // LEAST), 2 * places // programs))
 
     def filled(count: int) -> float:
@@ -150,17 +162,17 @@ def decode_attention(
 ) -> Tensor:
     """Causal attention of n new tokens whose own keys are in slots ``at`` .. ``at+n-1``.
 
-    q [n, Hq, D], keys and values [Hkv, S, D], the last dimension contiguous; ``at`` is a device tensor with one
-    integer: row i sees slots 0 .. at+i, and slots after the visible ones are not read. ``most`` is an upper bound of
-    at+n and only determines the number of programs. Returns [n, Hq, D]. ``shape`` and ``parts`` override the tiling
-    and the number of programs per head. ``listed`` [Hkv, m] int32, the last dimension contiguous: slot i of a head is
-    the ``listed[i]``-th of its keys and values; None: the i-th. ``weighing``: adds up what is paid to each chunk of
-    all S slots. ``tree``: what each row sees in place of all earlier tokens. Raises ValueError unless D is a power of
-    two.
+    q [n, Hq, D], keys and values [Hkv, S, D] in q's dtype or in fp8, the last dimension contiguous; ``at`` is a device
+    tensor with one integer: row i sees slots 0 .. at+i, and slots after the visible ones are not read. ``most`` is an
+    upper bound of at+n and only determines the number of programs. Returns [n, Hq, D]. ``shape`` and ``parts`` override
+    the tiling and the number of programs per head. ``listed`` [Hkv, m] int32, the last dimension contiguous: slot i of
+    a head is the ``listed[i]``-th of its keys and values; None: the i-th. ``weighing``: adds up what is paid to each
+    chunk of all S slots. ``tree``: what each row sees in place of all earlier tokens. Raises ValueError unless D is a
+    power of two.
     """
     heads, rows = keys.shape[0], checked_rows(q, keys)
-    shape = shape or tiling(rows, q.shape[2], q.dtype, listed is not None)
-    parts = parts or splits(heads, triton.cdiv(rows, shape.rows), most)
+    shape = shape or tiling(rows, q.shape[2], q.dtype, listed is not None, keys.dtype)
+    parts = parts or splits(heads, triton.cdiv(rows, shape.rows), most, shape.warps)
     partial = Partial.empty(parts, heads, rows, q.shape[2], q.device)
     seen = None if weighing is None else Seen.empty(weighing, rows, shape)
     attend(partial, q, keys, values, at, scale, shape, listed=listed, seen=seen, tree=tree)
@@ -186,15 +198,15 @@ def attend_together(
     """
     heads, dim = keys.shape[1], q.shape[2]
     rows, count = checked_rows(q, keys[0]), len(sequences.at)
-    own = tiling(rows // len(q) * sequences.most, dim, q.dtype)
-    after = splits(heads * count, triton.cdiv(rows // len(q) * sequences.most, own.rows), most)
+    own = tiling(rows // len(q) * sequences.most, dim, q.dtype, kept=keys.dtype)
+    after = splits(heads * count, triton.cdiv(rows // len(q) * sequences.most, own.rows), most, own.warps)
     if prefix is None:
         partial = Partial.empty(after, heads, rows, dim, q.device)
         attend(partial, q, keys, values, sequences.at, scale, own, sequences)
         return joined(partial, q)
-    shape = tiling(rows, dim, q.dtype)
+    shape = tiling(rows, dim, q.dtype, kept=keys.dtype)
     # Mostly the tokens fill one tile of rows, however many there is room for: programs of other tiles return at once.
-    before = splits(heads, 1, prefix.keys.shape[1])
+    before = splits(heads, 1, prefix.keys.shape[1], shape.warps)
     as_one = Sequences(prefix.rows, prefix.length, prefix.rows[:1], len(q))
     partial = Partial.empty(before + after, heads, rows, dim, q.device)
     early = partial.parts(0, before)
@@ -390,6 +402,10 @@ def _attend(
     q_at = q + token.to(tl.int64) * q_token + (head * group + row % group) * q_head
     queries = tl.load(q_at[:, None] + column, mask=row[:, None] < rows, other=0.0)
 
+    # From 8 bits to fp16 is a short way, even beside bfloat16.
+    narrow: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth == 8 and queries.dtype != tl.float32
+    if narrow:
+        queries = queries.to(tl.float16)
     total, mixed = tl.zeros((height,), tl.float32), tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)
     k_at, v_at = keys + head.to(tl.int64) * keys_head, values + head.to(tl.int64) * values_head
@@ -407,6 +423,7 @@ def _attend(
         stored = slot < end
         there = tl.load(list_at + slot, mask=stored, other=0) if by_list else lane
         k = tl.load(k_at + there[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
+        k = k.to(queries.dtype)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
         if branching:
             bit = slot - base
@@ -427,13 +444,18 @@ def _attend(
             tl.store(to, summed.to(tl.float16))
             tl.store(seen_tops + head.to(tl.int64) * seen_tops_head + tile * lanes + row, highest)
         v = tl.load(v_at + there[:, None] * values_slot + column[None, :], mask=stored[:, None], other=0.0)
+        v = v.to(queries.dtype)
         total = total * fading + tl.sum(weights, 1)
+        if narrow:
+            weights *= GAIN
         mixed = tl.dot(weights.to(v.dtype), v, mixed * fading[:, None], input_precision="ieee")
         top = highest
         if not by_list:
             k_at += width * keys_slot
             v_at += width * values_slot
 
+    if narrow:
+        mixed /= GAIN
     tl.store(tops + place, top, mask=row < rows)
     tl.store(totals + place, total, mask=row < rows)
     tl.store(sums + place[:, None] * dim + column, mixed, mask=row[:, None] < rows)

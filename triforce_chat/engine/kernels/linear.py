@@ -107,7 +107,7 @@ def _by_tensor_cores(
 
 
 @triton.jit
-def _unpacked(words, kind: tl.constexpr):
+def unpacked(words, kind: tl.constexpr):
     """The integers of each byte in ``kind``; two are larger by 128, a single one is given twice."""
     if words.dtype == tl.uint8:
         low, high = tl.inline_asm_elementwise(
@@ -217,9 +217,9 @@ def _multiply(
             if norms:
                 part, squared = _weighed(part, norm, lane * parts + down + at, some)
                 squares += squared
-            codes = _unpacked(w, part.dtype)[half]
+            codes = unpacked(w, part.dtype)[half]
             if gates:
-                other_codes = _unpacked(v, part.dtype)[half]
+                other_codes = unpacked(v, part.dtype)[half]
             if group:
                 made = tl.dot(codes, part, made, input_precision="ieee")
                 if sided or paired:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LARGEST_FP8 = tl.constexpr(448.0)  # of e4m3
 ACTIVATIONS = 1024  # elements of a gated activation computed by one program
 
 
@@ -156,8 +157,8 @@ def _rotate_head(
         head = which - query_heads - kv_heads
         source = v + token * v_token + head * v_head + low
         target = values + head * values_head + slot * values_slot + low
-        tl.store(target, tl.load(source, mask=valid), mask=stored)
-        tl.store(target + half, tl.load(source + half, mask=valid), mask=stored)
+        tl.store(target, kept(tl.load(source, mask=valid), values), mask=stored)
+        tl.store(target + half, kept(tl.load(source + half, mask=valid), values), mask=stored)
     else:
         position = tl.load(positions + token).to(tl.float32)
         angle = position * tl.load(frequencies + low, mask=valid, other=0.0)
@@ -175,8 +176,16 @@ def _rotate_head(
         tl.store(source + half, turned_y, mask=valid)
         if which >= query_heads:
             target = keys + (which - query_heads) * keys_head + slot * keys_slot + low
-            tl.store(target, turned_x, mask=stored)
-            tl.store(target + half, turned_y, mask=stored)
+            tl.store(target, kept(turned_x, keys), mask=stored)
+            tl.store(target + half, kept(turned_y, keys), mask=stored)
+
+
+@triton.jit
+def kept(x, slots):
+    """x as those slots keep it; see ``narrowed`` of the caches."""
+    if slots.dtype.element_ty.primitive_bitwidth == 8:
+        x = tl.minimum(tl.maximum(x.to(tl.float32), -LARGEST_FP8), LARGEST_FP8)
+    return x.to(slots.dtype.element_ty)
 
 
 def silu_mul(both: Tensor) -> Tensor:

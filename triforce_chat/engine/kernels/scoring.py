@@ -85,7 +85,7 @@ def _score(
     for tile in range(first, last):
         stored = tile * width + lane < slots
         k = tl.load(k_at + lane[None, :] * keys_slot + column[:, None], mask=stored[None, :], other=0.0)
-        scores = tl.dot(queries, k, input_precision="ieee")
+        scores = tl.dot(queries, k.to(queries.dtype), input_precision="ieee")
         if chunk > 1:
             scores = tl.sum(tl.reshape(scores, (height, width // chunk, chunk)), 2)
         at = tile * (width // chunk) + place

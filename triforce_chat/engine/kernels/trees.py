@@ -89,6 +89,46 @@ def walk(tokens: Tensor, probs: Tensor, target: Tensor, tests: Tensor | None, li
     return Walked(count, rows, left.index_select(0, side))
 
 
+def walk_along(
+    tokens: Tensor,
+    probs: Tensor,
+    target: Tensor,
+    tests: Tensor | None,
+    links: Tensor,
+    forced: Tensor,
+    independent: bool,
+) -> Walked:
+    """``walk`` where the output is going to be ``forced`` [n+1], int64, by depth; negative: whatever passes.
+
+    See ``verify_tree``. ``independent``: siblings have been drawn independently of one another.
+    """
+    n, vocabulary = probs.shape
+    count = torch.empty(1, dtype=torch.long, device=tokens.device)
+    rows = torch.empty(n + 1, dtype=torch.long, device=tokens.device)
+    left = torch.empty(2, vocabulary, dtype=target.dtype, device=tokens.device)
+    side = torch.empty(1, dtype=torch.long, device=tokens.device)
+    _walk_along[(1,)](
+        tokens,
+        probs,
+        target,
+        target if tests is None else tests,
+        links,
+        forced,
+        count,
+        rows,
+        left,
+        torch.empty_like(left[0]),
+        side,
+        n,
+        vocabulary,
+        block=min(BLOCK, triton.next_power_of_2(vocabulary)),
+        greedy=tests is None,
+        independent=independent,
+        num_warps=WARPS,
+    )
+    return Walked(count, rows, left.index_select(0, side))
+
+
 def keep_slots(keys: Tensor, values: Tensor, at: Tensor, path: Tensor) -> None:
     """Move slots ``at + path[i]`` of keys and values [layers, Hkv, S, D] to ``at + i``, for an ascending path [m].
 
@@ -231,6 +271,112 @@ def _walk(
                     p = value / rest
                 else:  # rounding left nothing: it stays as it was
                     p = same
+                node = following
+        walking = passed >= 0
+        row = tl.where(walking, passed + 1, row)
+        taken += walking.to(tl.int64)
+    tl.store(count, taken)
+    tl.store(side, this)
+    for at in range(taken + 1, n + 1):
+        tl.store(rows + at, row)
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["forced"])
+def _walk_along(
+    tokens,
+    probs,
+    target,
+    tests,
+    links,
+    forced,
+    count,
+    rows,
+    left,  # as of ``_walk``
+    law,  # that the next child is drawn from
+    side,
+    n,
+    vocabulary,
+    block: tl.constexpr,
+    greedy: tl.constexpr,
+    independent: tl.constexpr,
+):
+    lane = tl.arange(0, block)
+    row = tl.load(links) * 0
+    taken = row
+    walking = row == 0
+    this = row
+    while walking:
+        tl.store(rows + taken, row)
+        node = tl.load(links + row)
+        wanted = tl.load(forced + taken)
+        free = wanted < 0
+        total, mass = 1.0, 1.0
+        first_child = tl.maximum(node, 0)
+        for first in range(0, vocabulary, block):
+            token = first + lane
+            there = token < vocabulary
+            weight = tl.load(target + row * vocabulary + token, mask=there, other=0.0)
+            tl.store(left + this * vocabulary + token, weight, mask=there)
+            share = tl.load(probs + first_child * vocabulary + token, mask=there, other=0.0)
+            tl.store(law + token, share, mask=there)
+        tl.debug_barrier()
+        passed = node * 0 - 1
+        while (node >= 0) & (passed < 0):
+            own = tl.where(free, tl.load(tokens + node), wanted)
+            p = tl.load(left + this * vocabulary + own) / total
+            q = tl.load(law + own) / mass
+            u = 0.0 if greedy else tl.load(tests + node)
+            accepted = tl.where(free, u * q < p, u * p < q)
+            if accepted:
+                passed = node
+            else:
+                following = tl.load(links + n + 1 + node + 1)
+                rest, over = 0.0, 0.0
+                for first in range(0, vocabulary, block):
+                    token = first + lane
+                    there = token < vocabulary
+                    weight = tl.load(left + this * vocabulary + token, mask=there, other=0.0) / total
+                    share = tl.load(law + token, mask=there, other=0.0) / mass
+                    above = tl.maximum(weight - share, 0.0)
+                    tl.store(left + (1 - this) * vocabulary + token, above, mask=there)
+                    rest += tl.sum(above, 0)
+                    over += tl.sum(tl.maximum(share - weight, 0.0), 0)
+                # The rejected token: what is above the chance to be accepted decides on it.
+                beyond = tl.where(p > q, (u * p - q) / tl.where(p > q, p - q, 1.0), 0.0) * over
+                before = 0.0
+                gone = node * 0 + vocabulary
+                for first in range(0, vocabulary, block):
+                    token = first + lane
+                    there = token < vocabulary
+                    weight = tl.load(left + this * vocabulary + token, mask=there, other=0.0) / total
+                    share = tl.load(law + token, mask=there, other=0.0) / mass
+                    part = tl.maximum(share - weight, 0.0)
+                    met = (before + tl.cumsum(part, 0) > beyond) & (part > 0)
+                    gone = tl.minimum(gone, tl.min(tl.where(met, token, vocabulary), 0).to(tl.int64))
+                    before += tl.sum(part, 0)
+                tl.debug_barrier()
+                again = free
+                if independent:
+                    again = node >= 0
+                spare = probs + tl.maximum(following, 0) * vocabulary
+                remaining = 0.0
+                for first in range(0, vocabulary, block):
+                    token = first + lane
+                    there = token < vocabulary
+                    fewer = tl.where(token == gone, 0.0, tl.load(law + token, mask=there, other=0.0))
+                    share = tl.where(again, tl.load(spare + token, mask=there, other=0.0), fewer)
+                    tl.store(law + token, share, mask=there)
+                    remaining += tl.sum(share, 0)
+                mass = tl.where(remaining < LEAST, 1.0, remaining)
+                if remaining < LEAST:  # the child that follows then is certain
+                    for first in range(0, vocabulary, block):
+                        token = first + lane
+                        there = token < vocabulary
+                        tl.store(law + token, tl.load(spare + token, mask=there, other=0.0), mask=there)
+                tl.debug_barrier()
+                if rest > 0:
+                    this = 1 - this
+                    total = rest
                 node = following
         walking = passed >= 0
         row = tl.where(walking, passed + 1, row)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.draft import Draft, one_hot
-from triforce_chat.engine.sampling.ops import PenaltyContext, Randomness, Uniforms, residual
+from triforce_chat.engine.draft import FREE, Draft, one_hot
+from triforce_chat.engine.sampling.ops import PenaltyContext, Randomness, Uniforms, imposed, residual
 from triforce_chat.engine.tree import Family
 
 
@@ -27,16 +27,29 @@ class PathVerdict(NamedTuple):
     rows: Tensor
 
 
-def verify_tree(draft: Draft, target: Tensor, random: Randomness) -> PathVerdict:
+def verify_tree(
+    draft: Draft, target: Tensor, random: Randomness, forced: Tensor | None = None
+) -> PathVerdict:
     """``verify`` along a tree: each child in turn is tested against what its rejected siblings left over.
 
     target: [1, n+1, V], the distributions after the root and after every token of the tree. A token drawn from q passes
     with probability min(1, r/q), where r is the target's distribution at first and, after each rejection, what it has
     above that child's q, normalized. So the output is distributed as the target, as for a chain, which is a special
     case. Every decision has a random number of its own.
+
+    ``forced`` [1, n+1], for benchmarks: what the output is going to be, by depth, as of ``verify``. All tokens of a
+    depth are that one then, so whichever child has given it is followed by what was drafted after it. Given the output
+    y, the first child was accepted with probability min(1, q(y)/r(y)); if it was not, it was a token x drawn from what
+    q has above r. So x is drawn, and the next child's distribution is q without x, unless children are independent.
     """
-    count, rows, left = (walked_by_kernel if target.is_cuda else walked)(draft, target, random)
+    if forced is None:
+        count, rows, left = (walked_by_kernel if target.is_cuda else walked)(draft, target, random)
+    else:
+        walk = walked_along_by_kernel if target.is_cuda else walked_along
+        count, rows, left = walk(draft, target, random, forced)
     last = random.draw(left)[:, None]
+    if forced is not None:
+        last = imposed(forced.gather(1, count[:, None]), last)
     n = len(draft)
     passed = torch.arange(n, device=target.device) < count[:, None]
     along = draft.tokens[:, (rows[0, 1:] - 1).clamp_min(0)]
@@ -83,6 +96,57 @@ def first_passing(
             return node, left
         left, node = residual(left, law), following[node + 1]
     return -1, left
+
+
+def walked_along_by_kernel(
+    draft: Draft, target: Tensor, random: Randomness, forced: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``walked_along`` on a GPU."""
+    from triforce_chat.engine import kernels
+
+    shape = draft.family
+    assert shape is not None
+    tests = random.tests[0] if isinstance(random, Uniforms) else None
+    given = draft.tokens[0], draft.probs[0], target[0], tests, shape.links, forced[0], draft.independent
+    made = kernels.walk_along(*given)
+    return made.accepted, made.rows[None], made.left
+
+
+def walked_along(
+    draft: Draft, target: Tensor, random: Randomness, forced: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``walked`` where the output is going to be ``forced`` [1, n+1]; see ``verify_tree``."""
+    assert draft.family is not None
+    first, following = draft.family.links.tolist()
+    rows, left, node = [0], target[:, 0], first[0]
+    law = draft.probs[:, node]
+    while node >= 0:
+        wanted, one = forced[:, len(rows) - 1, None], random.only(node)
+        free = bool(wanted == FREE)
+        own = draft.tokens[:, node, None] if free else wanted
+        odds = left.gather(-1, own), law.gather(-1, own)
+        odds = odds if free else odds[::-1]
+        if int(one.accepts(*odds)):
+            rows.append(node + 1)
+            left, node = target[:, node + 1], first[node + 1]
+            law = draft.probs[:, node]
+            continue
+        above, rest, node = (law - left).clamp_min(0), residual(left, law), following[node + 1]
+        if node >= 0:
+            recorded = draft.probs[:, node]
+            same = free or draft.independent
+            law = recorded if same else without(law, one.rejected(*odds, above), recorded)
+        left = rest / rest.sum(-1, keepdim=True)
+    count = draft.tokens.new_tensor([len(rows) - 1])
+    padded = rows + [rows[-1]] * (len(draft) + 1 - len(rows))
+    return count, draft.tokens.new_tensor([padded]), left
+
+
+def without(law: Tensor, token: Tensor, certain: Tensor) -> Tensor:
+    """A law [1, V] without ``token`` [1]; ``certain`` where nothing remains."""
+    fewer = law.scatter(-1, token[:, None], 0)
+    total = fewer.sum(-1, keepdim=True)
+    return torch.where(total >= torch.finfo(law.dtype).tiny, fewer / total, certain)
 
 
 def draw_children(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, Graph, Preparation, fitting, pool_of
+from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, Graph, Preparation, fill, fitting, pool_of
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.sampling.branching import penalized_paths, verify_tree
 from triforce_chat.engine.sampling.ops import (
@@ -71,6 +71,11 @@ class Verification:
     candidates: int
     forced: bool = False  # the inputs say which tokens the output is going to be
 
+    @property
+    def draws_by_kernels(self) -> bool:
+        """Whether kernels may draw the tokens of a draft: they know no filters, which sort the vocabulary."""
+        return not self.sampling.filters
+
     def __call__(self, inputs: SamplerInputs, random: Randomness) -> SamplerOutput:
         draft, rows = inputs.draft, None
         scores = self._penalized(inputs)
@@ -80,7 +85,7 @@ class Verification:
         if not draft.branching:
             numbers = verify(draft, probs, random, inputs.forced)
         else:
-            numbers, rows = verify_tree(draft, probs, random)
+            numbers, rows = verify_tree(draft, probs, random, inputs.forced)
         if complete is None:
             flag = numbers.new_ones(len(numbers), 1)
         else:
@@ -203,7 +208,7 @@ class GraphExecutor:
 def key_of(op: Verification, like: SamplerInputs, room: int) -> Hashable:
     """What the graphs of all sizes have in common."""
     logits = like.logits
-    kind = like.allowed is not None, like.draft.branching
+    kind = like.allowed is not None, like.draft.branching, like.draft.independent
     return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room, kind
 
 
@@ -232,6 +237,7 @@ class StaticVerification:
                     draft.probs.new_zeros(batch, rows - 1, vocabulary),
                     self.counts[0],
                     shape=nobody(rows - 1, device) if draft.branching else None,
+                    independent=draft.independent,
                 ),
                 PenaltyContext(answer, self.counts[1]) if room else None,
                 draft.tokens.new_zeros(batch, rows) if op.forced else None,
@@ -277,7 +283,7 @@ class StaticVerification:
             return
         assert draft.parents is not None
         for static, given in zip(mine, family(draft.parents, *mine.room), strict=True):
-            static.copy_(given.pin_memory() if static.is_cuda else given, non_blocking=True)
+            fill(static, given)
         self.parents = draft.parents
 
     def __call__(self) -> SamplerOutput:

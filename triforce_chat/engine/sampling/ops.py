@@ -31,6 +31,10 @@ class Randomness(Protocol):
         """One index per row, in proportion to weights [B, V] (non-negative, not all zero): [B]."""
         ...
 
+    def rejected(self, p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
+        """The same by what the test of p, q [B, 1] has left open, given that it was not passed."""
+        ...
+
     def only(self, i: int) -> Randomness:
         """The decisions on drafted token i alone: for p, q [B, 1], and to draw it where drawn tokens have numbers."""
         ...
@@ -64,6 +68,12 @@ class Uniforms(NamedTuple):
         heaviest = weights.argmax(-1)
         return torch.where(weights.gather(-1, index)[:, 0] > 0, index[:, 0], heaviest)
 
+    def rejected(self, p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
+        """By how far the tested number is above the chance to pass, which is as random."""
+        p, q = p.double(), q.double()
+        beyond = (self.tests * q - p) / (q - p).clamp_min(torch.finfo(q.dtype).tiny)
+        return self._replace(last=beyond.clamp(0, 1)).draw(weights)
+
 
 class Greedy:
     """Decisions at temperature 0, where all distributions are one-hot: no random numbers are needed."""
@@ -75,6 +85,9 @@ class Greedy:
         return (p > 0).long().cumprod(-1).sum(-1)
 
     def draw(self, weights: Tensor) -> Tensor:
+        return weights.argmax(-1)
+
+    def rejected(self, p: Tensor, q: Tensor, weights: Tensor) -> Tensor:  # noqa: ARG002
         return weights.argmax(-1)
 
 

@@ -35,3 +35,8 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def filters(self) -> bool:
+        """Whether unlikely tokens are left out."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +16,8 @@ TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepar
 TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
 PREPARED = 3.0  # a draft this many times slower than the next one included preparations, such as captures
 OUTLIER = 3.0  # a draft counts as at most this many times slower than usual
+NOT_FAR_OFF = 0.8  # share of the best rate
+FAR_OFF = 4  # retry drafters below that this many times less often: the text may have changed
 
 
 class Drafter(Protocol):
@@ -59,10 +61,13 @@ class Arm:
 
     drafter: Drafter
     worth_above: int = 0  # shortest history, in tokens, for which it can pay
+    # What a drafted token is expected to cost after so many, as a share of plain decoding's; 0: not known
+    forecast: Callable[[int], float] = lambda _: 0.0
     cost: Average = field(default_factory=lambda: Average(FORGET))  # seconds per drafted token
     excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
     curve: AcceptanceCurve = field(default_factory=AcceptanceCurve)
     trials: int = 0  # number of first trials so far
+    again: bool = False  # whether the latest trial came after the first ones
     asked: bool = False  # whether it was ever asked to draft
     measured_at: int = 0  # round of the last measurement
     patience: int = TRY_AGAIN  # rounds until the next trial
@@ -86,10 +91,11 @@ class Arm:
 
     def tried(self) -> None:
         """Count a trial that is being run."""
-        if self.trials < len(TRIALS):
-            self.trials += 1
-        else:
+        self.again = self.trials >= len(TRIALS)
+        if self.again:
             self.patience *= 2
+        else:
+            self.trials += 1
 
     def use_costs(self, cost: Average, excess: Average, now: int) -> None:
         """Go on from costs that were measured before, if they were; then no first trial is due."""
@@ -101,9 +107,9 @@ class Arm:
 
     def restart(self) -> None:
         """Forget everything that was learnt."""
-        fresh = Arm(self.drafter, self.worth_above)
+        fresh = Arm(self.drafter)
         self.cost, self.excess, self.curve, self.warmups = fresh.cost, fresh.excess, fresh.curve, 1
-        self.trials, self.asked, self.measured_at, self.patience = 0, False, 0, TRY_AGAIN
+        self.trials, self.again, self.asked, self.measured_at, self.patience = 0, False, False, 0, TRY_AGAIN
 
     def makes(self, n: int) -> int:
         """Number of tokens to expect when n are requested."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from triforce_chat.engine.speculation.cost_model import (
+    ROW_PRIOR,
     STORED_TIMES,
     AcceptanceCurve,
     Average,
@@ -23,6 +24,7 @@ from triforce_chat.engine.speculation.cost_model import (
     StepTimes,
 )
 from triforce_chat.engine.speculation.lookup import ORDERS
+from triforce_chat.engine.speculation.tree_rates import RankAcceptance
 
 FORGET = 0.9  # weight of the past in costs and gaps
 SMALLEST_BUCKET = 256  # tokens; in shorter histories steps hardly differ
@@ -39,6 +41,27 @@ def bucket_of(length: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeTimes:
+    """The costs of rounds that draft trees, in seconds: their verifications, and each level of a draft."""
+
+    steps: StepTimes
+    level: Average
+
+    @staticmethod
+    def unknown(row: float = ROW_PRIOR) -> TreeTimes:
+        """Before anything was measured; ``row``: see ``StepTimes``."""
+        return TreeTimes(StepTimes(row), Average(FORGET))
+
+    def plain(self) -> dict[str, Any]:
+        return {"steps": self.steps.plain(), "level": self.level.plain()}
+
+    @staticmethod
+    def of(plain: dict[str, Any]) -> TreeTimes:
+        """From plain data. Raises one of ``DAMAGED``."""
+        return TreeTimes(StepTimes.of(plain["steps"]), Average.of(plain["level"], FORGET, STORED_TIMES))
+
+
+@dataclass(frozen=True, slots=True)
 class LevelTimes:
     """The costs of one level's rounds, in seconds unless named otherwise."""
 
@@ -47,6 +70,7 @@ class LevelTimes:
     undrafted: Average  # per token decoded without drafts, with overlapping forwards
     costs: tuple[Average, ...] = ()  # per token drafted by each arm
     excess: tuple[Average, ...] = ()  # tokens drafted by each arm beyond those requested
+    trees: TreeTimes | None = None  # of a level for which trees are drafted
 
     @staticmethod
     def unknown(arms: int) -> LevelTimes:
@@ -65,6 +89,7 @@ class LevelTimes:
             "undrafted": self.undrafted.plain(),
             "costs": [each.plain() for each in self.costs],
             "excess": [each.plain() for each in self.excess],
+            **({"trees": self.trees.plain()} if self.trees else {}),
         }
 
     @staticmethod
@@ -91,6 +116,7 @@ def _times(plain: dict[str, Any], steps: type[StepTimes], average: type[Average]
         seconds(plain["undrafted"]),
         tuple(map(seconds, plain["costs"])),
         tuple(Average.of(each, FORGET, STORED_TIMES, NEGATIVE) for each in plain["excess"]),
+        TreeTimes.of(plain["trees"]) if "trees" in plain else None,
     )
 
 
@@ -102,6 +128,7 @@ class LevelAcceptance:
     curves: tuple[AcceptanceCurve, ...]  # of each arm
     record: tuple[float, float]  # looked-up tokens: expected to be accepted, and accepted
     rates: tuple[float, ...] = ()  # of lookup, by the length of a match; none without lookup
+    ranks: RankAcceptance | None = None  # of trees; None where none are drafted
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -109,6 +136,7 @@ class LevelAcceptance:
             "curves": [each.plain() for each in self.curves],
             "record": list(self.record),
             "rates": list(self.rates),
+            **({"ranks": self.ranks.plain()} if self.ranks else {}),
         }
 
     @staticmethod
@@ -121,7 +149,8 @@ class LevelAcceptance:
         if rates and len(rates) != ORDERS + 1:
             raise ValueError("no rates by length of match")
         curves = tuple(map(AcceptanceCurve.of, plain["curves"]))
-        return LevelAcceptance(AcceptanceCurve.of(plain["blend"]), curves, (hoped, came), rates)
+        ranks = RankAcceptance.of(plain["ranks"]) if "ranks" in plain else None
+        return LevelAcceptance(AcceptanceCurve.of(plain["blend"]), curves, (hoped, came), rates, ranks)
 
     def copy(self) -> LevelAcceptance:
         """Acceptance that a planner may go on refining."""

@@ -25,6 +25,7 @@ from triforce_chat.engine.speculation.calibration import (
 from triforce_chat.engine.speculation.planner import EVERYTHING, Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import MOST_GAMMA, Builder, StackOptions
+from triforce_chat.engine.speculation.tree_shapes import Rates
 
 TOKENS = 48  # decoded by a calibration at most
 SECONDS = 10.0  # after which a calibration ends; a later start goes on with what is still unknown
@@ -48,6 +49,14 @@ class CalibrationStore(Protocol):
         """
         ...
 
+    def ranks(self) -> Rates | None:
+        """How often each child of a token of the draft's trees is accepted, as last kept; None: unknown."""
+        ...
+
+    def keep_ranks(self, rates: Rates) -> None:
+        """Keep such rates for all stacks of these models; may silently keep nothing."""
+        ...
+
 
 class NoCalibrations:
     """Keeps nothing: every stack starts without figures."""
@@ -60,6 +69,12 @@ class NoCalibrations:
 
     def write(self, options: StackOptions, news: Calibration) -> Calibration:  # noqa: ARG002
         return Calibration()
+
+    def ranks(self) -> Rates | None:
+        return None
+
+    def keep_ranks(self, rates: Rates) -> None:
+        pass
 
 
 class SharedCalibrations:
@@ -87,12 +102,19 @@ class SharedCalibrations:
         known.absorb(Calibration({}, news.learnt, news.acceptance))
         return Calibration({}, dict(known.learnt), known.acceptance)
 
+    def ranks(self) -> Rates | None:
+        return self.store.ranks()
+
+    def keep_ranks(self, rates: Rates) -> None:
+        self.store.keep_ranks(rates)
+
 
 class MemoryCalibrations:
     """Keeps calibrations as long as the process lives, for stacks that are replaced and come back."""
 
     def __init__(self) -> None:
         self.kept: dict[StackOptions, Calibration] = {}
+        self.rates: Rates | None = None
 
     def key(self, options: StackOptions) -> str:  # noqa: ARG002
         return ""
@@ -106,6 +128,12 @@ class MemoryCalibrations:
         known.absorb(news)
         self.kept[options] = known
         return self.read(options)
+
+    def ranks(self) -> Rates | None:
+        return self.rates
+
+    def keep_ranks(self, rates: Rates) -> None:
+        self.rates = rates
 
 
 class Calibrator:
@@ -122,8 +150,9 @@ class Calibrator:
         self.options = replace(builder.options, repeatable=False)
         self.repeatable = builder.options.repeatable
         self.levels = [*builder.planners.values()]
-        self.planners = {name: each for name, each in builder.planners.items() if each.decides}
+        self.planners = {name: each for name, each in builder.planners.items() if each.learns}
         self.known = store.read(self.options) if self.planners else Calibration()
+        self._use_prior()
         self.tried: set[int] = set()  # buckets that this stack was measured in
         self.bucket: int | None = None  # of the times that the planners go by
         # Of what was measured and the latest repeatable answer was planned by; empty if nothing was.
@@ -143,7 +172,8 @@ class Calibrator:
         """
         bucket = bucket_of(length)
         known = self.known.measured.get(bucket)
-        missing = bool(self.planners) and (known is None or not (known.complete or bucket in self.tried))
+        decides = any(each.decides for each in self.planners.values())
+        missing = decides and (known is None or not (known.complete or bucket in self.tried))
         return bool(self.group.broadcast_ints((int(missing),))[0])
 
     def begin(self, length: int) -> None:
@@ -216,6 +246,14 @@ class Calibrator:
             cache.restart()
         for planner in self.levels:
             planner.restart()
+
+    def _use_prior(self) -> None:
+        """Let trees begin with what was measured of these models, where a level has learnt nothing yet."""
+        trees = [each.trees for each in self.planners.values() if each.trees is not None]
+        prior = self.store.ranks() if trees else None
+        for each in trees:
+            if prior is not None:
+                each.begin_with(prior)
 
     def _use_measured(self, bucket: int) -> None:
         found = self.known.measured.get(bucket, Measured({}, {}))

@@ -15,6 +15,8 @@ import torch
 FORGET_TIME = 0.9  # weight of the past at each new measurement: contexts grow, machines slow down
 FORGET_SHAPE = 0.99  # the cost of a row, in steps of one row, changes with the machine only
 ROW_PRIOR = 0.04  # cost of one more row, as a share of a step of one row, before anything else is known
+# The same on a GPU, where reading the weights takes the time, and where keys and values come from host memory.
+GPU_ROW_PRIOR, STREAMED_ROW_PRIOR = 0.01, 0.001
 # The same where a CPU multiplies quantized weights: with few of them to read, computing bounds a step of several rows.
 COMPUTED_ROW_PRIOR = 0.15
 PRIOR_WEIGHT = 4.0  # in rows squared
@@ -24,6 +26,7 @@ FIRST = (
 
 GUESS = 0.8  # acceptance until verdicts come
 GUESS_WEIGHT = 3.0  # tests that the guess counts for
+FEW_TESTS = 8.0  # the guess included; so few may all have failed by bad luck
 NEIGHBOUR_WEIGHT = 6.0  # tests that the acceptance of the positions in front counts for
 FORGET_POSITION = 0.975  # weight of the past at each test of a position
 FORGET_OVERALL = 0.995  # the same over all positions
@@ -190,8 +193,8 @@ class AcceptanceCurve:
     never tested and teach nothing.
     """
 
-    def __init__(self) -> None:
-        self.overall = Average(FORGET_OVERALL, GUESS_WEIGHT, GUESS_WEIGHT * GUESS)
+    def __init__(self, guess: float = GUESS) -> None:
+        self.overall = Average(FORGET_OVERALL, GUESS_WEIGHT, GUESS_WEIGHT * guess)
         self.positions: list[Average] = []
 
     def learn(self, proposed: int, accepted: int) -> None:
@@ -210,6 +213,11 @@ class AcceptanceCurve:
                 rate = (position.total + NEIGHBOUR_WEIGHT * rate) / (position.weight + NEIGHBOUR_WEIGHT)
             passing.append(rate)
         return list(accumulate(passing, mul))
+
+    @property
+    def tested(self) -> bool:
+        """Whether it knows enough to count for more than a guess."""
+        return self.overall.weight > FEW_TESTS
 
     def plain(self) -> dict[str, Any]:
         """The means and weights over all positions and of each one."""

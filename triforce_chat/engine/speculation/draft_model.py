@@ -234,6 +234,26 @@ class DraftGraph:
 
     @torch.inference_mode()
     def _work(self) -> tuple[Tensor, Tensor]:
+        return self._by_kernels() if self.op.draws_by_kernels else self._by_operations()
+
+    def _by_kernels(self) -> tuple[Tensor, Tensor]:
+        """Two kernels draw a token where operations launch thirty; without filters, which sort the vocabulary."""
+        from triforce_chat.engine import kernels
+
+        sampling, (rows, _, vocabulary) = self.op.sampling, self.nothing.probs.shape
+        since = None if self.penalty is None else kernels.since_written(*self.penalty, vocabulary)
+        penalty = sampling.repetition_penalty
+        how = kernels.Drawing(sampling.temperature, self.uniforms.last, penalty, since, self.forced)
+        tokens = self.ids.new_empty(rows, self.n)
+        probs = self.nothing.probs.new_empty(rows, self.n, vocabulary)
+        last = self.ids
+        for step in range(self.n):
+            logits = self.forward(last, self.n + step if step else 0)
+            kernels.draw_token(logits[:, 0], how, step, tokens, probs)
+            last = tokens[:, step : step + 1]
+        return tokens, probs
+
+    def _by_operations(self) -> tuple[Tensor, Tensor]:
         def feed(ids: Tensor, step: int) -> Tensor:
             return self.forward(ids, self.n + step) if step else self.forward(self.ids, 0)
 

@@ -34,14 +34,14 @@ class Investment:
         self.earned = 0.0
         self.lacking: dict[Hashable, int] = {}  # captures that plans lack, since the latest capture or answer
         self.rest, self.made = 0, 0  # tokens of the answer: to come at most, and made
-        self.expected_rest = 0  # tokens
+        self.expected_rest = SURE  # tokens
         self.rest_seconds = 0.0  # that the expected rest takes
         self.counted = 0  # captures that were paid for, or made outside of answers
 
     def begin(self, rest: int) -> None:
         """An answer of up to ``rest`` tokens begins."""
         self.rest, self.made, self.counted = rest, 0, self.captures.count
-        self.expected_rest, self.rest_seconds = 0, 0.0
+        self.expected_rest, self.rest_seconds = min(rest, SURE), 0.0
         self.lacking.clear()
 
     def renew(self, rest: int, pace: float) -> None:

@@ -6,6 +6,7 @@ depends on its length and is learnt while decoding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.kernels_available import kernels_run
 
 ORDERS = 8  # tokens; longer matches count as this long
-LEARN = 0.05  # weight of each new test of a match
+LEARN = 0.05  # weight of each new test of a match, once there were many
+PRIOR_TESTS = 4  # that the starting point counts for
 # How often a match predicts the next token, by its length: measured on summaries and answers of a small chat model
 # about novels and reports. A starting point, which every test updates.
 PRIOR = (0.0, 0.18, 0.2, 0.32, 0.5, 0.65, 0.75, 0.75, 0.8)
@@ -39,6 +41,12 @@ class NgramLookup:
     def restart(self) -> None:
         """Forget what was learnt about matches."""
         self.rates = list(PRIOR)
+        self.tests = [0] * len(PRIOR)
+
+    def go_on(self, rates: Sequence[float]) -> None:
+        """Go on from what was learnt before by many tests."""
+        self.rates = list(rates)
+        self.tests = [round(1 / LEARN)] * len(self.rates)
 
     def find(self, seq: TokenBuffer, n: int) -> Match:
         """The n tokens that followed the longest match, the latest of equals.
@@ -56,7 +64,9 @@ class NgramLookup:
         """Learn that the first ``right`` of ``tested`` tokens after a match were right; each one extends the match."""
         for i in range(min(right + 1, tested)):
             order = min(length + i, ORDERS)
-            self.rates[order] += LEARN * ((i < right) - self.rates[order])
+            self.tests[order] += 1
+            weight = max(LEARN, 1 / (PRIOR_TESTS + self.tests[order]))
+            self.rates[order] += weight * ((i < right) - self.rates[order])
 
 
 def stacked(rows: list[Tensor]) -> Tensor:

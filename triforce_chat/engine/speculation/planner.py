@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from triforce_chat.engine.cuda_graph import SIZES, Captures
 from triforce_chat.engine.group import SINGLE, RankGroup
-from triforce_chat.engine.speculation.arm import TRIALS, TRY_AGAIN, Arm
+from triforce_chat.engine.speculation.arm import FAR_OFF, NOT_FAR_OFF, TRIALS, TRY_AGAIN, Arm
 from triforce_chat.engine.speculation.calibration import FORGET, LevelAcceptance, LevelTimes
 from triforce_chat.engine.speculation.cost_model import (
     FIRST,
@@ -25,9 +25,11 @@ from triforce_chat.engine.speculation.cost_model import (
     Average,
     StepTimes,
 )
+from triforce_chat.engine.speculation.exploration import ALREADY, DEAR, HOPE, RISKED, SOONEST, Exploration
 from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup
-from triforce_chat.engine.speculation.tree_plan import TreePlan
+from triforce_chat.engine.speculation.tree_plan import RoundCosts, TreePlan
+from triforce_chat.engine.speculation.tree_rates import eldest_line
 from triforce_chat.engine.tree import Parents, levels
 
 # Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested. The
@@ -35,9 +37,7 @@ from triforce_chat.engine.tree import Parents, levels
 ROWS = (*SIZES[:-1], 48, 64)
 GAIN = 1.03  # speculation must promise this much over plain decoding
 HABIT = 1.05  # another plan must promise this much more than the last one
-TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial
-NOT_FAR_OFF = 0.8  # share of the best rate
-FAR_OFF = 4  # retry drafters below that this many times less often: the text may have changed
+TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial, unless much is expected of it
 PAUSE = 3.0  # steps; a longer pause between two rounds is not part of their cost
 FORGET_RECORD = 0.98  # weight of the past in the record of lookup
 FORGET_UNUSED = 0.997  # weight of the past in a round without lookup
@@ -61,7 +61,7 @@ class Plan:
 
     n: int
     arm: Arm | None = None
-    rate: float = 0.0  # expected tokens per second; 0 for a trial or a fixed plan
+    rate: float = 0.0  # expected tokens per second; 0 for a trial, a fixed plan or if it is unknown
     rounds: int = 1
     threshold: int = NEVER
     parents: Parents = ()
@@ -100,8 +100,8 @@ class Planner:
 
     ``gamma`` fixes the tokens to draft in each round; None chooses up to ``most``. ``plain`` allows rounds without a
     draft; otherwise the first arm always drafts, and only the number of tokens is chosen. ``investment`` limits what
-    graphs may be captured for the sake of a plan. ``row``: see ``StepTimes``. With ``trees`` the first arm drafts trees
-    of at most ``gamma`` tokens.
+    graphs may be captured for the sake of a plan. ``row``: see ``StepTimes``. With ``trees`` the first arm drafts
+    those: where they are optional, only if they promise more than chains.
 
     ``sequences`` counts those whose forwards run together, this one included. Then rates are those of all of them: a
     looked-up token costs all of them a row of the verification and gains one of them something, as the others have no
@@ -128,6 +128,7 @@ class Planner:
         self.most = (gamma or most) if arms or lookup else 0
         self.may_be_plain, self.row = plain, row
         self.sequences = 1
+        self.overlaps = False  # whether its level decodes ahead of the host where nothing is drafted
         self.expected = Expected(0.0, 0.0)
         self._begin()
 
@@ -141,7 +142,9 @@ class Planner:
         self.habit = Plan(0)
         self.hoped = self.came = CANDID  # looked-up tokens: expected to be accepted, and accepted
         self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
-        self.has_overlapped = False  # a token was decoded without drafts since the times were set
+        # Tokens decoded without drafts up to now, each launched before the host had read the one before it.
+        self.in_a_row = 0
+        self.exploration = Exploration()
 
     # Figures that outlive this planner
 
@@ -159,21 +162,25 @@ class Planner:
     def known_times(self) -> LevelTimes:
         """A copy of the times as they are now."""
         costs, excess = tuple(arm.cost for arm in self.arms), tuple(arm.excess for arm in self.arms)
-        return LevelTimes(self.times, self.gap, self.undrafted, costs, excess).copy()
+        trees = None if self.trees is None else self.trees.costs
+        return LevelTimes(self.times, self.gap, self.undrafted, costs, excess, trees).copy()
 
     @property
     def known_acceptance(self) -> LevelAcceptance:
         """A copy of the acceptance as it is now."""
         rates = tuple(self.lookup.rates) if self.lookup else ()
         curves = tuple(arm.curve for arm in self.arms)
-        return LevelAcceptance(self.blend, curves, (self.hoped, self.came), rates).copy()
+        ranks = None if self.trees is None else self.trees.ranks
+        return LevelAcceptance(self.blend, curves, (self.hoped, self.came), rates, ranks).copy()
 
     def use_times(self, known: LevelTimes) -> None:
         """Go on from times that were measured before, and change them unless they are fixed."""
         self.times, self.gap, self.undrafted = known.steps, known.gap, known.undrafted
-        self.times.row, self.has_overlapped = self.row, False
+        self.times.row, self.in_a_row = self.row, 0
         for arm, cost, excess in zip(self.arms, known.costs, known.excess, strict=False):
             arm.use_costs(cost, excess, self.rounds)
+        if self.trees is not None and known.trees is not None:
+            self.trees.use_costs(known.trees)
 
     def use_acceptance(self, known: LevelAcceptance) -> None:
         """Go on from acceptance that was learnt before."""
@@ -182,7 +189,9 @@ class Planner:
         for arm, curve in zip(self.arms, own.curves, strict=False):
             arm.curve = curve
         if self.lookup is not None and own.rates:
-            self.lookup.rates = list(own.rates)
+            self.lookup.go_on(own.rates)
+        if self.trees is not None and own.ranks is not None:
+            self.trees.use_ranks(own.ranks)
 
     @property
     def outlook(self) -> tuple[float, float]:
@@ -218,25 +227,39 @@ class Planner:
         """Whether there is anything to choose."""
         return self.gamma is None and self.most > 0
 
+    @property
+    def learns(self) -> bool:
+        """Whether what it measures changes its rounds."""
+        return self.decides or (self.trees is not None and not self.trees.fixed)
+
+    @property
+    def widest(self) -> int:
+        """The most tokens that a round may draft."""
+        return self.most if self.trees is None else max(self.most, self.trees.options.most)
+
     def renew(self, rest: int) -> None:
         """The answer may grow by ``rest`` tokens, for which captures may still pay."""
         rate = self.habit.rate
         self.investment.renew(rest, min(self.plain_seconds, 1 / rate) if rate else self.plain_seconds)
 
-    def expected_rounds(self, length: int, most: int) -> list[tuple[Arm | None, int]]:
-        """Rounds after ``length`` tokens, by arm and number of drafted tokens, in the order of their first use.
+    def expected_rounds(self, length: int, most: int) -> list[tuple[Arm | TreePlan | None, int]]:
+        """Rounds after ``length`` tokens, by who drafts and how many tokens, in the order of their first use.
 
         Where there is something to choose they draft at most ``most``.
         """
         if not self.decides and self.arms:
-            return [(self.arms[0], self.most)]
+            return [(self.trees or self.arms[0], self.most)]
         able = [arm for arm in self.arms if length >= arm.worth_above]
-        plain: list[tuple[Arm | None, int]] = [(None, 0)]
+        plain: list[tuple[Arm | TreePlan | None, int]] = [(None, 0)]
         trials = [(arm, n) for arm in able for n in TRIALS] if self.decides else []
         drafters = [*able, *([None] if self.lookup or not able else [])]
         # The largest first: its scratch memory is large enough for the others.
-        others = [(arm, n) for n in reversed(sizes(1, most)) for arm in drafters]
-        return [*plain, *trials, *others] if self.may_be_plain else [*trials, *others, *plain]
+        others = [(arm, n) for n in reversed(sizes(1, min(most, self.most))) for arm in drafters]
+        trees: list[tuple[Arm | TreePlan | None, int]] = []
+        if self.trees is not None:
+            trees = [(self.trees, self.trees.options.most)]
+        drafted = [*trials, *trees, *others]
+        return [*plain, *drafted] if self.may_be_plain else [*drafted, *plain]
 
     def choose(self, length: int, most: int, match: int) -> Plan:
         """Plan the round after ``length`` tokens, with at most ``most`` drafted ones.
@@ -246,7 +269,9 @@ class Planner:
         self.rounds += 1
         if not self.decides:
             return self._fixed(most, match)
-        own = self._choose(length, min(most, self.most), match)
+        own = self._or_tree(self._choose(length, min(most, self.most), match), most, match)
+        if own.parents:  # of one rank
+            return own
         places = [None, *self.arms]
         n, place = self.group.broadcast_ints((own.n, places.index(own.arm)))
         return Plan(n, places[place], own.rate)
@@ -270,22 +295,31 @@ class Planner:
 
     def intended(self, n: int, length: int) -> Plan:
         """This rank's plan of several rounds, without lookup."""
-        tree = self._trees_instead(n, length)
-        if tree is not None:
-            return tree
+        arm, trees = self._first, self.trees
+        if trees is not None and arm is not None and not trees.optional:
+            return self._several_trees(trees, self._tree(arm, trees, self.most, 0), n, length)
         ((drafted, rounds),) = rounds_together([Wish(self, n, length)])
-        return Plan(drafted, self._first, rounds=rounds)
+        chain = Plan(drafted, arm, rounds=rounds)
+        if trees is None:
+            return chain
+        tree = self._or_tree(replace(chain, rate=self._chain_rate(drafted, length)), n, 0)
+        return (
+            self._several_trees(trees, tree, n, length) if length >= tree.longest and tree.parents else chain
+        )
 
-    def _trees_instead(self, n: int, length: int) -> Plan | None:
-        """Rounds that each draft a tree; None if they draft chains."""
-        arm = self._first
-        if arm is None or self.trees is None:
-            return None
-        tree = self._tree(arm, self.trees, self.most, 0)
+    def _several_trees(self, trees: TreePlan, tree: Plan, n: int, length: int) -> Plan:
+        """Rounds that each draft that tree."""
         if length < tree.longest:  # the draft feeds as many tokens again
-            tree = Plan(0, arm)
-        each = 1 + self.trees.expected(tree.parents)
-        return replace(tree, rounds=min(round(n / each) or min(n, 1), MOST // tree.longest))
+            tree = Plan(0, tree.arm)
+        rounds = round(n / (1 + trees.expected(tree.parents))) or min(n, 1)
+        return replace(tree, rounds=min(rounds, MOST // tree.longest))
+
+    def _chain_rate(self, drafted: int, length: int) -> float:
+        """Tokens a second of one of several rounds that each draft a chain; 0 before both of its costs are measured."""
+        if not (self.times.known and self.arms and self.arms[0].measured):
+            return 0.0
+        first, each = self._line(length)
+        return (1 + sum(self._blend.chances(drafted))) / (first + each * drafted)
 
     def agreed(self, drafted: int, rounds: int) -> Plan:
         """The plan of as many rounds as ``rounds_together`` found."""
@@ -307,11 +341,13 @@ class Planner:
         """
         return self.blend if self.gamma is None else AcceptanceCurve()
 
-    @property
-    def _line(self) -> tuple[float, float]:
+    def _line(self, length: int) -> tuple[float, float]:
         """Seconds of one of several rounds without a draft, and of each drafted token."""
         first, more = self.times.line if self.times.known else (1.0, self.row)
-        return first, more + (self._first.cost.mean if self._first else 0.0)
+        arm = self._first
+        if arm is None:
+            return first, more
+        return first, more + (arm.cost.mean if arm.measured else arm.forecast(length) * first)
 
     def _best(self, arm: Arm | None, rates: dict[int, float]) -> int:
         """The number of drafted tokens with the highest rate for which nothing too costly is to be captured; else 0."""
@@ -352,7 +388,7 @@ class Planner:
     def _fixed(self, most: int, match: int) -> Plan:
         arm, n = self._first, min(most, self.most)
         if arm is not None and self.trees is not None and n > 0:
-            return self._tree(arm, self.trees, n, match)
+            return self._tree(arm, self.trees, min(self.most, self.trees.most(most)), match)
         if arm is None and self.lookup:
             n = sum(chance >= CUTOFF for chance in self.lookup.survival(match, n)) if match else 0
         return Plan(n, arm)
@@ -360,14 +396,40 @@ class Planner:
     def _tree(self, arm: Arm, trees: TreePlan, n: int, match: int) -> Plan:
         """A tree of at most n tokens, up to half of which are looked up."""
         branch = sum(chance >= CUTOFF for chance in self._hopes(match, n // 2))
-        parents = trees.shape(n - branch, *self._round)
-        return Plan(len(parents), arm, parents=parents, branch=branch)
+        costs = self._tree_costs(arm, trees)
+        parents = trees.shape(n - branch, costs)
+        return Plan(len(parents), arm, trees.rate(parents, costs), parents=parents, branch=branch)
+
+    def _tree_costs(self, arm: Arm, trees: TreePlan) -> RoundCosts:
+        """As measured for trees; until then as for chains."""
+        if not trees.measured:
+            return RoundCosts(*self._round, arm.cost.mean)
+        first, row = trees.costs.steps.line
+        return RoundCosts(first + self.gap.mean, row, trees.costs.level.mean)
+
+    def _or_tree(self, chain: Plan, most: int, match: int) -> Plan:
+        """That plan, or a tree of an answer's next ``most`` tokens if that promises more."""
+        trees, arm = self.trees, self._first
+        if trees is None or arm is None or not chain.rate or most < 1 or self.agenda:
+            return chain
+        tree = self._tree(arm, trees, trees.most(most), match)
+        if not tree.rate or not trees.rivalry.drafts_tree(tree.rate, chain.rate, self.rounds):
+            return chain
+        saved = 1 / chain.rate - 1 / tree.rate
+        able = self.investment.unlimited or self.investment.allows(self._lacked_by(trees, tree), saved)
+        return tree if able else chain
+
+    def _lacked_by(self, trees: TreePlan, tree: Plan) -> int:
+        known, plan = self.investment.lacking, (id(self), id(trees), tree.parents)
+        if plan not in known:
+            known[plan] = self.lacking(trees, tree.n)
+        return known[plan]
 
     @property
     def next_tree(self) -> Parents:
-        """The shape that the next round drafts, without looked-up tokens."""
+        """The shape that the next round drafts if it drafts a tree, without looked-up tokens."""
         assert self.trees is not None
-        return self._tree(self.arms[0], self.trees, self.most, 0).parents
+        return self._tree(self.arms[0], self.trees, self.trees.most(self.trees.options.most), 0).parents
 
     def _threshold(self, n: int) -> int:
         """The shortest match for which n looked-up tokens promise more accepted ones than the arm's."""
@@ -384,12 +446,15 @@ class Planner:
             return Plan(0, None if self.may_be_plain else self.arms[0])
         if self.agenda:
             return replace(self.agenda[0], n=min(n, self.agenda[0].n))
+        if self.in_a_row == 1 and self.undrafted.weight < 1:
+            # The first one waited for its launch: what is compared with it looks better than it is.
+            return Plan(0)
         able = [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n) for arm in able if arm.measured]
         if self.may_be_plain and (self.times.known or self.undrafted.weight):
             options += [Plan(0, rate=self.sequences / self.plain_seconds), self._looked_up(n, match)]
         best = max(options, key=self._appeal, default=Plan(0))
-        trial = self._trial(able, best.rate, n)
+        trial = self._trial(able, best, n, length)
         if trial:
             return trial
         if best.arm:
@@ -398,22 +463,70 @@ class Planner:
             self.habit = best
         return best
 
-    def _trial(self, able: Sequence[Arm], best: float, most: int) -> Plan | None:
-        """A trial of an arm that was never measured, or not recently; None if none is due."""
+    def _trial(self, able: Sequence[Arm], best: Plan, most: int, length: int) -> Plan | None:
+        """A trial of an arm that was never measured, or not recently, if it is due and worth its time; else None."""
         for arm in able:
-            if arm.trials < len(TRIALS) and (not self.may_be_plain or self.rounds > TRY_AFTER):
-                n = min(TRIALS[arm.trials], most)
-                if not self.may_be_plain or self._affordable(arm, n, self.plain_seconds):
-                    return Plan(n, arm)
-                continue
-            waited = self.rounds - arm.measured_at
-            if waited > arm.patience and (
-                not self.may_be_plain or self._affordable(arm, min(TRIALS[0], most), self.plain_seconds)
-            ):
-                again = self._drafted(arm, most) if arm.measured else Plan(min(TRIALS[0], most), arm, best)
-                if again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience:
-                    return Plan(again.n, arm)
+            n = self._first_trial(arm, best, most, length) if arm.trials < len(TRIALS) else 0
+            if not n and arm is not best.arm:
+                n = self._further_trial(arm, best.rate, most)
+            if n:
+                return Plan(n, arm)
         return None
+
+    def _first_trial(self, arm: Arm, best: Plan, most: int, length: int) -> int:
+        """Tokens of a trial of an arm that is hardly known; 0 if it has to wait, or is not worth it."""
+        (step, more), forecast = self._step, arm.forecast(length)
+        curve = arm.curve if arm.curve.tested else AcceptanceCurve(HOPE)
+        hopes = self._rates(arm, most, forecast * step, curve)
+        hoped = max(hopes, key=hopes.__getitem__)
+        each = forecast + more / step if forecast else math.inf
+        few, many = _first_lengths(TRIALS[arm.trials], each, hoped, most)
+        if not self.may_be_plain:
+            return many
+        n = next((n for n in (many, few) if self._affordable(arm, n, self.plain_seconds)), 0)
+        if best.arm is arm:
+            return n
+        dear = forecast > 0 and hopes[hoped] * step > ALREADY
+        early = self.rounds <= TRY_AFTER and (self.overlaps or not dear)
+        if early or not n:
+            return 0
+        won = self._expected_rest * (1 / best.rate - 1 / hopes[hoped]) if best.rate else math.inf
+        loss = self._loss(n, forecast * step or step, best.rate, 0.0)
+        return n if self.exploration.worth(loss, won) else 0
+
+    def _further_trial(self, arm: Arm, best: float, most: int) -> int:
+        """Tokens of a trial of an arm that was tried before; 0 if none is due."""
+        waited = self.rounds - arm.measured_at
+        if waited <= SOONEST * arm.patience:
+            return 0
+        again = self._drafted(arm, most) if arm.measured else Plan(min(TRIALS[0], most), arm, best)
+        near = again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience
+        if not near or not self._affordable(arm, again.n, self.plain_seconds):
+            return 0
+        loss = self._further_loss(arm, again.n, best)
+        if waited <= arm.patience * min(1.0, loss / (DEAR * self._step[0])):
+            return 0
+        rest = self._expected_rest / best if best else math.inf
+        return again.n if not self.may_be_plain or self.exploration.affords(loss, rest) else 0
+
+    @property
+    def _expected_rest(self) -> int:
+        """Tokens that all sequences are expected to add to their answers."""
+        return self.sequences * self.investment.expected_rest
+
+    def _further_loss(self, arm: Arm, n: int, best: float) -> float:
+        """What a trial of an arm that was tried before is expected to lose.
+
+        A drafted token that cost more than one of plain decoding is taken to cost as much: something was prepared then.
+        """
+        each = min(arm.cost.mean, self.plain_seconds) if arm.measured else self.plain_seconds
+        return self._loss(n, each, best, sum(arm.curve.chances(n)))
+
+    def _loss(self, n: int, each: float, best: float, accepted: float) -> float:
+        """Seconds by which n drafted tokens, of so many seconds each, take longer than the best plan for as many."""
+        first, more = self._step
+        seconds = first + self._interruption + (more + each) * n
+        return seconds - self.sequences * (1 + accepted) / best if best else 0.0
 
     @property
     def _round(self) -> tuple[float, float]:
@@ -422,6 +535,17 @@ class Planner:
             return self.undrafted.mean, self.row * self.undrafted.mean
         first, more = self.times.line
         return first + self.gap.mean, more
+
+    @property
+    def _step(self) -> tuple[float, float]:
+        """``_round``, in shares of a step before anything was measured."""
+        first, more = self._round
+        return (first, more) if first else (1.0, self.row)
+
+    @property
+    def _interruption(self) -> float:
+        """Seconds that a round with a draft costs the token after it, which is not launched ahead of the host then."""
+        return max(0.0, self._round[0] - self.undrafted.mean) if self.in_a_row and self.times.known else 0.0
 
     @property
     def plain_is_measured(self) -> bool:
@@ -439,22 +563,29 @@ class Planner:
         if self.lookup is None or not match:
             return Plan(0, rate=self.sequences / self._round[0])
         record, hopes = self._record, [0.0, *accumulate(self.lookup.survival(match, most))]
-        first, more = self._round
-        rates = {n: (self.sequences + record * hopes[n]) / (first + more * n) for n in sizes(0, most)}
+        (first, more), late = self._round, self._interruption
+        rates = {
+            n: (self.sequences + record * hopes[n]) / (first + more * n + (late if n else 0.0))
+            for n in sizes(0, most)
+        }
         n = self._best(None, rates)
         return Plan(n, rate=rates[n])
 
     def _drafted(self, arm: Arm, most: int) -> Plan:
-        hopes = [0.0, *accumulate(arm.curve.chances(arm.makes(most)))]
-        (first, more), each, all_ = self._round, arm.cost.mean, self.sequences
-        made = {n: arm.makes(n) for n in sizes(1, most)}
-        rates = {n: all_ * (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
+        rates = self._rates(arm, most, arm.cost.mean, arm.curve)
         appeal = {n: rate * self._habit(arm, n) for n, rate in rates.items()}
         n = self._best(arm, appeal)
         if not n and self.may_be_plain:
             return Plan(0)
         n = n or self._least_lacking(arm, appeal)
         return Plan(n, arm, rates[n])
+
+    def _rates(self, arm: Arm, most: int, each: float, curve: AcceptanceCurve) -> dict[int, float]:
+        """Expected tokens per second by the number of tokens that the arm is asked for, each of which costs so much."""
+        hopes = [0.0, *accumulate(curve.chances(arm.makes(most)))]
+        (first, more), all_ = self._step, self.sequences
+        made = {n: arm.makes(n) for n in sizes(1, most)}
+        return {n: all_ * (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
 
     def _appeal(self, plan: Plan) -> float:
         """The expected rate, with a bonus for the current plan: the best of many noisy estimates is overestimated."""
@@ -484,46 +615,82 @@ class Planner:
         Not ``timed``: something was captured in it, so that its seconds say nothing.
         """
         self._expect(plan, match, drafted, accepted, drafting, verifying)
+        self._explored(plan, drafted)
         timed = timed or self.investment.unlimited
         if timed:
             self._surveyed(drafted)
-            self.times.add(1 + drafted, verifying)
+            self._learn_step(plan, drafted, verifying)
         if plan.forced:  # says nothing about any drafter
             return
         arm = plan.arm
         hopes = self._hopes(match, drafted) if arm is None else []
         self._remember(hopes, accepted)
         if arm is None:
+            self._learn_rival(False)
             return
+        if plan.parents and self.trees is not None:
+            if drafted:
+                self._learn_tree(self.trees, plan, drafted, path, (drafting, verifying) if timed else None)
+                arm.drafter.judged(drafted, accepted)
+            return
+        self._learn_chain(drafted, accepted)
         if drafted and timed:
             arm.learn_cost(drafting, plan.n, drafted, self.rounds)
         elif plan.trial if drafted else plan.n and not arm.asked:
             # Something was captured in it, or its cache had to be built first: that was no trial.
             arm.trials = max(0, arm.trials - 1)
         arm.asked = arm.asked or plan.n > 0
-        if plan.parents and self.trees is not None:
-            if drafted:
-                self.trees.learn(plan.parents, path, drafting if timed else None)
-        else:
-            arm.curve.learn(drafted, accepted)
+        arm.curve.learn(drafted, accepted)
         arm.drafter.judged(drafted, accepted)
+
+    def _learn_step(self, plan: Plan, drafted: int, verifying: float) -> None:
+        """Learn what a verification took; that of a tree says little of a chain's where there are both."""
+        if not plan.parents or self.trees is None or not self.trees.optional:
+            self.times.add(1 + drafted, verifying)
+
+    def _learn_tree(
+        self,
+        trees: TreePlan,
+        plan: Plan,
+        drafted: int,
+        path: Sequence[int],
+        seconds: tuple[float, float] | None,
+    ) -> None:
+        """Learn from a round that drafted a tree, also about chains; ``seconds``: see ``TreePlan.learn``."""
+        trees.learn(plan.parents, path, 1 + drafted, seconds)
+        if plan.arm is not None:
+            plan.arm.curve.learn(*eldest_line(plan.parents, path))
+            plan.arm.measured_at = self.rounds
+        self._learn_rival(True)
+
+    def _learn_chain(self, drafted: int, accepted: int) -> None:
+        """Learn from a round in which the arm drafted a chain, also about trees."""
+        if self.trees is not None and self.trees.optional:
+            self.trees.ranks.learn_chain(drafted, accepted)
+        self._learn_rival(False)
+
+    def _learn_rival(self, tree: bool) -> None:
+        if self.trees is not None and self.trees.optional:
+            self.trees.rivalry.drafted(tree, self.rounds)
 
     def learn_plain(self, seconds: float, timed: bool = True) -> None:
         """Learn from a token that was decoded without a draft while the host read the previous one.
 
-        ``timed``: see ``learn``.
+        ``timed``: see ``learn``; nor does the last of several count, after which nothing was launched.
         """
         if timed or self.investment.unlimited:
             self._learn_plain_time(seconds)
         self._remember([], 0)
+        self.exploration.passes(self.undrafted.mean)
         self.expected = Expected(self.expected.seconds + self.undrafted.mean, self.expected.tokens + 1)
 
     def _learn_plain_time(self, seconds: float) -> None:
         seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
         if self.undrafted.weight:
             seconds = min(seconds, PAUSE * self.undrafted.mean)
-        self.undrafted.add(seconds, 1.0 if self.has_overlapped else FIRST)
-        self.has_overlapped = True
+        # The first of several waits for its launch.
+        self.undrafted.add(seconds, 1.0 if self.in_a_row else FIRST)
+        self.in_a_row += 1
         self._surveyed(0)
 
     def learn_unwaited(
@@ -540,15 +707,20 @@ class Planner:
         self.rounds += 1
         timed = timed or self.investment.unlimited
         if timed:
-            self.times.add(1 + plan.n, verifying)
+            self._learn_step(plan, plan.n, verifying)
         if not plan.n:
+            self._learn_rival(False)
             return
         if plan.parents and self.trees is not None:
-            self.trees.learn(plan.parents, path, drafting if timed else None)
+            self._learn_tree(self.trees, plan, plan.n, path, (drafting, verifying) if timed else None)
             return
         self.blend.learn(plan.n, accepted)
         if plan.arm is None:
             return
+        if match < plan.threshold:
+            self._learn_chain(plan.n, accepted)
+        else:
+            self._learn_rival(False)
         if timed:
             plan.arm.learn_cost(drafting, plan.n, plan.n, self.rounds)
         if match < plan.threshold:
@@ -573,12 +745,26 @@ class Planner:
     def _record(self) -> float:
         return self.came / self.hoped
 
+    def _explored(self, plan: Plan, drafted: int) -> None:
+        """Count the time of a round, and what is lost by it if it is a trial."""
+        arm, (first, more) = plan.arm, self._round
+        loss = 0.0
+        if arm is not None and plan.trial and arm.again and self.habit.rate:
+            loss = self._further_loss(arm, drafted, self.habit.rate)
+        self.exploration.passes(first + (more + (arm.cost.mean if arm else 0.0)) * drafted, loss)
+        self.in_a_row = 0
+
     def _expect(
         self, plan: Plan, match: int, drafted: int, accepted: int, drafting: float, verifying: float
     ) -> None:
         """Add what the round was expected to yield and to cost, or its actual figures if nothing was known."""
         arm = plan.arm
         known = self.times.known and (arm is None or arm.measured)
+        if plan.parents and self.trees is not None:
+            tokens = self.trees.forecast(plan.parents) if plan.rate else 1 + accepted
+            seconds = tokens / plan.rate if plan.rate else drafting + verifying
+            self.expected = Expected(self.expected.seconds + seconds, self.expected.tokens + tokens)
+            return
         chances = arm.curve.chances(drafted) if arm else self._hopes(match, drafted)
         record = 1.0 if arm else self._record
         tokens = 1 + (record * sum(chances) if known else accepted)
@@ -606,7 +792,8 @@ def rounds_together(wishes: Sequence[Wish]) -> list[tuple[int, int]]:
     if leading.gamma is None and drafted:
         curves = [[0.0, *accumulate(planner._blend.chances(drafted))] for planner in planners]
         # Until one has measured something, all reckon in shares of a step.
-        lines = [p._line for p in planners if p.times.known] or [leading._line]
+        lines = [wish.planner._line(wish.length) for wish in wishes if wish.planner.times.known]
+        lines = lines or [leading._line(wishes[0].length)]
         first, each = (sum(parts) / len(lines) for parts in zip(*lines, strict=True))
         rates = {
             g: (1 + sum(hopes[g] for hopes in curves) / count) / (first + each * g) for g in sizes(1, drafted)
@@ -616,6 +803,15 @@ def rounds_together(wishes: Sequence[Wish]) -> list[tuple[int, int]]:
     made = 1 + sum(sum(planner._blend.chances(drafted)) for planner in planners) / count
     rounds = min(round(n / made) or min(math.ceil(n), 1), MOST // (drafted + 1))
     return count * [(drafted, rounds)]
+
+
+def _first_lengths(fewest: int, each: float, hoped: int, most: int) -> tuple[int, int]:
+    """Tokens of an arm's first trial: few, and as many as cost next to nothing, if those are more.
+
+    ``each``: a token's cost as a share of a step. ``hoped``: how many tokens would pay if all goes well.
+    """
+    few, longest = min(fewest, most), min(hoped, RISKED / each)
+    return few, max([few, *(n for n in sizes(1, most) if n <= longest)])
 
 
 def sizes(least: int, most: int) -> list[int]:

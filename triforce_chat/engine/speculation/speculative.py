@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.storage import KVCache
-from triforce_chat.engine.cuda_graph import MARGIN, SIZES, USUAL, Preparation, captures_on, fitting
+from triforce_chat.engine.cuda_graph import (
+    MARGIN,
+    SIZES,
+    TREE_SIZES,
+    USUAL,
+    Preparation,
+    captures_on,
+    fitting,
+)
 from triforce_chat.engine.draft import Draft, TokenBuffer, Verdict
 from triforce_chat.engine.events import Event, Verified
 from triforce_chat.engine.forward.runner import Forward, feed
@@ -37,7 +45,7 @@ from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner, Wish, rounds_together
 from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.speculation.tree_plan import TreePlan
-from triforce_chat.engine.tree import levels, verified
+from triforce_chat.engine.tree import Parents, levels, verified
 from triforce_chat.errors import ModelError
 
 MOST_FORCED = 16  # tokens in a draft of what the form of an answer prescribes
@@ -122,6 +130,7 @@ class Speculative:
     ) -> None:
         self.name, self.model, self.cache, self.planner = name, model, cache, planner
         self.emit, self.group, self.overlap = emit, group, overlap
+        planner.overlaps = overlap
         self.clock: Clock = clock_of(model.device)
         self.captures = captures_on(model.device)
         self.nothing = Draft.empty(model.vocabulary, model.device)
@@ -132,9 +141,8 @@ class Speculative:
         self.found: tuple[int, Match, int] | None = (
             None  # number of known tokens, the match after them, its length
         )
-        self.unread: tuple[Plan, list[Round]] | None = (
-            None  # launched rounds whose outcomes were not read yet
-        )
+        # Launched rounds whose outcomes were not read yet, and the tokens before them.
+        self.unread: tuple[Plan, list[Round], int] | None = None
         self.ended: float | None = None  # time at which the last round ended; None after a rollback
 
     # One round, for every level on every device
@@ -160,9 +168,9 @@ class Speculative:
             return self.nothing if match is None else Draft.one_hot(match.tokens[:, :n], vocabulary)
         if plan.parents and self.planner.trees is not None:
             tree = self.planner.trees.draft(seq, plan.parents, sampler)
-            return (
-                grafted(tree, match.tokens[0, : plan.branch]) if match is not None and plan.branch else tree
-            )
+            # Along a given text, tokens of a depth are all the same.
+            grafts = match is not None and plan.branch and seq.forced is None
+            return grafted(tree, match.tokens[0, : plan.branch]) if match is not None and grafts else tree
         # Whole rounds of a level below may make more than was asked for.
         draft = plan.arm.drafter.propose(seq, n, sampler).first(self.cache.limit - seq.known)
         if match is None or plan.threshold == NEVER:
@@ -268,9 +276,6 @@ class Speculative:
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
-        if self.planner.trees is not None and self.model.captures and end - seq.known > 1:
-            # What is left over at the end of an answer is cut: smaller trees would need graphs of their own.
-            return self.planner.choose(seq.known - self.cache.forgotten, self.planner.most, match)
         most = min(self._most(self.model.sequences), end - seq.known - 1)
         return self.planner.choose(seq.known - self.cache.forgotten, most, match)
 
@@ -278,7 +283,7 @@ class Speculative:
         """Tokens that a round may draft where forwards of so many sequences run together."""
         slot = self.cache.write_slot() if self.model.places_on_device else None
         apart = slot is not None and slot.prefix is None
-        return min(self.planner.most, rows_each(sequences, apart) - 1)
+        return min(self.planner.widest, rows_each(sequences, apart) - 1)
 
     def _match(self, seq: TokenBuffer) -> Match | None:
         """The match that lookup finds after the known tokens."""
@@ -335,7 +340,7 @@ class Speculative:
         Each token goes to the next forward without leaving the device; the host reads it while that forward runs. If
         the answer ends early there was one forward too many, which the final rollback discards.
         """
-        before, self.ended = self.clock.now(), None
+        before, self.ended, self.planner.in_a_row = self.clock.now(), None, 0
         late = self.found[2] if self.found else 0  # length of the last match that the host knows
         captured = self.captures.count
         coming = self.round(seq, plan, self._match(seq), sampler)
@@ -356,7 +361,9 @@ class Speculative:
                 coming = self.round(seq, plan, self._match(seq), sampler)
                 continue
             now = self.clock.now()
-            self.planner.learn_plain(now - before, captured == self.captures.count)
+            # The last of several tokens says no more than the first, which waited for its launch.
+            timed = captured == self.captures.count and following is not None
+            self.planner.learn_plain(now - before, timed)
             before, captured = now, self.captures.count
             self._learn_match(coming, outcome)
             late = outcome.following
@@ -378,11 +385,11 @@ class Speculative:
 
     def _one_by_one(self, seq: TokenBuffer, n: int, sampler: Sampler) -> Draft:
         """Draft at least n tokens by rounds that are waited for."""
-        if not n or not self.cache.ready(n + self.planner.most + 1):
+        if not n or not self.cache.ready(n + self.planner.widest + 1):
             return self.nothing
         ahead, tokens, probs = seq.fork(), [], []
         while ahead.known - seq.known < n:
-            made, outcome = self.step(ahead, sampler, self.planner.most)
+            made, outcome = self.step(ahead, sampler, self.planner.widest)
             kept = len(outcome.ids)
             tokens.append(made.verdict.tokens[:, :kept].clone())
             probs.append(made.verdict.probs[:, :kept].clone())
@@ -393,7 +400,8 @@ class Speculative:
         plan = self._several_rounds(n, seq.known)
         room = plan.rounds * plan.longest
         surplus = plan.n + 1 - plan.longest  # what the last round writes of a tree and cannot commit
-        if not room or not self.cache.ready(room + surplus + MARGIN):
+        padding = (fitting(plan.n + 1, TREE_SIZES) or 0) - (plan.n + 1) if plan.parents else 0
+        if not room or not self.cache.ready(room + surplus + max(MARGIN, padding)):
             return self.nothing
         feed(self.model, self.cache, self.cache.pending(seq.tokens)[:-1])
         ahead, match, rounds, probs = seq.fork(room), self._find(seq), [], self.nothing.probs
@@ -405,7 +413,7 @@ class Speculative:
             if not probs.shape[1]:
                 probs = made.verdict.probs.new_zeros(len(seq.ids), room, self.model.vocabulary)
             put(probs, at[:, None] + seq.steps(0, plan.longest), made.verdict.probs)
-        self.unread = plan, rounds
+        self.unread = plan, rounds, seq.known
         most = kept(plan, n)
         count = (ahead.length - seq.length).clamp_max(most)
         beyond = seq.steps(0, most) >= count[:, None]
@@ -424,8 +432,9 @@ class Speculative:
         self.cache.judged(proposed, accepted)
         if self.unread is None:
             return
-        plan, rounds = self.unread
-        self.unread = None
+        (plan, rounds, before), self.unread = self.unread, None
+        # The last proposed token was only drawn.
+        self.cache.confirmed(before + min(accepted, proposed - 1))
         for made in rounds:
             outcome = made.read()
             assert made.marks
@@ -452,7 +461,8 @@ class Speculative:
 
     def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
         plan = self.planner.intended(n, length)
-        return self._lacked(length, plan.arm, plan.n, sampler) if n else []
+        drafter = self.planner.trees if plan.parents else plan.arm
+        return self._lacked(length, drafter, plan.n, sampler) if n else []
 
     def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
         if not self.model.places_on_device:
@@ -464,10 +474,11 @@ class Speculative:
             yield from self._feeding()
         if self.planner.lookup is not None:  # the first call of a kernel loads it
             yield partial(self._find, TokenBuffer.of([0], length, self.model.device))
-        for arm, n in self.planner.expected_rounds(length, self._most(pool.count if pool else 1)):
+        for drafter, n in self.planner.expected_rounds(length, self._most(pool.count if pool else 1)):
             # What a drafter intends depends on its rank's clock, and all ranks must capture in the same order.
-            drafter = arm if self.group.size == 1 else None
-            yield from self._lacked(length, drafter, n, sampler)
+            yield from self._lacked(length, drafter if self.group.size == 1 else None, n, sampler)
+        if self.planner.trees is not None:
+            yield from self._preparations_of_trees(length, self.planner.trees, sampler)
         for arm in self.planner.arms:
             if length >= arm.worth_above:
                 yield from arm.drafter.preparations(length, sampler)
@@ -483,20 +494,28 @@ class Speculative:
             level = proxy(self)
             self.planner.lacking = lambda arm, n: len(level._lacked(seq.known, arm, n, sampler))
 
-    def _lacked(self, length: int, arm: Arm | None, n: int, sampler: Sampler) -> list[Preparation]:
-        """What is to be captured before a round after ``length`` tokens in which ``arm`` drafts about n more."""
-        drafter = arm.drafter if arm and n else None
+    def _lacked(self, length: int, by: Arm | TreePlan | None, n: int, sampler: Sampler) -> list[Preparation]:
+        """What is to be captured before a round after ``length`` tokens that drafts about n more, and ``by`` whom."""
+        if isinstance(by, TreePlan):
+            return self._lacked_by_tree(length, by, self.planner.next_tree, sampler) if n else []
+        drafter = by.drafter if by and n else None
         rows = 1 + (drafter.longest(length, n) if drafter else n)
-        if drafter is not None and self.planner.trees is not None:
-            return self._lacked_by_tree(length, self.planner.trees, sampler)
         own = [*self.model.unprepared(self.cache, rows), *sampler.unprepared(self._like, length, rows)]
         return [*own, *drafter.unprepared(length, n, sampler)] if drafter else own
 
-    def _lacked_by_tree(self, length: int, trees: TreePlan, sampler: Sampler) -> list[Preparation]:
-        """``_lacked`` where the next tree is drafted."""
-        parents = self.planner.next_tree
+    def _preparations_of_trees(self, length: int, trees: TreePlan, sampler: Sampler) -> Iterator[Preparation]:
+        for parents in trees.usual_shapes():
+            yield from self._lacked_by_tree(length, trees, parents, sampler)
+        for parents in trees.usual_depths():
+            yield from trees.unprepared(length, parents, sampler)
+
+    def _lacked_by_tree(
+        self, length: int, trees: TreePlan, parents: Parents, sampler: Sampler
+    ) -> list[Preparation]:
+        """``_lacked`` where a tree of that shape is drafted."""
         rows = 1 + len(parents)
-        like = self._like._replace(draft=replace(self.nothing, shape=nobody(0, self.model.device)))
+        empty = replace(self.nothing, shape=nobody(0, self.model.device), independent=trees.independent)
+        like = self._like._replace(draft=empty)
         own = [*self.model.unprepared(self.cache, rows, True), *sampler.unprepared(like, length, rows)]
         return [*own, *trees.unprepared(length, parents, sampler)]
 

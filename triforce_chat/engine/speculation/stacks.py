@@ -10,18 +10,25 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.quantization import BITS
-from triforce_chat.engine.cache.quantized_copy import QuantizedCopy
+from triforce_chat.engine.cache.quantized_copy import QuantizedCopy, copy_bytes
+from triforce_chat.engine.cache.renumbered import RenumberedCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
-from triforce_chat.engine.cache.streaming import StreamingCache
+from triforce_chat.engine.cache.streaming import HOP, TREE_HOP, StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.events import Event
-from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.forward.runner import SPARE, Runner, allowed_bytes
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.arm import Arm
-from triforce_chat.engine.speculation.cost_model import COMPUTED_ROW_PRIOR, ROW_PRIOR
+from triforce_chat.engine.speculation.cost_model import (
+    COMPUTED_ROW_PRIOR,
+    GPU_ROW_PRIOR,
+    ROW_PRIOR,
+    STREAMED_ROW_PRIOR,
+)
 from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.forecast import Step, StepCost
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Planner, sizes
@@ -31,12 +38,13 @@ from triforce_chat.engine.speculation.tree_plan import TreeOptions, TreePlan
 from triforce_chat.errors import UsageError
 
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey, "attention": AttentionMass}
-HEAVY = "h2o"  # the policy of heavy hitters, which scores no chunks
-# Policies that select by what forwards leave, where keys and values lie together.
-IN_PLACE = ("attention", HEAVY)
+# Policies of heavy hitters, which score no chunks: at their own positions, or at positions inside the cache.
+HEAVY = HEAVY_IN_PLACE, HEAVY_RENUMBERED = "h2o", "streaming-h2o"
+# Policies that list what they select by what forwards leave, where keys and values lie together.
+IN_PLACE = ("attention", HEAVY_IN_PLACE)
 
 MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
-STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values from host memory
+STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values, or weights, from host memory
 COPY_GAMMA = 63  # tokens there, if a level over a quantized copy of them drafts: few are rejected
 AHEAD = 256  # slots of a retrieval cache for what a level over such a copy has confirmed until the next build
 STREAMED_STRIDE = 16  # new tokens between builds of the retrieval cache there, as builds cost next to nothing
@@ -55,12 +63,19 @@ class StackOptions:
     budget: Budget = field(default_factory=Budget)
     middle: str = "auto"  # weights of the middle level: "full", "int8", or "auto" for 8 bits if there is room
     repeatable: bool = False  # plan by measured times that never change, not by the clock
+    # Whether "auto" has a level over a 4-bit copy of the full cache; None: if that is in host memory and there is room.
+    copy: bool | None = None
     tree: TreeOptions | None = None  # that the draft model drafts; None: chains
 
     @property
     def copies(self) -> bool:
         """Whether there is a level over a quantized copy of the full cache."""
-        return STACKS[self.name].quantized_copies > 0
+        return STACKS[self.name].quantized_copies > 0 or bool(self.copy)
+
+    @property
+    def hop(self) -> int:
+        """Tokens by which the draft model's window grows before it is read again."""
+        return HOP if self.tree is None else TREE_HOP
 
 
 class Builder:
@@ -101,6 +116,8 @@ class Builder:
         if name == "naive" and self.draft is None:
             raise UsageError("the stack 'naive' needs a draft model: pass --draft")
         check_policy(self.options.policy, self.target)
+        if self.target.streamed is not None:
+            check_streamed(name)
         if self.options.copies and self.full.shape.kv_format in BITS:
             raise UsageError(
                 f"the stack '{name}' quantizes keys and values that the target keeps as they are: not with "
@@ -130,7 +147,7 @@ class Builder:
             )
         if on_gpu and self.full.evicts:
             raise UsageError(f"--tree {tree.kind} drafts no trees on a GPU with --endless, so far")
-        if self.options.name == "triforce" and self.options.policy in IN_PLACE:
+        if self.options.name == "triforce" and self.options.policy in (*IN_PLACE, *HEAVY):
             raise UsageError(
                 f"--tree {tree.kind} needs the middle level's keys and values in one place: not with "
                 f"--policy {self.options.policy}"
@@ -144,10 +161,10 @@ class Builder:
     def makers(self) -> dict[str, Callable[[], Speculative]]:
         return {
             "auto": self.auto,
-            "triforce": lambda: self.over(self.middle(self.retrieval())),
-            "triforce-int4": lambda: self.over(self.over_copy(self.middle(self.retrieval()))),
-            "retrieval": lambda: self.over(self.middle(self.retrieval(), drafts=False)),
-            "streaming": lambda: self.over(self.middle(self.streaming())),
+            "triforce": lambda: self.over(*self.small_level()),
+            "triforce-int4": lambda: self.over(*self.confirming()[0]),
+            "retrieval": lambda: self.over(self.middle(self.retrieval(), drafts=False), self.middle_step),
+            "streaming": lambda: self.over(self.middle(self.streaming()), self.middle_step),
             "naive": self.naive,
             "lookup": lambda: self.top(self.planner(lookup=NgramLookup())),
             "autoregressive": lambda: self.top(
@@ -157,44 +174,58 @@ class Builder:
 
     def auto(self) -> Speculative:
         """A target whose planner chooses among all drafters by what it measures while decoding."""
+        if self.options.copy is None and self.room_for_copy:
+            self.options = replace(self.options, copy=True)
         arms, lookup = self.drafts(self.parts), NgramLookup()
-        if self.target.gathering is None:  # several sequences share the reading of the weights already
+        # Several sequences share the reading of the weights already; streamed ones take as long at any level.
+        if self.target.gathering is None and self.target.streamed is None:
+            levels = self.confirming() if self.options.copies else [self.small_level()]
             # In shorter histories the middle level would read nearly as much as the target itself.
-            arms.insert(0, Arm(self.middle(self.retrieval()), 2 * self.options.budget.tokens))
+            worth_above = 2 * self.options.budget.tokens
+            arms = [*(Arm(level, worth_above, share(step, self.plain_step)) for level, step in levels), *arms]
         return self.top(
             Planner(arms, lookup, most=self.most, group=self.group, investment=self.investment, row=self.row)
         )
 
     def naive(self) -> Speculative:
         arms = self.drafts(self.parts)
-        return self.top(self.tree_planner(arms) or self.planner(arms, plain=False))
+        trees = self.trees(arms, self.options.gamma)
+        if trees is None:
+            return self.top(self.planner(arms, plain=False))
+        # What lookup finds, the host would have to wait for.
+        lookup = None if trees.drafter.device_side else NgramLookup()
+        gamma = None if trees.optional else trees.options.most
+        own = self.group, self.investment, self.row, trees
+        return self.top(Planner(arms, lookup, gamma, self.most, not trees.optional, *own))
 
-    def tree_planner(self, arms: Sequence[Arm]) -> Planner | None:
-        """The planner of a level for which the draft model drafts trees; None where it drafts chains or is missing."""
-        tree = self.options.tree
-        if tree is None or not arms:
+    def trees(self, arms: Sequence[Arm], chain: int | None) -> TreePlan | None:
+        """The trees that the draft model drafts for a level, whose chains would have ``chain`` tokens if that is fixed.
+
+        None where it drafts chains or is missing. Whether trees promise more than chains is told by what is measured:
+        with a fixed length or a seed, where nothing is, the kind "auto" stays with chains.
+        """
+        tree, fixed = self.options.tree, chain is not None or self.options.repeatable
+        if tree is None or not arms or (tree.kind == "auto" and fixed):
             return None
         drafter = arms[0].drafter
         assert isinstance(drafter, DraftModel)
-        trees = TreePlan(tree, drafter, self.options.repeatable)
-        return Planner(
-            arms,
-            None if drafter.device_side else NgramLookup(),  # which the host would have to wait for
-            tree.most,
-            group=self.group,
-            investment=self.investment,
-            row=self.row,
-            trees=trees,
-        )
+        if self.streamed:
+            tree = replace(tree, planned=MAX_TREE)
+        return TreePlan(tree, drafter, self.options.repeatable, self.row)
+
+    @property
+    def drafts_chains(self) -> bool:
+        """Whether the draft model drafts chains, if perhaps among other drafts."""
+        return self.options.tree is None or self.options.tree.kind == "auto"
 
     @property
     def parts(self) -> Sequence[int]:
         """Lengths of the draft model's graphs where it drafts for the top level."""
-        return PARTS if self.options.gamma is None and self.options.tree is None else ()
+        return PARTS if self.options.gamma is None and self.drafts_chains else ()
 
-    def over(self, drafter: Speculative) -> Speculative:
-        """The target over a drafter that always drafts."""
-        return self.top(self.planner([Arm(drafter)], plain=False))
+    def over(self, drafter: Speculative, step: Step) -> Speculative:
+        """The target over a drafter that always drafts, and whose steps cost so much."""
+        return self.top(self.planner([Arm(drafter, forecast=share(step, self.plain_step))], plain=False))
 
     def planner(
         self, arms: Sequence[Arm] = (), lookup: NgramLookup | None = None, plain: bool = True
@@ -211,11 +242,12 @@ class Builder:
     def overlaps(self, planner: Planner) -> bool:
         """Whether plain decoding may launch the next forward before the host reads the last token.
 
-        On a GPU, where a surplus forward is cheap to discard. Ranks would have to agree on a plan for
-        every token, and lookup by fixed numbers goes by the last token, which the host does not know yet.
+        On a GPU, where a surplus forward is cheap to discard unless it streams weights. Ranks would have to agree on a
+        plan for every token, and lookup by fixed numbers goes by the last token, which the host does not know yet.
         """
         queue = self.target.device.type == "cuda" and self.full.write_slot() is not None
-        return queue and (not planner.most or (planner.decides and self.group.size == 1))
+        cheap = self.target.streamed is None
+        return queue and cheap and (not planner.most or (planner.decides and self.group.size == 1))
 
     @property
     def most(self) -> int:
@@ -227,25 +259,57 @@ class Builder:
     @property
     def row(self) -> float:
         """What one more row costs the target, as a share of a step of one row, before that is measured."""
+        return STREAMED_ROW_PRIOR if self.streamed else self.row_on_device
+
+    @property
+    def row_on_device(self) -> float:
+        """The same for a level whose keys and values are on the device."""
+        if self.target.device.type == "cuda":
+            return GPU_ROW_PRIOR
         return COMPUTED_ROW_PRIOR if self.target.multiplies_quantized else ROW_PRIOR
 
     @property
     def streamed(self) -> bool:
-        """Whether every verification streams keys and values from host memory."""
-        return self.full.storage.streams
+        """Whether every verification streams keys and values, or weights, from host memory."""
+        return self.full.storage.streams or self.target.streamed is not None
 
-    def over_copy(self, drafter: Speculative) -> Speculative:
+    @property
+    def room_for_copy(self) -> bool:
+        """Whether verifications stream keys and values to a GPU that has room for a quantized copy of them."""
+        device = self.target.device
+        streamed = self.full.storage.streams and self.target.streamed is None
+        if not streamed or device.type != "cuda" or self.target.gathering is not None:
+            return False
+        needed = copy_bytes(self.full.shape, self.full.storage.capacity)
+        return (
+            not self.options.repeatable and self.group.all_reduce_min(allowed_bytes(device)) > needed + SPARE
+        )
+
+    def small_level(self) -> tuple[Speculative, Step]:
+        """The middle level, and what a step of it costs."""
+        return self.middle(self.retrieval()), self.middle_step
+
+    def confirming(self) -> list[tuple[Speculative, Step]]:
+        """The target over a quantized copy of the full cache, and the middle level, which drafts for it.
+
+        The copy takes its memory first: 8-bit weights of the middle level have what is left.
+        """
+        cache = QuantizedCopy(self.full)
+        middle, step = self.small_level()
+        return [(self.over_copy(cache, middle), self.copy_step), (middle, step)]
+
+    def over_copy(self, cache: QuantizedCopy, drafter: Speculative) -> Speculative:
         """The target over a quantized copy of the full cache, for which ``drafter`` always drafts."""
-        gamma, cache = self.options.gamma, QuantizedCopy(self.full)
+        gamma = self.options.gamma
         planner = Planner(
-            [Arm(drafter)],
+            [Arm(drafter, forecast=share(self.middle_step, self.copy_step))],
             None,
             gamma and -(-gamma // 2),
             MOST_GAMMA,
             False,
             self.group,
             self.investment,
-            self.row,
+            self.row_on_device,
         )
         self.planners["int4"] = planner
         self.caches.append(cache)
@@ -254,24 +318,50 @@ class Builder:
     def middle(self, cache: RetrievalCache | InPlaceCache, drafts: bool = True) -> Speculative:
         """The target over a small cache."""
         gamma = self.options.draft_gamma
-        lengths = sizes(1, MOST_DRAFT_GAMMA) if gamma is None and self.options.tree is None else []
-        arms = self.drafts(lengths) if drafts else []
-        looks_up = drafts and (gamma is None or not arms)
+        lengths = sizes(1, MOST_DRAFT_GAMMA) if gamma is None and self.drafts_chains else []
+        arms = self.drafts(lengths, self.middle_step) if drafts else []
+        trees = self.trees(arms, gamma)
+        if trees is not None and not trees.optional:
+            gamma, looks_up = trees.options.most, not trees.drafter.device_side
+        else:
+            looks_up = drafts and (gamma is None or not arms)
         lookup = NgramLookup() if looks_up else None
-        planner = self.tree_planner(arms) or Planner(
-            arms, lookup, gamma, MOST_DRAFT_GAMMA, True, self.group, self.investment, self.row
-        )
+        own = self.group, self.investment, self.row_on_device, trees
+        planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, True, *own)
         self.planners["retrieval"] = planner
         self.caches.append(cache)
         return Speculative("retrieval", self.proposer(), cache, planner, self.emit, self.group)
 
-    def drafts(self, lengths: Sequence[int] = ()) -> list[Arm]:
-        """The draft model, if there is one; drafts of these lengths are captured before their first use."""
+    def drafts(self, lengths: Sequence[int] = (), step: Step | None = None) -> list[Arm]:
+        """The draft model, if there is one; drafts of these lengths are captured before their first use.
+
+        ``step``: what one costs of the level that they are for, which is the top one if it is None.
+        """
         if self.draft is None:
             return []
-        cache = StreamingCache(self.draft.shape, buffer=self.buffer)
+        cache = StreamingCache(self.draft.shape, hop=self.options.hop, buffer=self.buffer)
         self.caches.append(cache)
-        return [Arm(DraftModel(self.draft, cache, lengths, self.group))]
+        drafter, own = DraftModel(self.draft, cache, lengths, self.group), StepCost.of(self.draft).model
+        return [Arm(drafter, forecast=share(lambda _: own, step or self.plain_step))]
+
+    @property
+    def plain_step(self) -> Step:
+        """What a step of plain decoding costs after so many tokens."""
+        return StepCost.of(self.target, self.full.storage.streams)
+
+    @property
+    def copy_step(self) -> Step:
+        """What a step over the quantized copy of the full cache costs."""
+        return replace(
+            StepCost.of(self.target),
+            token=copy_bytes(self.full.shape, self.full.storage.capacity) / self.full.storage.capacity,
+        )
+
+    @property
+    def middle_step(self) -> Step:
+        """What a step of the middle level costs: the same after all but the shortest histories."""
+        cost = StepCost.of(self.proposer())(self.options.budget.tokens)
+        return lambda _: cost
 
     def proposer(self) -> Runner:
         """The target's runner for the middle level."""
@@ -301,6 +391,25 @@ class Builder:
         return replace(own, stride=min(own.stride, stride)) if self.streamed and planned else own
 
 
+def share(each: Step, step: Step) -> Step:
+    """What a drafted token costs, by the length of the history, as a share of a step of the level that verifies it."""
+    return lambda length: each(length) / step(length)
+
+
+def rereads(name: str) -> bool:
+    """Whether a stack always has a level below the target that reads the target's weights, too."""
+    return STACKS[name].retrieval_caches > 0 and name != StackOptions().name
+
+
+def check_streamed(name: str) -> None:
+    """Raise UsageError for a stack that makes no sense where weights are streamed: its level would take as long."""
+    if rereads(name):
+        raise UsageError(
+            f"the stack '{name}' has a level below the target with the same weights, some of which are in host memory: "
+            "choose --stack auto, naive, lookup or autoregressive, or more --gpu-layers"
+        )
+
+
 def retrieval_budget(options: StackOptions) -> Budget:
     """Of a stack's retrieval cache, with room for what a level between it and the target confirms."""
     own = options.budget
@@ -309,8 +418,8 @@ def retrieval_budget(options: StackOptions) -> Budget:
 
 def check_policy(policy: str, target: Runner) -> None:
     """Raise UsageError for heavy hitters where forwards do not weigh."""
-    if policy == HEAVY and (target.device.type != "cpu" or target.captures):
-        raise UsageError(f"--policy {HEAVY} runs on a CPU only, so far: choose another one")
+    if policy in HEAVY and (target.device.type != "cpu" or target.captures):
+        raise UsageError(f"--policy {policy} runs on a CPU only, so far: choose another one")
 
 
 def retrieval_cache(
@@ -332,10 +441,12 @@ def retrieval_cache(
     together = slot is not None and slot.prefix is None
     weighs = target.captures and weighable(budget.chunk)
     layered = target.device.type == "cpu" and not target.places_on_device
-    if policy not in IN_PLACE or not together or not (weighs or layered):
+    if policy not in (*IN_PLACE, *HEAVY) or not together or not (weighs or layered):
         # Of a prefix that sequences share, no sequence sees the attention: the latest queries' has to do.
         return RetrievalCache(full, budget, POLICIES.get(policy, AttentionMass)(), emit, buffer)
-    if policy == HEAVY:
-        heavy = replace(budget, chunk=1, tail=budget.tokens // 2)
+    heavy = replace(budget, chunk=1, tail=budget.tokens // 2)
+    if policy == HEAVY_RENUMBERED:
+        return RenumberedCache(full, heavy, emit, target.frequencies, not repeatable, buffer)
+    if policy == HEAVY_IN_PLACE:
         return InPlaceCache(full, heavy, emit, half_life=None, weighs_all=not repeatable)
     return InPlaceCache(full, budget, emit, captured=target.captures)

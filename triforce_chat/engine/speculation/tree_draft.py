@@ -17,7 +17,7 @@ from torch import Tensor
 from triforce_chat.engine.draft import Draft, TokenBuffer, one_hot
 from triforce_chat.engine.sampling.branching import draw_children, penalized_paths
 from triforce_chat.engine.sampling.executor import Verification
-from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms, warp
+from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms, imposed, warp
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.tree import (
@@ -52,6 +52,11 @@ class Growth(NamedTuple):
     @property
     def family(self) -> Family:
         return Family(self.links, self.lines)
+
+    @property
+    def deep(self) -> Tensor:
+        """How many tokens come before each one on its path: [n]."""
+        return ((self.lines[1:] < len(self.lines) - 1).sum(-1) - 1).clamp_min(0)
 
 
 def inner_levels(parents: Parents) -> list[list[int]]:
@@ -92,11 +97,13 @@ def grown(
     answer: PenaltyContext | None,
     numbers: Uniforms,
     independent: bool,
+    forced: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw the tokens [n] of a tree and their distributions [n, V], by one forward for each level that has children.
 
     ``feed_level`` returns the logits [m, V] after a level's rows, whose ids [m] it is given; at the root's there are
-    none. Children are drawn without replacement, or independently of one another.
+    none. Children are drawn without replacement, or independently of one another. ``forced`` [d]: the tokens that take
+    the place of those drawn at each depth, as of ``verify_tree``; the distributions stay as they are.
     """
     n, random = len(how.lines) - 1, op.randomness(numbers)
     tokens = how.rows.new_zeros(n)
@@ -119,6 +126,8 @@ def grown(
             probs,
             independent,
         )
+        if forced is not None:
+            tokens.copy_(imposed(forced[how.deep], tokens))
     assert probs is not None
     return tokens, probs
 
@@ -145,11 +154,11 @@ def grow(
     numbers = Uniforms(torch.empty(1, 0), torch.empty(1, n, dtype=torch.float64))
     sampler.fill(numbers)
     answer = sampler.penalty_context(seq, drafter.nothing)
-    tokens, probs = grown(
-        growth(parents, widths, n), widths, feed_level, sampler.op, answer, numbers, independent
-    )
+    forced = seq.read_forced(len(widths))
+    how = growth(parents, widths, n), widths, feed_level, sampler.op, answer, numbers, independent
+    tokens, probs = grown(*how, None if forced is None else forced[0])
     cache.truncate(seq.known)
-    return Draft(tokens[None], probs[None], parents=parents)
+    return Draft(tokens[None], probs[None], parents=parents, independent=independent)
 
 
 def grafted(draft: Draft, branch: Tensor) -> Draft:

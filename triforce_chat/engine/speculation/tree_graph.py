@@ -1,7 +1,8 @@
 """Trees that a small model drafts, all levels as one CUDA graph.
 
 A graph serves every tree with as many levels, none of which has more tokens with children than the graph's own: the
-shape is one of its inputs.
+shape is one of its inputs. All levels of a graph are equally wide, as more rows cost a small model next to nothing, and
+planned trees are no wider: so there is one graph for each number of levels, whatever is learnt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.cuda_graph import MARGIN, TREE_SIZES, USUAL, Graph, Preparation, fitting, pool_of
+from triforce_chat.engine.cuda_graph import (
+    MARGIN,
+    TREE_WIDTHS,
+    USUAL,
+    Graph,
+    Preparation,
+    fill,
+    fitting,
+    pool_of,
+)
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.forward.loops import LoopForward
 from triforce_chat.engine.forward.runner import feed
@@ -27,17 +37,16 @@ from triforce_chat.engine.speculation.stack_specs import MAX_TREE
 from triforce_chat.engine.speculation.tree_draft import Growth, Widths, grown, growth, widths_of
 from triforce_chat.engine.tree import Parents, levels
 
-KEPT = 6  # graphs
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, MAX_TREE)  # of a graph's levels
-Size = tuple[Widths, int]  # of a graph: its levels, and its tokens
+KEPT = 24  # graphs
+WIDE = 8  # rows of a graph's level, if a narrower one suffices and bits do
 
 
 class TreeGraphs:
-    """The captured drafts of one draft model's trees; the least recently used ones are dropped."""
+    """The captured drafts of one draft model's trees of up to ``most`` tokens; the least recently used are dropped."""
 
-    def __init__(self, drafter: DraftModel, independent: bool) -> None:
-        self.drafter, self.independent = drafter, independent
-        self.made: dict[tuple[Verification, int, Widths, int], TreeGraph] = {}  # by their last use
+    def __init__(self, drafter: DraftModel, most: int, independent: bool) -> None:
+        self.drafter, self.most, self.independent = drafter, most, independent
+        self.made: dict[tuple[Verification, int, Widths], TreeGraph] = {}  # by their last use
 
     def draft(self, seq: TokenBuffer, parents: Parents, sampler: Sampler) -> Draft:
         """``grow`` as one graph; nothing where the history is too short."""
@@ -51,16 +60,17 @@ class TreeGraphs:
         more = seq.slack + fed + sum(graph.widths) + MARGIN
         feed(drafter.model, drafter.cache, drafter.cache.pending(seq.tokens, more))
         offset = seq.length - (drafter.cache.length + fed)
-        tokens, probs = graph(drafter.cache, seq.read(-fed, fed), offset, parents, penalty, sampler)
+        given = seq.read(-fed, fed), offset, parents, penalty, seq.read_forced(fed - 1)
+        tokens, probs = graph(drafter.cache, sampler, *given)
         n = len(parents)
-        return Draft(tokens[None, :n], probs[None, :n], parents=parents)
+        return Draft(tokens[None, :n], probs[None, :n], parents=parents, independent=self.independent)
 
     def unprepared(self, parents: Parents, sampler: Sampler, answer: int) -> list[Preparation]:
         """What is to be captured before a tree of that shape can be drafted in an answer of so many tokens."""
         room = rounded_up(answer) if answer else 0
         sizes = sorted({fitting(rows) or rows for rows in range(1, levels(parents) + 2)})
         feeding = self.drafter.feeding([*sizes, USUAL])
-        if self._found(sampler.op, room, parents) is not None:
+        if (sampler.op, room, graph_widths(parents)) in self.made:
             return feeding
         return [partial(self._capture, sampler.op, room, parents), *feeding]
 
@@ -70,26 +80,12 @@ class TreeGraphs:
         if slot and slot.start + levels(parents) + 1 + sum(graph.widths) <= slot.storage.capacity:
             graph.capture(cache)
 
-    def _found(self, op: Verification, room: int, parents: Parents) -> Size | None:
-        """The smallest graph that serves a tree."""
-        widths, n = widths_of(parents), len(parents)
-        able = [
-            key
-            for key in self.made
-            if key[:2] == (op, room)
-            and len(key[2]) == len(widths)
-            and key[3] >= n
-            and all(has >= needs for has, needs in zip(key[2], widths, strict=True))
-        ]
-        return min((key[2:] for key in able), key=lambda size: (sum(size[0]), size[1]), default=None)
-
     def _graph(self, op: Verification, room: int, parents: Parents) -> TreeGraph:
-        found = self._found(op, room, parents)
-        widths, n = found or (roomy(widths_of(parents)), (fitting(len(parents) + 1, TREE_SIZES) or 0) - 1)
-        key, drafter = (op, room, widths, n), self.drafter
+        widths, drafter = graph_widths(parents), self.drafter
+        key = op, room, widths
         if key not in self.made:
             loop = drafter.model.loop(drafter.cache, len(widths) + 1)
-            how = growth(parents, widths, n)
+            how = growth(parents, widths, self.most)
             made = TreeGraph(loop, widths, how, op, room, self.independent, drafter.nothing, self.pool)
             self.made[key] = made
         graph = self.made[key] = self.made.pop(key)
@@ -102,10 +98,19 @@ class TreeGraphs:
         return pool_of(each.graph for each in self.made.values())
 
 
-def roomy(widths: Widths) -> Widths:
-    """Widths that serve other trees, too, as far as bits suffice."""
-    wider = tuple(next(width for width in WIDTHS if width >= each) for each in widths)
-    return wider if sum(wider) - 1 <= MAX_TREE else widths
+def widest(depth: int) -> int:
+    """Rows of each level but the root's in the usual graph of so many levels."""
+    fits = MAX_TREE // max(1, depth - 1)
+    return next(width for width in reversed(TREE_WIDTHS) if width <= min(WIDE, fits))
+
+
+def graph_widths(parents: Parents) -> Widths:
+    """The widths of the graph that drafts a tree: the usual ones, or wider ones as far as bits suffice."""
+    own = widths_of(parents)
+    wanted = max(own[1:], default=0), widest(len(own))
+    width = next(each for each in TREE_WIDTHS if each >= max(wanted))
+    below = len(own) - 1
+    return (1, *below * (width,)) if below * width <= MAX_TREE else own
 
 
 class TreeGraph:
@@ -130,6 +135,7 @@ class TreeGraph:
             answer = torch.zeros(1, room, dtype=torch.long, device=device)
             length = torch.zeros(1, dtype=torch.long, device=device)
             last = torch.zeros(1, len(how.lines) - 1, dtype=torch.float64, device=device)
+            self.forced = torch.zeros(len(widths), dtype=torch.long, device=device) if op.forced else None
         self.penalty = PenaltyContext(answer, length) if room else None
         self.numbers = Uniforms.empty(1, 0, device)._replace(last=last)
         self.parents: Parents = ()  # of the tree that the inputs describe; unknown at first
@@ -143,11 +149,12 @@ class TreeGraph:
     def __call__(
         self,
         cache: StreamingCache,
+        sampler: Sampler,
         ids: Tensor,
         offset: Tensor,
         parents: Parents,
         penalty: PenaltyContext | None,
-        sampler: Sampler,
+        forced: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The tokens and distributions of a tree after ids [1, fed], the first of which goes ``offset`` slots after the
         cache's end."""
@@ -155,11 +162,13 @@ class TreeGraph:
         self.ids.copy_(ids)
         if parents != self.parents:
             for mine, given in zip(self.how, growth(parents, self.widths, self.room), strict=True):
-                mine.copy_(given)
+                fill(mine, given)
             self.parents = parents
         if self.penalty is not None and penalty is not None:
             self.penalty.tokens[:, : penalty.tokens.shape[1]] = penalty.tokens
             self.penalty.length.copy_(penalty.length)
+        if self.forced is not None and forced is not None:
+            self.forced.copy_(forced[0])
         sampler.fill(self.numbers)
         return self.graph(self._work)
 
@@ -179,5 +188,5 @@ class TreeGraph:
             masks = self.how.masks[1 + first : 1 + last]
             return self.forward.branch(ids, root + 1 + first, root, depth, masks)
 
-        answer, numbers = self.penalty, self.numbers
-        return grown(self.how, self.widths, feed_level, self.op, answer, numbers, self.independent)
+        given = self.op, self.penalty, self.numbers, self.independent, self.forced
+        return grown(self.how, self.widths, feed_level, *given)

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from triforce_chat.engine.cuda_graph import TREE_SIZES, Preparation
+from triforce_chat.engine.cuda_graph import TREE_DEPTHS, TREE_SIZES, Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation.calibration import FORGET
-from triforce_chat.engine.speculation.cost_model import Average
+from triforce_chat.engine.speculation.arm import FAR_OFF, NOT_FAR_OFF
+from triforce_chat.engine.speculation.calibration import TreeTimes
+from triforce_chat.engine.speculation.cost_model import FIRST, ROW_PRIOR
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.stack_specs import MAX_DEPTH, MAX_TREE
-from triforce_chat.engine.speculation.tree_draft import grow
-from triforce_chat.engine.speculation.tree_graph import TreeGraphs
+from triforce_chat.engine.speculation.tree_draft import grow, widths_of
+from triforce_chat.engine.speculation.tree_graph import TreeGraphs, widest
+from triforce_chat.engine.speculation.tree_rates import PRIOR, RankAcceptance
 from triforce_chat.engine.speculation.tree_shapes import (
     Rates,
+    Tables,
     best_shape,
     expected_accepted,
+    narrow_shape,
     sequences,
     tables,
 )
-from triforce_chat.engine.tree import ROOT, Parents, children, levels
+from triforce_chat.engine.tree import Parents, levels
 
-# How often a small draft's first, second, ... child is the one accepted: a starting point, which every verification
-# updates.
-PRIOR = (0.55, 0.12, 0.06, 0.03, 0.02, 0.015, 0.01, 0.008)
-PRIOR_WEIGHT = 10.0  # tests that it counts for
-FORGET_RANK = 0.995  # weight of the past at each test of a child
-REFRESH = 32  # verifications after which a shape is planned anew, at the latest: planning takes a while
-DIGITS = 3  # of a rate
+REFRESH = 64  # verifications after which a shape is planned anew, at the latest: planning takes a while
 CHANGE = 1.02  # another shape must promise this many times more tokens than the latest one
+PAYS = 1.03  # a tree must promise this many times more tokens a second than a chain before it takes the chain's place
+PATIENCE = 64  # rounds after which the one of the two that promises less is measured again, doubled each time in vain
+WARMUPS = 2  # rounds until times count
+OUTLIER = 3.0  # a level counts as at most this many times slower than usual
+USUAL_SIZE, USUAL_DEPTH = 16, 6
+LARGEST_PLANNED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,66 +50,124 @@ class TreeOptions:
         None  # tokens on its longest path; None: planned, or the usual one where a seed forbids that
     )
 
+    planned: int = LARGEST_PLANNED  # the largest size that is planned
+
     @property
     def most(self) -> int:
         """The largest tree."""
-        return self.size or (LARGEST_PLANNED if self.kind == "auto" else USUAL_SIZE)
+        return self.size or (self.planned if self.kind == "auto" else USUAL_SIZE)
 
 
-USUAL_SIZE, USUAL_DEPTH = 16, 6
-LARGEST_PLANNED = 32
+class RoundCosts(NamedTuple):
+    """Seconds of a round: without a draft, of verifying each drafted token, and of drafting each level."""
 
-
-@dataclass(slots=True)
-class RankAcceptance:
-    """How often a token's first, second, ... child is accepted once its elder siblings were rejected."""
-
-    tests: list[Average] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        left = 1.0
-        for rate in PRIOR:
-            chance = rate / left
-            self.tests.append(Average(FORGET_RANK, PRIOR_WEIGHT, PRIOR_WEIGHT * chance))
-            left -= rate
-
-    def learn(self, parents: Parents, path: Sequence[int]) -> None:
-        """Learn from a verification that accepted ``path``; nodes beyond ``parents`` are not the draft's own."""
-        following = children(parents)
-        for node, accepted in zip((ROOT, *path), (*path, None), strict=True):
-            for rank, child in enumerate(following.get(node, ())[: len(self.tests)]):
-                self.tests[rank].add(float(child == accepted))
-                if child == accepted:
-                    break
+    first: float
+    row: float
+    level: float
 
     @property
-    def rates(self) -> Rates:
-        """The chance that the child of each rank is the accepted one."""
-        found, left = [], 1.0
-        for test in self.tests:
-            found.append(round(left * test.mean, DIGITS))
-            left *= 1 - test.mean
-        return tuple(found)
+    def known(self) -> bool:
+        return self.first > 0 and self.level > 0
+
+    def __call__(self, size: Any, depth: Any) -> Any:
+        """Of a round with a tree of that size and depth; both may be arrays."""
+        return self.first + self.row * size + self.level * depth
+
+
+UNKNOWN = RoundCosts(0.0, 0.0, 0.0)
+
+
+def usual(choices: Sequence[int], wanted: int) -> int:
+    """The largest of the ascending choices up to what is wanted; the smallest if all are larger."""
+    return max((each for each in choices if each <= wanted), default=choices[0])
+
+
+class Rivalry:
+    """Whether rounds draft trees or chains: what promises more tokens a second, and now and then the other one.
+
+    A tree takes a chain's place only where it promises clearly more, and not for longer than it promises more.
+    """
+
+    def __init__(self) -> None:
+        self.tree = self.chain = 0.0  # tokens a second, as last compared
+        self.habit = False  # the tree promised more
+        self.measured_at = [0, 0]  # rounds, of the latest chain and of the latest tree
+        self.patience = [PATIENCE, PATIENCE]
+
+    def drafts_tree(self, tree: float, chain: float, now: int) -> bool:
+        """Whether the next round, after ``now`` of them, drafts a tree; changes no choice."""
+        self.tree, self.chain = tree, chain
+        better = self._better
+        far_off = min(tree, chain) < NOT_FAR_OFF * max(tree, chain)
+        patience = self.patience[not better] * (FAR_OFF if far_off else 1)
+        return better if now - self.measured_at[not better] <= patience else not better
+
+    def drafted(self, tree: bool, now: int) -> None:
+        """A round has drafted a tree, or a chain."""
+        if self._better != self.habit:
+            self.habit = not self.habit
+            self.patience = [PATIENCE, PATIENCE]
+        if tree != self.habit and now > self.measured_at[tree] + 1:  # not the next one of the same proposal
+            self.patience[tree] *= 2
+        self.measured_at[tree] = now
+
+    @property
+    def _better(self) -> bool:
+        return self.tree > self.chain * (1.0 if self.habit else PAYS)
 
 
 class TreePlan:
-    """The trees of one level. ``fixed``: nothing may depend on what was measured, so that a seed repeats."""
+    """The trees of one level. ``fixed``: nothing may depend on what was measured, so that a seed repeats.
 
-    def __init__(self, options: TreeOptions, drafter: DraftModel, fixed: bool = False) -> None:
-        self.options, self.drafter, self.fixed = options, drafter, fixed
+    ``row``: see ``StepTimes``.
+    """
+
+    def __init__(
+        self, options: TreeOptions, drafter: DraftModel, fixed: bool = False, row: float = ROW_PRIOR
+    ) -> None:
+        self.options, self.drafter, self.fixed, self.row = options, drafter, fixed, row
         self.independent = options.kind == "specinfer"
-        self.graphs = TreeGraphs(drafter, self.independent)
+        self.prior: Rates = PRIOR
+        self.graphs = TreeGraphs(drafter, min(options.most, MAX_TREE), self.independent)
         self.restart()
 
     def restart(self) -> None:
         """Forget everything that was learnt."""
-        self.ranks = RankAcceptance()
-        self.level = Average(FORGET)  # seconds of drafting one level
+        self.ranks = RankAcceptance(self.prior)
+        self.costs = TreeTimes.unknown(self.row)
+        self.rivalry = Rivalry()
         self.verifications = 0
+        self.timed = 0  # rounds
         self.rates = self.ranks.rates  # that shapes are planned by
         self.chosen = 1, 1  # the latest size and depth
         self.latest: Parents = ()  # the latest shape, of at most ``within`` tokens
         self.within, self.due = 0, 0  # planned anew after so many verifications
+
+    def begin_with(self, prior: Rates) -> None:
+        """Start from rates that were measured before, from now on."""
+        self.prior = prior
+        self.ranks = RankAcceptance(prior)
+        self.rates = self.ranks.rates
+
+    def use_ranks(self, ranks: RankAcceptance) -> None:
+        """Go on from what was learnt before."""
+        self.ranks, self.rates = ranks, ranks.rates
+
+    def use_costs(self, costs: TreeTimes) -> None:
+        """Go on from times that were measured before, if they were."""
+        if costs.level.weight:
+            self.costs, self.timed = costs, WARMUPS
+            self.costs.steps.row = self.row
+
+    @property
+    def measured(self) -> bool:
+        """Whether its times are known; the first ones may include preparations."""
+        return self.timed >= WARMUPS
+
+    @property
+    def optional(self) -> bool:
+        """Whether a chain is drafted where that promises more."""
+        return self.options.kind == "auto"
 
     def draft(self, seq: TokenBuffer, parents: Parents, sampler: Sampler) -> Draft:
         """A tree of that shape after ``seq``."""
@@ -113,55 +175,91 @@ class TreePlan:
             return self.graphs.draft(seq, parents, sampler)
         return grow(self.drafter, seq, parents, sampler, self.independent)
 
-    def shape(self, most: int, first: float, more: float) -> Parents:
-        """The next tree, of at most ``most`` tokens.
+    def most(self, rest: int) -> int:
+        """The largest tree where an answer may grow by ``rest`` tokens.
 
-        ``first`` and ``more``: seconds of a round without a draft, and of verifying each drafted token; 0 if unknown.
+        Smaller trees at its end would need captures of their own: there what is left over is cut.
         """
-        most = min(most, self.options.most, MAX_TREE)
+        own = min(self.options.most, MAX_TREE)
+        return own if self.drafter.device_side and rest > 0 else min(own, rest)
+
+    def shape(self, most: int, costs: RoundCosts) -> Parents:
+        """The next tree, of at most ``most`` tokens."""
         if self.options.kind == "specinfer":
             length = min(self.options.depth or USUAL_DEPTH, most)
             return sequences(most // length, length)
         if most != self.within or self.verifications >= self.due:
             self.within, self.due = most, self.verifications + min(REFRESH, self.verifications)
             self.rates = self.ranks.rates
-            self.latest = self._planned(most, first, more)
+            self.latest = self._planned(most, costs)
         return self.latest
 
-    def _planned(self, most: int, first: float, more: float) -> Parents:
-        depth = min(self.options.depth or MAX_DEPTH, most)
-        found = tables(self.rates, most, depth)
-        if self.fixed or not first or not self.level.weight:
-            size, depth = min(most, USUAL_SIZE) if self.planned else most, min(depth, USUAL_DEPTH)
+    def usual_shapes(self) -> Iterator[Parents]:
+        """A tree of each size that may be planned, the largest first."""
+        most = min(self.options.most, MAX_TREE)
+        if self.options.kind == "specinfer":
+            yield self.shape(most, UNKNOWN)
+            return
+        depth = usual(self._depths(most), USUAL_DEPTH)
+        yield from (self._best(size, depth, None) for size in reversed(self._sizes(most)))
+
+    def usual_depths(self) -> Iterator[Parents]:
+        """A tree of each depth that may be planned; its graph serves all of them."""
+        if self.options.kind != "specinfer" and self.options.depth is None:
+            yield from (sequences(1, depth) for depth in TREE_DEPTHS if depth <= self.options.most)
+
+    def _planned(self, most: int, costs: RoundCosts) -> Parents:
+        sizes, depths = self._sizes(most), self._depths(most)
+        found = tables(self.rates, most, depths[-1])
+        if self.fixed or not costs.known:
+            size, depth = usual(sizes, USUAL_SIZE), usual(depths, USUAL_DEPTH)
         else:
-            size, depth = self._fastest(found.accepted, first, more)
-        shape = best_shape(self.rates, size, depth, found)
-        # Where the latest one is as large and promises nearly as much, it stays: graphs fit its levels.
+            size, depth = self._fastest(found.accepted, costs)
+        shape = self._best(size, depth, found)
+        # Where the latest one is as large and promises nearly as much, it stays.
         alike = len(self.latest) == len(shape) and levels(self.latest) == levels(shape)
         nearly = CHANGE * self.expected(self.latest) >= self.expected(shape)
         return self.latest if alike and nearly else shape
 
+    def _best(self, size: int, depth: int, within: Tables | None) -> Parents:
+        """The best shape of that size and depth that one of the usual graphs drafts."""
+        shape = best_shape(self.rates, size, depth, within)
+        if not self.drafter.device_side:
+            return shape
+        if self.options.depth is None and levels(shape) not in TREE_DEPTHS:  # it has no use for that depth
+            shape = best_shape(self.rates, size, usual(TREE_DEPTHS, levels(shape)), within)
+        deep, width = levels(shape), widest(levels(shape))
+        return narrow_shape(self.rates, size, deep, width) if max(widths_of(shape)) > width else shape
+
     def expected(self, parents: Parents) -> float:
-        """The tokens of a tree that are expected to pass."""
+        """The tokens of a tree that are expected to pass, by the rates alone."""
         return expected_accepted(parents, self.rates)
+
+    def forecast(self, parents: Parents) -> float:
+        """The tokens that a round with that tree is expected to make, by what trees have made of their promises."""
+        return 1 + self.ranks.record.mean * self.expected(parents)
+
+    def rate(self, parents: Parents, costs: RoundCosts) -> float:
+        """Expected tokens a second of rounds with that tree; 0 if a cost is unknown."""
+        return self.forecast(parents) / costs(len(parents), levels(parents)) if costs.known else 0.0
 
     def unprepared(self, length: int, parents: Parents, sampler: Sampler) -> list[Preparation]:
         """What is to be captured before a tree of that shape can be drafted after ``length`` tokens."""
-        return self.graphs.unprepared(parents, sampler, sampler.penalized_tokens(length))
+        return self.graphs.unprepared(parents, sampler, sampler.penalized_tokens(length + 1))
 
     @property
     def planned(self) -> bool:
         """Whether the size is chosen by times."""
         return self.options.kind == "auto" and self.options.size is None
 
-    def _fastest(self, accepted: Any, first: float, more: float) -> tuple[int, int]:
+    def _fastest(self, accepted: Any, costs: RoundCosts) -> tuple[int, int]:
         """Size and depth with the most expected tokens per second (Sequoia, section 3.3), or the latest if as good."""
         depth, size = accepted.shape[0] - 1, accepted.shape[1] - 1
         ns, ds = np.arange(1, size + 1)[None], np.arange(1, depth + 1)[:, None]
-        rates = (1 + accepted[1:, 1:]) / (first + more * ns + self.level.mean * ds)
-        rates[:, [n not in self._sizes(size) for n in ns[0]]] = 0
-        if self.options.depth is not None:
-            rates[:-1] = 0
+        rates = (1 + self.ranks.record.mean * accepted[1:, 1:]) / costs(ns, ds)
+        sizes, depths = self._sizes(size), self._depths(size)
+        rates[:, [n not in sizes for n in ns[0]]] = 0
+        rates[[d not in depths for d in ds[:, 0]]] = 0
         d, n = np.unravel_index(int(rates.argmax()), rates.shape)
         latest_size, latest_depth = self.chosen
         if latest_size <= size and latest_depth <= depth:
@@ -172,18 +270,35 @@ class TreePlan:
         return self.chosen
 
     def _sizes(self, most: int) -> Sequence[int]:
-        """The sizes to choose from: where forwards are captured, those that fill one."""
+        """The sizes to choose from: where forwards are captured, few, each of which fills one."""
         if not self.planned:
             return (most,)
         if not self.drafter.device_side:
             return range(1, most + 1)
-        return [rows - 1 for rows in TREE_SIZES if 1 < rows <= most + 1]
+        return [rows - 1 for rows in TREE_SIZES if rows <= most + 1 and rows.bit_count() == 1] or (most,)
 
-    def learn(self, parents: Parents, path: Sequence[int], seconds: float | None) -> None:
-        """Learn from a verification that accepted ``path``, and from the ``seconds`` that the draft took, if known."""
+    def _depths(self, most: int) -> Sequence[int]:
+        """The depths to choose from: where drafts are captured, few."""
+        if self.options.depth is not None:
+            return (min(self.options.depth, most),)
+        if not self.drafter.device_side:
+            return range(1, min(MAX_DEPTH, most) + 1)
+        return [depth for depth in TREE_DEPTHS if 1 < depth <= most] or (1,)
+
+    def learn(
+        self, parents: Parents, path: Sequence[int], rows: int, seconds: tuple[float, float] | None
+    ) -> None:
+        """Learn from a verification of so many rows that accepted ``path``.
+
+        ``seconds``: of the draft and of the verification; None if something was captured in it.
+        """
         if self.fixed:
             return
-        self.ranks.learn(parents, path)
+        self.ranks.learn(parents, path, self.expected(parents))
         if seconds is not None:
-            self.level.add(seconds / levels(parents))
+            drafting, verifying = seconds
+            each, before = drafting / levels(parents), self.costs.level.mean
+            self.costs.level.add(min(each, OUTLIER * before or each), 1.0 if self.timed else FIRST)
+            self.costs.steps.add(rows, verifying)
+            self.timed += 1
         self.verifications += 1

@@ -7,7 +7,10 @@ with the product of the rates on its path, and a tree's expected tokens are the 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +72,39 @@ def best_shape(rates: Rates, size: int, depth: int, within: Tables | None = None
             parents.append(node)
             m -= k
     return tuple(parents)
+
+
+def narrow_shape(rates: Rates, size: int, depth: int, width: int) -> Parents:
+    """A tree in which no more than ``width`` tokens of a level have children, level by level.
+
+    Greedily: the likeliest token whose parent may have children comes next. Without that limit, and where earlier
+    children are likelier, this is the best shape.
+    """
+    chosen: list[tuple[int, int]] = []  # level and parent, the latter by its place here
+    inner: dict[int, set[int]] = {}  # by level: tokens with children
+    waiting = [(-rates[0], 0, 1, ROOT, 0)]  # chance, order of arrival, level, parent, rank
+    for arrival in count(1):
+        if len(chosen) == size or not waiting:
+            break
+        chance, _, level, parent, rank = heappop(waiting)
+        mothers = inner.setdefault(level - 1, set())
+        if not chance or (parent not in mothers and len(mothers) == width):
+            continue
+        mothers.add(parent)
+        if level < depth:
+            heappush(waiting, (chance * rates[0], 2 * arrival, level + 1, len(chosen), 0))
+        if rank + 1 < len(rates) and rates[rank]:
+            younger = chance / rates[rank] * rates[rank + 1]
+            heappush(waiting, (younger, 2 * arrival + 1, level, parent, rank + 1))
+        chosen.append((level, parent))
+    return by_level(chosen)
+
+
+def by_level(nodes: Sequence[tuple[int, int]]) -> Parents:
+    """The parents of nodes, given by level and parent, numbered level by level."""
+    order = sorted(range(len(nodes)), key=lambda at: nodes[at][0])
+    place = {ROOT: ROOT} | {at: number for number, at in enumerate(order)}
+    return tuple(place[nodes[at][1]] for at in order)
 
 
 def sequences(count: int, length: int) -> Parents:

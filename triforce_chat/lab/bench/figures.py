@@ -6,6 +6,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import fsum
+from operator import mul
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,7 +17,10 @@ from triforce_chat.lab.bench.confidence import interval
 
 CONTEXT, TEMPERATURE = "context", "temperature"
 LABELS = {CONTEXT: "context (tokens)", TEMPERATURE: "temperature", "tokens": "output length (tokens)"}
-DOUBLING = (CONTEXT, "budget", "chunk", "tokens")  # whose axis is logarithmic
+DOUBLING = (CONTEXT, "budget", "chunk", "tokens", "tree-size")  # whose axis is logarithmic
+SPEEDUP, TOKENS, MS = MEASURES = ("speedup", "tokens_per_verification", "ms_per_token")
+# A draft model's drafts are verified by the middle level where there is one.
+VERIFYING = ("retrieval", "target")
 PAPER = "TriForce, published (A100, Llama-2-7B-128K)"
 # arXiv 2404.11912: on chip, 124,928 tokens; figures by temperature (at a budget of 4,096), and ablations at T=0.
 PUBLISHED: dict[str, dict[float, float]] = {
@@ -28,7 +33,7 @@ PUBLISHED: dict[str, dict[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A speed-up, and where its mean lies with 95 % if that is known."""
+    """A value, and where its mean lies with 95 % if that is known."""
 
     at: float | str
     value: float
@@ -38,9 +43,10 @@ class Point:
 
 @dataclass(slots=True)
 class Panel:
-    """Speed-up against one quantity, a series for each contender."""
+    """A measure against one quantity, a series for each contender."""
 
     axis: str
+    measure: str = SPEEDUP
     series: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     published: list[Point] = field(default_factory=list)
 
@@ -70,7 +76,7 @@ def rows_of(files: Iterable[Path]) -> list[dict[str, Any]]:
 
 def on_one_chip(record: dict[str, Any]) -> bool:
     """Whether one GPU, or processor, held everything."""
-    return gpus_of(record) == 1 and not record.get("offloaded")
+    return gpus_of(record) == 1 and not record.get("offloaded") and "gpu_layers" not in record
 
 
 def gpus_of(record: dict[str, Any]) -> int:
@@ -85,6 +91,7 @@ def label_of(record: dict[str, Any]) -> str:
         (record.get("inflated") or {}).get("name"),
         f"--tp {gpus}" if gpus > 1 else None,
         "KV in host memory" if record.get("offloaded") else None,
+        "weights in host memory" if "gpu_layers" in record else None,
         "capped" if record.get("device_memory") else None,
     ]
     return ", ".join(filter(None, said))
@@ -108,17 +115,41 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "speedups": ratios,
         "speedup": fmean(ratios),
         "speedup_interval": interval(ratios),
+        **{name: joined_measure(parts, name) for name in (TOKENS, MS) if all(name in part for part in parts)},
     }
 
 
-def panels_of(rows: Sequence[dict[str, Any]]) -> list[Panel]:
-    """One panel for everything that has several values. Raises UsageError where nothing has."""
+def joined_measure(parts: Sequence[dict[str, Any]], name: str) -> Any:
+    """The mean of a measure over all prompts; of one by level, of each."""
+    weights: list[float] = [part.get("prompts", 1) for part in parts]
+
+    def mean(values: Iterable[float]) -> float:
+        return fsum(map(mul, weights, values)) / fsum(weights)
+
+    if isinstance(parts[0][name], dict):
+        return {level: mean(part[name].get(level, 1.0) for part in parts) for level in parts[0][name]}
+    return mean(part[name] for part in parts)
+
+
+def panels_of(
+    rows: Sequence[dict[str, Any]], measures: Sequence[str] = (SPEEDUP,), over: str | None = None
+) -> list[Panel]:
+    """One panel for each measure and everything that has several values, or for ``over`` alone.
+
+    Raises UsageError where nothing has, or where rows lack a measure.
+    """
     speculative = [row for row in rows if row["contender"] != "autoregressive"]
     values = {axis: {value_of(row, axis) for row in speculative} - {None} for axis in axes_of(speculative)}
     several = [axis for axis, found in values.items() if len(found) > 1]
     if not several:
         raise UsageError("nothing to plot: every row has the same context, temperature and settings")
-    return [panel(speculative, axis, [each for each in several if each != axis]) for axis in several]
+    if over is not None and over not in several:
+        raise UsageError(f"every row has the same {over}; several values have {', '.join(several)}")
+    return [
+        panel(speculative, axis, [each for each in several if each != axis], measure)
+        for measure in measures
+        for axis in ([over] if over else several)
+    ]
 
 
 def axes_of(rows: Iterable[dict[str, Any]]) -> list[str]:
@@ -126,9 +157,9 @@ def axes_of(rows: Iterable[dict[str, Any]]) -> list[str]:
     return [CONTEXT, TEMPERATURE, *varied]
 
 
-def panel(rows: Sequence[dict[str, Any]], axis: str, others: Sequence[str]) -> Panel:
+def panel(rows: Sequence[dict[str, Any]], axis: str, others: Sequence[str], measure: str = SPEEDUP) -> Panel:
     """Rows that agree in all ``others`` are one series."""
-    made = Panel(axis)
+    made = Panel(axis, measure)
     shapes = {row["shape"] for row in rows}
     for row in rows:
         at = value_of(row, axis)
@@ -136,14 +167,26 @@ def panel(rows: Sequence[dict[str, Any]], axis: str, others: Sequence[str]) -> P
             continue
         marks = [f"{name}={value_of(row, name)}" for name in others if value_of(row, name) is not None]
         shape = [row["shape"]] if len(shapes) > 1 and row["shape"] else []
-        low, high = row.get("speedup_interval") or (None, None)
-        made.series[" ".join([row["contender"], *shape, *marks])].append(Point(at, row["speedup"], low, high))
+        made.series[" ".join([row["contender"], *shape, *marks])].append(point_of(row, at, measure))
     if not made.named:
         for points in made.series.values():
             points.sort(key=lambda point: float(point.at))
-    if any(row["on_one_chip"] for row in rows):  # as the published ones are
+    if measure == SPEEDUP and any(row["on_one_chip"] for row in rows):  # as the published ones are
         made.published = [Point(at, value) for at, value in PUBLISHED.get(axis, {}).items()]
     return made
+
+
+def point_of(row: dict[str, Any], at: float | str, measure: str) -> Point:
+    """Where a row stands. Raises UsageError if it lacks the measure."""
+    if measure == SPEEDUP:
+        low, high = row.get("speedup_interval") or (None, None)
+        return Point(at, row[SPEEDUP], low, high)
+    found = row.get(measure)
+    if isinstance(found, dict):
+        found = next((found[level] for level in VERIFYING if level in found), None)
+    if found is None:
+        raise UsageError(f"a record does not say {measure}: measure it again")
+    return Point(at, found)
 
 
 def value_of(row: dict[str, Any], axis: str) -> float | str | None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
+from triforce_chat.engine.cache.quantization import bytes_of
+from triforce_chat.engine.cache.quantized_copy import COPY_BITS
 from triforce_chat.engine.forward.quantized import QuantizedLinear
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.lab.bench.marks import levels_of
@@ -41,15 +43,18 @@ class Step:
 def steps(engine: Any) -> dict[str, Step]:
     """What a forward of each level reads in an engine whose full cache is as long as now."""
     ranks, length = engine.group.size, engine.full.length
-    weights, token = weights_of(engine.target, ranks), engine.target.shape.bytes_per_token
-    far = len(getattr(engine.full.storage, "far", ())) / engine.target.shape.layers
+    shape = engine.target.shape
+    weights, token = weights_of(engine.target, ranks), shape.bytes_per_token
+    carried = engine.target.streamed.nbytes if engine.target.streamed else 0
+    far = len(getattr(engine.full.storage, "far", ())) / shape.layers
     kept = min(length, engine.options.budget.tokens)
     middle = next(
         (level.model for name, level in levels_of(engine.top) if name == "retrieval"), engine.target
     )
     found = {
-        "target": Step(weights, length * token, int(far * length * token)),
+        "target": Step(weights, length * token, int(far * length * token) + carried),
         "retrieval": Step(weights_of(middle, ranks), kept * token),
+        "int4": Step(weights, shape.layers * shape.kv_heads * bytes_of(length, shape.head_dim, COPY_BITS)),
     }
     if engine.draft:
         window = min(length, SINKS + WINDOW)

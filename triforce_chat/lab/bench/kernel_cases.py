@@ -11,20 +11,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.chunk_mass import chunk_mass
+from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.in_place import HALF_LIFE
 from triforce_chat.engine.cache.layout import Budget, Layout
-from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens, bytes_of
+from triforce_chat.engine.cache.quantization import BITS, FP8, GROUP, QuantizedTokens, bytes_of, format_name
+from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import GRAIN, KVView
+from triforce_chat.engine.cache.storage import GRAIN, KVBuffer, KVView, QuantizedGroups, Shape
+from triforce_chat.engine.cache.streaming import HOP
+from triforce_chat.engine.cuda_graph import ForwardInputs
+from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.forward.attention import causal_attention
 from triforce_chat.engine.forward.attention_backend import flash_decode, flash_lacks
+from triforce_chat.engine.forward.fused import Decoder
+from triforce_chat.engine.forward.graphs import ForwardGraphs, own_groups
+from triforce_chat.engine.forward.small_decoder import small_decoder
 from triforce_chat.engine.kernels.blocking import Blocking
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
 from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, WeightFormat
+from triforce_chat.engine.sampling.executor import SamplerInputs, Verification
+from triforce_chat.engine.sampling.ops import CANDIDATES, Uniforms
+from triforce_chat.engine.sampling.options import Sampling
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16
@@ -51,6 +63,30 @@ LENGTHS = (4_100, 8_300, 124_900)
 TOKENS = (1, 8, 17)
 VOCABULARY = 49_152
 BUDGET = Budget(tokens=4096)
+DRAFTED_AT = 300  # tokens in a draft model's cache
+DRAFTS: dict[str, dict[str, int]] = {
+    "small": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    },
+    "llama-68m": {
+        "vocab_size": 32_000,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 12,
+    },
+    "tiny": {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    },
+}
 LAYERS = 32  # of the big models
 GATHERED = 4  # layers that are gathered at once: all of a big model's would fill the device
 TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3), Budget(tokens=32, sinks=8, tail=8))
@@ -61,6 +97,7 @@ SECTIONS = (
     "listed",
     "weighed",
     "copied",
+    "kept",
     "sweep-attention",
     "sweep-copied",
     "linear",
@@ -68,6 +105,7 @@ SECTIONS = (
     "quantized",
     "sweep-quantized",
     "token",
+    "draft",
     "score",
     "gather",
 )
@@ -293,7 +331,8 @@ class Copied(NamedTuple):
     at: Tensor
 
 
-COPY_TILINGS = tuple((GROUP, stages, warps) for warps in (2, 4, 8) for stages in (2, 3, 4, 6))
+COPY_TILINGS = tuple((GROUP, stages, warps) for warps in (2, 4, 8) for stages in (1, 2, 3, 4))
+COPY_SHARES = (1, 2, 4, 8)  # programs of a head, in those that would fill the GPU once
 
 
 def copied_cases(model: Model, length: int, n: int, sweep: bool = False) -> Iterator[Case]:
@@ -320,21 +359,74 @@ def copied_cases(model: Model, length: int, n: int, sweep: bool = False) -> Iter
         yield Case("attention, 4-bit copy", shape, moved, copies, run, plain)
         return
     usual = splits(model.kv_heads, 1, length)
-    for (width, stages, warps), share in product(COPY_TILINGS, (1, 2)):
+    for (width, stages, warps), share in product(COPY_TILINGS, COPY_SHARES):
         parts = min(128, share * usual)
         tiles = Tiling(tiling(n * model.heads // model.kv_heads, model.dim, DTYPE).rows, width, stages, warps)
         name = f"copied {'x'.join(map(str, tiles))} splits {parts}"
         yield Case(name, shape, moved, copies, partial(run, tiles=tiles, parts=parts))
 
 
-def quantized_noise(model: Model, tokens: int) -> QuantizedTokens:
+def quantized_noise(model: Model, tokens: int, bits: int = COPY_BITS) -> QuantizedTokens:
     """Random codes, with scales of numbers of the usual size."""
-    keys, values = torch.randint(
-        0, 256, (2, model.kv_heads, tokens // 2, model.dim), dtype=torch.uint8, device=DEVICE
-    )
-    key_scales = torch.rand(model.kv_heads, tokens // GROUP, 2, model.dim, device=DEVICE).half()
-    value_scales = torch.rand(model.kv_heads, tokens, 2, device=DEVICE).half()
-    return QuantizedTokens(keys, values, key_scales - 0.5, value_scales - 0.5, tokens)
+    shape = Shape(1, model.heads, model.kv_heads, model.dim, DTYPE, DEVICE)
+    made = QuantizedGroups(shape, tokens, bits, turned=True).first(0, tokens)
+    size = 1 / 64 if bits == 8 else 1.0
+    for codes in (made.keys, made.values):
+        codes.view(torch.uint8).random_(0, 256)
+    for scales in (made.key_scales, made.value_scales):
+        scales.uniform_(-size / 2, size / 2)
+    return made
+
+
+class Grouped(NamedTuple):
+    q: Tensor
+    before: QuantizedTokens
+    at: Tensor
+    newest: Tensor  # keys and values [2, P, Hkv, GROUP, D]
+
+
+def kept_cases(model: Model, length: int, n: int) -> Iterator[Case]:
+    """Attention over keys and values that are kept in 8 or 4 bits, the newest group of quantized ones in 16."""
+    scale, shape = model.dim**-0.5, f"{model.name} {length} n={n}"
+    moved = 2 * model.kv_heads * length * model.dim
+
+    def slots() -> Attended:
+        keys, values = noise(2, model.kv_heads, length, model.dim).to(FP8)
+        at = torch.tensor([length - n], device=DEVICE)
+        return Attended(noise(n, model.heads, model.dim), keys, values, at)
+
+    def run_slots(each: Attended) -> Tensor:
+        return kernels.decode_attention(*each, scale, length)
+
+    def slots_plainly(each: Attended) -> Tensor:
+        view = KVView(each.keys[None], each.values[None], length)
+        return causal_attention(each.q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+    yield Case("attention, fp8", shape, moved, rounds(moved, slots), run_slots, slots_plainly)
+    groups = (length - n) // GROUP
+    own = length - groups * GROUP
+
+    def made(bits: int) -> Grouped:
+        before = quantized_noise(model, groups * GROUP, bits)
+        newest = noise(2, NEWEST // GROUP, model.kv_heads, GROUP, model.dim)
+        return Grouped(
+            noise(n, model.heads, model.dim), before, torch.tensor([length - n], device=DEVICE), newest
+        )
+
+    def run(each: Grouped) -> Tensor:
+        where = own_groups(each.at, torch.arange(n, device=DEVICE), NEWEST).sequences
+        keys, values = each.newest
+        return kernels.decode_grouped(each.q, each.before[:4], each.at, keys, values, where, scale)
+
+    def plain(each: Grouped) -> Tensor:
+        keys, values = each.newest[:, None, groups % len(each.newest[0])]
+        view = KVView(keys, values, own, before=each.before)
+        return causal_attention(each.q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
+
+    for kv, bits in BITS.items():
+        moved = model.kv_heads * bytes_of(groups * GROUP, model.dim, bits)
+        copies = rounds(moved, partial(made, bits))
+        yield Case(f"attention, {format_name(kv)}", shape, moved, copies, run, plain)
 
 
 def selected_cases(model: Model, length: int, budget: Budget) -> Iterator[Case]:
@@ -584,10 +676,56 @@ def token_cases(model: Model, n: int) -> Iterator[Case]:
     yield Case("rotate_and_store", shape, 2 * size * width * model.dim, copies, rotated)
 
 
+class Drafted(NamedTuple):
+    ids: Tensor
+    place: Tensor
+    numbers: Tensor
+    tokens: Tensor
+    probs: Tensor
+
+
+def draft_cases(name: str, n: int, temperature: float) -> Iterator[Case]:
+    """A token of a draft: a forward of the last n tokens and the draw, by kernels of its own and by the usual ones."""
+    model = LlamaForCausalLM(LlamaConfig(**DRAFTS[name])).to(DEVICE, DTYPE)
+    shape, vocabulary = Shape.of(model.config, DTYPE, DEVICE), model.config.vocab_size
+    decoder, storage = Decoder(model, shape), KVBuffer(shape, SINKS + WINDOW + HOP)
+    quick, usual = small_decoder(decoder, storage), ForwardGraphs(decoder, DEVICE).forward(storage.slot(0))
+    op, nothing = Verification(Sampling(temperature), CANDIDATES), Draft.empty(vocabulary, DEVICE)
+    steps = torch.arange(n, device=DEVICE)
+
+    def made() -> Drafted:
+        ids, place = (
+            torch.randint(vocabulary, (n,), device=DEVICE),
+            torch.full((2,), DRAFTED_AT, device=DEVICE),
+        )
+        numbers = torch.rand(1, 1, dtype=torch.float64, device=DEVICE)
+        probs = torch.empty(1, 1, vocabulary, device=DEVICE)
+        return Drafted(ids, place, numbers, ids[:1, None].clone(), probs)
+
+    def run(each: Drafted) -> Tensor:
+        assert quick
+        logits = quick(each.ids, each.place, 0)
+        kernels.draw_token(logits, kernels.Drawing(temperature, each.numbers), 0, each.tokens, each.probs)
+        return each.probs
+
+    def plain(each: Drafted) -> Tensor:
+        logits = usual(ForwardInputs(each.ids, each.place[:1], each.place[1:], steps))[0][-1:]
+        random = op.randomness(Uniforms(each.numbers[:, :0].float(), each.numbers))
+        return op(SamplerInputs(logits[None], nothing, None), random).probs
+
+    size = decoder.matrix_numbers * DTYPE.itemsize + DRAFTED_AT * shape.bytes_per_token
+    label, copies = f"{name} n={n} T={temperature:g}", [made() for _ in range(2)]
+    if quick:
+        yield Case("drafted token", label, size, copies, run, plain if temperature else None)
+    yield Case("drafted token: usual", label, size, copies, plain)
+
+
 def cases(tiny: bool, sections: Sequence[str]) -> Iterator[Callable[[], Iterator[Case]]]:
     """Makers of the sections' cases; each makes its buffers only when it is called."""
     makers = [*_plain_cases(*TINY)] if tiny else [*_plain_cases(MODELS, LENGTHS, TOKENS, BUDGET), *_sweeps()]
     few, of, words = ((1,), TINY[0][0], 64) if tiny else (FEW, MODELS[1], QUANTIZED_VOCABULARY)
+    drafts = product(("tiny",) if tiny else ("small", "llama-68m"), (1, 5), (0.0, 0.6))
+    makers += [("draft", partial(draft_cases, *each)) for each in drafts]
     makers += [("quantized", partial(quantized_cases, of, n, words)) for n in few]
     order = {section: at for at, section in enumerate(sections)}
     for _, maker in sorted((each for each in makers if each[0] in order), key=lambda each: order[each[0]]):
@@ -600,12 +738,14 @@ def _plain_cases(
     for model, length, n in product(models, lengths, tokens):
         yield "attention", partial(attention_cases, model, length, n, False)
     for model, n in product(models, tokens):
+        yield "copied", partial(copied_cases, model, max(lengths[-1], 3 * GROUP), n)
         yield "linear", partial(linear_cases, model, n)
         yield "token", partial(token_cases, model, n)
     for model in models:
         yield "listed", partial(listed_cases, model, lengths[-1], min(8, tokens[-1]), budget)
         yield "weighed", partial(weighed_cases, model, lengths[-1], min(8, tokens[-1]))
-        yield "copied", partial(copied_cases, model, max(lengths[-1], 3 * GROUP), tokens[-1])
+        for n in sorted({tokens[0], min(8, tokens[-1])}):
+            yield "kept", partial(kept_cases, model, max(lengths[-1], 3 * GROUP), n)
         yield "weighed", partial(selected_cases, model, lengths[-1], budget)
         yield "score", partial(score_cases, model, lengths[-1], min(16, tokens[-1]))
         yield "gather", partial(gather_cases, model, lengths[-1], budget)

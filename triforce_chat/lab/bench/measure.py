@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from triforce_chat.chat.events import Tally
@@ -26,6 +27,7 @@ from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import Settings
 
 STOCK = "transformers"
+QUICK = "triforce"  # draws a text where plain decoding takes long
 PATIENCE = 60.0  # seconds
 WARMUP = 32  # tokens
 OTHER_SEED = (
@@ -44,12 +46,13 @@ class Bench:
 
     ``warmup`` tokens are decoded before the first run of every case on every prompt: kernels are compiled
     and most graphs captured meanwhile. With none, each case reads the prompt by itself, and its first run is what a
-    person's first answer would be. ``past_end`` makes every answer as long as was asked for. Where an interrupt
-    comes, what has been measured stands, and ``interrupted`` says so. Plain decoding stops behind
+    person's first answer would be. ``past_end`` makes every answer as long as was asked for. After an interrupt or an
+    error, what has been measured stands, and ``ended`` is what ended it. Plain decoding stops behind
     ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
 
     ``same_text``: plain decoding first draws an answer to each prompt at each temperature, of the longest length asked
-    for, and every case decodes that text, accepting drafts as often as if it had sampled it by itself.
+    for, and every case decodes that text, accepting drafts as often as if it had sampled it by itself. With
+    ``plain_tokens`` the stack ``triforce`` draws it, whose texts have the same distribution.
     """
 
     def __init__(
@@ -67,7 +70,8 @@ class Bench:
         self.repeats, self.warmup, self.heard = repeats, warmup, heard
         # A text that was drawn has no end.
         self.past_end, self.same_text = past_end or same_text, same_text
-        self.plain_tokens, self.interrupted = plain_tokens, False
+        self.plain_tokens = plain_tokens
+        self.ended: KeyboardInterrupt | Exception | None = None
         # By the tokens of a prompt and of an answer.
         self.plain_greedy: dict[tuple[int, int], Measured] = {}
         # Of the current prompt: texts by the temperature that was set, and how they were drawn by a case's footing.
@@ -77,15 +81,13 @@ class Bench:
     def rows(self, prompts: Sequence[Sequence[int]], cases: Sequence[Case]) -> Iterator[Row]:
         """Every case on the same prompts of one length, each of which is prefilled once for all."""
         read, measured = Read(len(prompts[0])), [Measured(case) for case in cases]
-        try:
+        with self._ending():
             for n, ids in enumerate(prompts):
                 if self.warmup:
                     self._read(ids, read)
                 self._draw(ids, cases)
                 for each in measured:
                     self._measure(n, ids, each, read)
-        except KeyboardInterrupt:
-            self.interrupted = True
         plain = {each.case.footing: each for each in measured if each.case.plain and each.runs}
         for (_, tokens), each in plain.items():
             if sampling_of(each.case.settings, self.loaded).greedy:
@@ -122,18 +124,22 @@ class Bench:
         """Other ways to decode over keys and values in host memory, beside those rows that are of plain decoding."""
         assert isinstance(self.engine, Engine)
         plain = [row for row in rows if row.contender == PLAIN.name]
-        try:
+        with self._ending():
             yield from baselines(self.engine, self.loaded, ids, plain, self.repeats, note)
-        except KeyboardInterrupt:
-            self.interrupted = True
 
     def peer(self, peer: Peer, prompts: Sequence[Sequence[int]], tokens: int) -> Iterator[Row]:
         """Another program on the same prompts of one length."""
         plain = self.plain_greedy.get((len(prompts[0]), tokens))
-        try:
+        with self._ending():
             yield from peer.rows(prompts, tokens, self.repeats, plain, self.plain_tokens)
-        except KeyboardInterrupt:
-            self.interrupted = True
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """An interrupt or an error ends all measurements, but takes nothing from what was measured before."""
+        try:
+            yield
+        except (KeyboardInterrupt, Exception) as end:
+            self.ended = end
 
     def warm(self, ids: Sequence[int], settings: Settings) -> None:
         """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time."""
@@ -194,7 +200,8 @@ class Bench:
     def _draw(self, ids: Sequence[int], cases: Sequence[Case]) -> None:
         """Draw the texts that all cases decode behind a prefilled prompt; that is plain decoding's first run."""
         self.texts, self.drawn = {}, {}
-        for settings in drawing(cases) if self.same_text else ():
+        stack = PLAIN.name if self.plain_tokens is None else QUICK
+        for settings in drawing(cases, stack) if self.same_text else ():
             self.warm(ids, settings)
             run = self.answer(ids, settings, settings.max_tokens)
             self.texts[settings.temperature] = run.tally.token_ids
@@ -234,15 +241,15 @@ class Bench:
         return [found[0]], found[1]
 
 
-def drawing(cases: Sequence[Case]) -> list[Settings]:
-    """Plain decoding at each temperature, of the longest answer there."""
+def drawing(cases: Sequence[Case], stack: str = PLAIN.name) -> list[Settings]:
+    """One stack at each temperature, for the longest answer there."""
     longest: dict[float | None, Settings] = {}
     for settings in sorted((case.settings for case in cases), key=lambda each: each.max_tokens):
-        longest[settings.temperature] = drawn_by(settings)
+        longest[settings.temperature] = drawn_by(settings, stack)
     return list(longest.values())
 
 
-def drawn_by(settings: Settings) -> Settings:
-    """Plain decoding that draws the text which all cases with these settings decode."""
+def drawn_by(settings: Settings, stack: str = PLAIN.name) -> Settings:
+    """A stack that draws the text which all cases with these settings decode."""
     seed = None if settings.seed is None else settings.seed ^ OTHER_SEED
-    return replace(settings, stack=PLAIN.name, seed=seed)
+    return replace(settings, stack=stack, seed=seed)

@@ -1,6 +1,8 @@
 """``python -m triforce_chat.lab.bench.plot FILE.json... --out FILE.svg``: speed-ups of bench records as curves.
 
-Rows that differ in their prompts alone are taken together; what is plotted is printed as well.
+Rows that differ in their prompts alone are taken together; what is plotted is printed as well. ``--measures`` plots
+other figures, ``--over`` against one setting alone: trees by ``--measures tokens_per_verification,ms_per_token --over
+tree-size``, where a ring marks the size from which on larger trees take longer a token.
 """
 
 from __future__ import annotations
@@ -14,7 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from triforce_chat.errors import TriforceError, UsageError
-from triforce_chat.lab.bench.figures import CONTEXT, DOUBLING, PAPER, Panel, Point, panels_of, rows_of
+from triforce_chat.lab.bench.figures import (
+    CONTEXT,
+    DOUBLING,
+    MEASURES,
+    MS,
+    PAPER,
+    SPEEDUP,
+    TOKENS,
+    Panel,
+    Point,
+    panels_of,
+    rows_of,
+)
 
 WIDTH, HEIGHT = 6.4, 4.2  # inches of a panel
 COLUMNS = 3  # panels side by side
@@ -32,6 +46,7 @@ PLAIN = {
     "svg.hashsalt": "triforce-chat",  # the same record makes the same file
 }
 MARKS = "osD^vP*X"
+SAID = {SPEEDUP: "speed-up over plain decoding", TOKENS: "tokens a verification", MS: "ms a token"}
 
 
 def draw(panels: Sequence[Panel], out: Path, title: str = "") -> None:
@@ -76,12 +91,16 @@ def _draw(panel: Panel, axes: Any) -> None:
     for n, (name, points) in enumerate(panel.series.items()):
         line = {"linewidth": 1.6, "linestyle": "none" if panel.named else "-"}
         _curve(axes, places, points, label=name, marker=MARKS[n % len(MARKS)], markersize=5, **line)
+        if panel.measure == MS:
+            best = min(points, key=lambda point: point.value)
+            axes.plot(places[best.at], best.value, "o", markersize=11, fillstyle="none", color=GREY)
     if panel.published:
         look = {"color": GREY, "linestyle": "--", "marker": "x", "markersize": 5, "linewidth": 1.2}
         _curve(axes, places, panel.published, label=PAPER, **look)
-    axes.axhline(1, color="black", linewidth=0.8)
+    if panel.measure == SPEEDUP:
+        axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xlabel(panel.label)
-    axes.set_ylabel("speed-up over plain decoding")
+    axes.set_ylabel(SAID[panel.measure])
     axes.set_ylim(0, HEADROOM * _highest(panel))
     _ticks(panel, axes, places)
     axes.legend(frameon=False, fontsize=8, loc="best")
@@ -90,7 +109,8 @@ def _draw(panel: Panel, axes: Any) -> None:
 def _highest(panel: Panel) -> float:
     """What has to be seen; the interval of two prompts may reach to the moon."""
     points = [*(point for points in panel.series.values() for point in points), *panel.published]
-    return max(1.0, *(min(point.high or point.value, VISIBLE * point.value) for point in points))
+    least = 1.0 if panel.measure == SPEEDUP else 0.0
+    return max(least, *(min(point.high or point.value, VISIBLE * point.value) for point in points))
 
 
 def _places(panel: Panel) -> dict[Any, float]:
@@ -130,10 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what bench --json printed")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help=".svg, .pdf or .png")
     parser.add_argument("--title", default="")
+    parser.add_argument("--measures", default=SPEEDUP, metavar="NAME,...", help=f"of {', '.join(MEASURES)}")
+    parser.add_argument("--over", metavar="SETTING", help="what to plot against; by default all that vary")
     given = parser.parse_args(arguments)
     try:
-        rows = rows_of(given.files)
-        draw(panels_of(rows), given.out, given.title)
+        rows, measures = rows_of(given.files), given.measures.split(",")
+        if unknown := {*measures} - {*MEASURES}:
+            raise UsageError(f"no measure {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
+        draw(panels_of(rows, measures, given.over), given.out, given.title)
     except TriforceError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

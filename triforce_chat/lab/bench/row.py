@@ -49,6 +49,8 @@ class Row:
     widest_tie: float | None = None  # how far the worst of all lies below the best, in logits
     # Of a peer's greedy tokens those before the first that differs from our own plain decoding's; over all prompts.
     leading_equal: int | None = None
+    # By level: tokens that a verification makes, the one that it samples included; none of another program.
+    tokens_per_verification: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int, same
     """The figures of one case by itself."""
     case, runs = measured.case, measured.every
     each = [run.ms_per_token for run in runs]
-    told = [run.predicted_ms for run in runs if run.predicted_ms]
+    told, tallies = [run.predicted_ms for run in runs if run.predicted_ms], [run.tally for run in runs]
     return Row(
         contender=case.settings.stack,
         context=read.context,
@@ -109,8 +111,9 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int, same
         spread_ms=(min(each), max(each)),
         prefill_tokens_per_s=statistics.median(read.rates),
         tokens=sum(len(same_prompt[-1].tally.token_ids) for same_prompt in measured.runs),
-        tokens_per_round=statistics.mean(run.tally.tokens_per_round for run in runs),
-        acceptance=acceptance([run.tally for run in runs]),
+        tokens_per_round=statistics.mean(tally.tokens_per_round for tally in tallies),
+        acceptance=acceptance(tallies),
+        tokens_per_verification=tokens_per_verification(tallies),
         fresh=fresh([same_prompt[-1].tally.token_ids for same_prompt in measured.runs]),
         peak_bytes=measured.peak,
         prefill_peak_bytes=read.peak,
@@ -126,11 +129,22 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int, same
 
 def acceptance(tallies: Sequence[Tally]) -> dict[str, float | None]:
     """How often each level's proposals passed, over all runs."""
+    return {level: count.acceptance for level, count in by_level(tallies).items()}
+
+
+def tokens_per_verification(tallies: Sequence[Tally]) -> dict[str, float]:
+    """What a verification of each level makes on average: the tokens that pass, and one more."""
+    counts = by_level(tallies).items()
+    return {level: 1 + count.accepted / count.rounds for level, count in counts if count.rounds}
+
+
+def by_level(tallies: Sequence[Tally]) -> dict[str, LevelTally]:
+    """What each level verified, over all runs."""
     pooled: dict[str, LevelTally] = {}
     for tally in tallies:
         for level, count in tally.levels.items():
             pooled.setdefault(level, LevelTally()).join(count)
-    return {level: count.acceptance for level, count in pooled.items()}
+    return pooled
 
 
 def fresh(answers: Sequence[Sequence[int]]) -> float | None:

@@ -37,6 +37,7 @@ BATCH_COLUMNS = (
     *("batch", "contender", "T", "tokens", "s", "spread", "ms/token", "tokens/round", "fresh", "speed-up"),
     "all running",  # the speed-up until the first answer ended
 )
+TOP = "target"  # the level whose verifications are rounds
 EQUAL = "equal"  # tokens of a peer's answers before the first that differs from ours
 
 
@@ -47,6 +48,7 @@ def table(rows: Sequence[Row]) -> Table:
     for row in rows:
         low, high = row.spread_ms
         accepted = " ".join(f"{share:.2f}" for share in row.acceptance.values() if share is not None)
+        below = [f"{made:.2f}" for level, made in row.tokens_per_verification.items() if level != TOP]
         made.add_row(
             f"{row.context:,}",
             " ".join([row.contender, *(f"{name}={value}" for name, value in row.varied.items())]),
@@ -56,7 +58,7 @@ def table(rows: Sequence[Row]) -> Table:
             "" if row.plain_ms_per_token is None else f"{row.plain_ms_per_token:.1f}",
             "" if row.speedup is None else f"{row.speedup:.2f}x",
             likely(row.speedup_interval),
-            f"{row.tokens_per_round:.2f}",
+            " ".join([f"{row.tokens_per_round:.2f}", *below]),
             accepted,
             "" if row.fresh is None else f"{row.fresh:.2f}",
             f"{row.prefill_tokens_per_s:.0f}",

@@ -27,6 +27,8 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.lookup import ORDERS
 from triforce_chat.engine.speculation.stacks import HEAVY, retrieval_cache
+from triforce_chat.engine.speculation.tree_rates import PRIOR
+from triforce_chat.engine.speculation.tree_shapes import Rates
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.evaluation.continuations import Asked, continuations
 from triforce_chat.lab.evaluation.forced import Lookups, drafted, forced, looked_up
@@ -45,7 +47,8 @@ MEASURES = {
     "direct": "draft straight under the target",
     "lookup_direct": "lookup straight under the target, where it proposes",
 }
-RANKS = 8  # children of a token, as many as a tree's planner tells apart
+RANKS = len(PRIOR)  # children of a token, as many as a tree's planner tells apart
+DIGITS = 4  # of a rate that is kept
 CHILDREN = {f"rank_{n}": n for n in range(1, RANKS + 1)}  # of the draft's, which one the target goes on with
 MATCHES = {f"match_{n}": n for n in range(1, ORDERS + 1)}  # lookup straight under the target, by its match
 
@@ -101,7 +104,7 @@ class Acceptance:
     def measure(self, prompt: Prompt) -> Iterator[Scored]:
         """Every temperature, sample and policy behind one prompt."""
         middles = self._middles()
-        if HEAVY in middles:
+        if not middles.keys().isdisjoint(HEAVY):
             self.engine.prefix.rollback(0)  # its selection goes by the attention of the whole prompt
         self._prefill(prompt)
         self._build(middles, self._tensor(prompt.ids))
@@ -140,11 +143,16 @@ class Acceptance:
 
     def _build(self, middles: Mapping[str, RetrievalCache | InPlaceCache], prompt: Tensor) -> None:
         """Have every middle level select where the prompt ends, and then leave it so until somebody asks again."""
+        target, full = self.engine.target, self.engine.full
+        if self.plan.verify:
+            # A prefill leaves no queries, by which some select: the last tokens are read again, as before any answer.
+            full.truncate(max(1, len(prompt) - 1 - self.plan.budget.queries))
+            target(full.pending(prompt[:-1])[None], full, 1)
         for policy, cache in middles.items():
-            if policy != HEAVY:
+            if policy not in HEAVY:
                 cache.restart()
             cache.ready(0)
-        forced(self.engine.target, self.engine.full, torch.cat([prompt, prompt[-1:]]), 1)
+        forced(target, full, torch.cat([prompt, prompt[-1:]]), 1)
         for cache in middles.values():
             cache.ready(0)
             cache.requested = False
@@ -276,6 +284,12 @@ def rows(scored: Sequence[Scored], dimensions: Sequence[str] = DIMENSIONS) -> li
 def means_of(group: Sequence[Scored], names: Iterable[str] = MEASURES) -> dict[str, Mean | None]:
     nothing = Sum(0.0, 0)
     return {name: mean([each.sums.get(name, nothing) for each in group]) for name in names}
+
+
+def rates_by_rank(scored: Sequence[Scored]) -> Rates:
+    """How often each child of a token is the one that passes, over all texts: what trees begin to be planned by."""
+    found = means_of([each for each in scored if each.policy == scored[0].policy], CHILDREN)
+    return tuple(round(each.value, DIGITS) for each in found.values() if each is not None)
 
 
 def matches(scored: Sequence[Scored], names: Iterable[str] = MATCHES) -> list[Row]:

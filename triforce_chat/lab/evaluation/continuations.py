@@ -12,6 +12,8 @@ from triforce_chat.engine.events import Text
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.lab.generation import Generator, Temper
 
+LONGEST = 1 << 18  # tokens of a prefix that is read in one forward, whose activations take memory
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -26,10 +28,11 @@ def continuations(
 ) -> list[list[int]]:
     """One answer for each suffix behind ``prefix``, of at most ``tokens`` tokens and up to its end token.
 
-    A GPU makes all of them at once where it can: in 16 bit, without stop strings and truncation.
+    A GPU makes all of them at once where it can: in 16 bit, without stop strings and truncation, behind a prefix that
+    is not too long.
     """
     batched = engine.target.device.type == "cuda" and engine.target.shape.dtype.itemsize == 2
-    if stop or not batched or any(truncates(each.sampling) for each in asked):
+    if stop or not batched or len(prefix) > LONGEST or any(truncates(each.sampling) for each in asked):
         return one_by_one(engine, prefix, asked, tokens, stop)
     return at_once(engine, prefix, asked, tokens)
 

@@ -17,6 +17,7 @@ from triforce_chat.engine.cache.eviction import EVICTIONS, STREAMING, Eviction
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.lab.evaluation.perplexity import losses, perplexity
+from triforce_chat.lab.machine import finish
 
 WINDOW, RECOMPUTED, FULL = "window", "recomputation", "full"
 RULES = (WINDOW, *EVICTIONS, RECOMPUTED)
@@ -92,15 +93,20 @@ def fed(runner: Runner, tokens: Tensor, cache: EvictingCache) -> Tensor:
         start, end = cache.length, min(cache.limit, len(tokens) - 1)
         logits = runner(tokens[start:end][None], cache, end - start)[0].float()
         found.append(cross_entropy(logits, tokens[start + 1 : end + 1], reduction="none"))
-    return torch.cat(found)
+    return torch.cat(found).cpu()
 
 
 def decoding_ms(runner: Runner, tokens: Tensor, cache: EvictingCache) -> float:
     """Milliseconds per token, over as many as lie between two evictions."""
-    started, step = time.perf_counter(), cache.eviction.step
+    step = cache.eviction.step
+    cache.make_room()
+    runner(tokens[-1:][None], cache, 1)  # a GPU may capture it
+    finish(runner.device)
+    started = time.perf_counter()
     for _ in range(step):
         cache.make_room()
         runner(tokens[-1:][None], cache, 1)
+    finish(runner.device)
     return 1000 * (time.perf_counter() - started) / step
 
 
@@ -120,8 +126,10 @@ def reading_ms(runner: Runner, tokens: Tensor, keep: int) -> float:
     cache, taken = FullCache(runner.shape, keep), []
     for _ in range(READ_AGAIN):
         cache.truncate(0)
+        finish(runner.device)
         started = time.perf_counter()
         runner(tokens[-keep:][None], cache, 1)
+        finish(runner.device)
         taken.append(1000 * (time.perf_counter() - started))
     return median(taken)
 

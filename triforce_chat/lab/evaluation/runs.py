@@ -23,6 +23,7 @@ from triforce_chat.lab.evaluation.acceptance import (
     Acceptance,
     Plan,
     matches,
+    rates_by_rank,
     rows,
 )
 from triforce_chat.lab.evaluation.answers import Found, Replied, facts, replies, scores
@@ -177,6 +178,8 @@ def acceptance(
     run = Acceptance(engine, sampling, plan)
     asked = watch(list(prompts(form, corpus.ids, lengths, places)), "prompts")
     scored = [each for prompt in asked for each in run.measure(prompt)]
+    if plan.ranks and (rates := rates_by_rank(scored)):
+        engine.calibrations.keep_ranks(rates)
     every = rows(scored)
     by = {name: rows(scored, (name, "policy")) for name in DIMENSIONS if name != "policy"}
     by["context and temperature"] = rows(scored, ("context", "temperature", "policy"))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.quantization import BITS
+from triforce_chat.engine.cache.quantization import BITS, FP8, format_name
 from triforce_chat.engine.cache.storage import Held, Shape
 from triforce_chat.engine.prefix_store import ROOT, Chunk
 from triforce_chat.models.load import LoadedModel
@@ -30,7 +30,13 @@ from triforce_chat.storage.kv.fingerprint import fingerprint
 PATIENCE = 10.0  # seconds that an exiting program waits for unwritten entries
 SILENT = 1.0  # seconds that it waits before it says so
 WAITING = "saving to the document cache; Ctrl-C exits without it"
-DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
+DTYPES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float64: "F64",
+    FP8: "F8_E4M3",
+}
 FORMATS = (*DTYPES, *BITS)  # of keys and values
 BYTES = "U8"  # of quantized ones, in a file
 
@@ -83,8 +89,9 @@ class KVDiskCache:
         """If a missing chunk is stored in another format, say once why it is computed again."""
         for kv, model in self.others.items():
             if self.notify and self.directory.path(key_of(model, prefix_hash)).is_file():
-                format = str(kv).removeprefix("torch.")
-                self.notify(f"read again, because the stored keys and values are in {format}, other than now")
+                self.notify(
+                    f"read again, because the stored keys and values are in {format_name(kv)}, other than now"
+                )
                 self.others = {}
                 return
 
@@ -239,11 +246,11 @@ def fill(slots: Sequence[Tensor], part: memoryview) -> None:
         own, part = part[: held.nbytes], part[held.nbytes :]
         if not held.numel():
             continue
+        target = held.view(torch.uint8)
         if held.is_cpu:  # NumPy copies in this thread; torch's threads cost more than they gain at this size
-            target = held.view(torch.uint8).numpy()
-            np.copyto(target, np.frombuffer(own, np.uint8).reshape(target.shape))
+            np.copyto(target.numpy(), np.frombuffer(own, np.uint8).reshape(target.shape))
         else:
-            held.copy_(torch.frombuffer(own, dtype=held.dtype).view(held.shape))
+            target.copy_(torch.frombuffer(own, dtype=torch.uint8).view(target.shape))
 
 
 def held_by(cache: FullCache, chunk: Chunk) -> Held:

@@ -1,0 +1,28 @@
+"""What a bench loads and has compiled ahead, as it follows from its options."""
+
+from __future__ import annotations
+
+import pytest
+
+from triforce_chat.cli.bench import BenchOptions, plan_bench
+from triforce_chat.settings.options import Options
+
+
+@pytest.mark.parametrize(
+    ("given", "vary", "compiled"),
+    [
+        ("chain", [], "chain"),
+        ("chain", ["tree=chain,specinfer,sequoia"], "specinfer"),
+        ("sequoia", [], "sequoia"),
+        ("sequoia", ["tree-size=8,16"], "sequoia"),
+    ],
+)
+def test_kernels_of_trees_are_compiled_where_a_case_drafts_some(
+    given: str, vary: list[str], compiled: str
+) -> None:
+    recipe = plan_bench(
+        BenchOptions(stacks="autoregressive,naive", vary=vary), Options(tree=given), None, None
+    )
+    assert recipe.compiled.tree == compiled
+    assert recipe.loaded.tree == "chain"  # the stack that is loaded first drafts none
+    assert recipe.settings.tree == given

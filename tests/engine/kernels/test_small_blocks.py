@@ -1,0 +1,156 @@
+"""A small model's blocks in two kernels each say what the usual ones do, by Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support import triton_interpreter
+from support.labs import random_model
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.storage import KVBuffer, Shape, WriteSlot
+from triforce_chat.engine.cuda_graph import ForwardInputs
+from triforce_chat.engine.forward.fused import Decoder
+from triforce_chat.engine.forward.graphs import ForwardGraphs
+from triforce_chat.engine.forward.small_decoder import SmallDecoder, small_decoder
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu":
+    triton_interpreter.patch()
+
+CAPACITY = 200
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 6e-2}  # of the largest magnitude
+SIZES: list[dict[str, Any]] = [  # several tiles of channels, groups of heads, an odd number of parts
+    {"hidden_size": 96, "intermediate_size": 112, "num_attention_heads": 2, "num_key_value_heads": 2},
+    {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 1},
+    {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 6, "num_key_value_heads": 2},
+]
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def decoder_of(dtype: torch.dtype, architecture: str = "llama", head_dim: int = 32, **sizes: Any) -> Decoder:
+    torch.manual_seed(4)
+    model = random_model(architecture, head_dim=head_dim, **sizes).to(DEVICE, dtype)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.data.normal_(1, 0.3)
+    return Decoder(model, Shape.of(model.config, dtype, DEVICE))
+
+
+def buffers(decoder: Decoder, dtype: torch.dtype, count: int = 2) -> list[KVBuffer]:
+    """With the same keys and values in all their slots."""
+    block = decoder.blocks[0]
+    shape = Shape(len(decoder.blocks), *block.heads[:2], block.dim, dtype, DEVICE)
+    made = [KVBuffer(shape, CAPACITY) for _ in range(count)]
+    generator = torch.Generator().manual_seed(1)
+    for part in ("keys", "values"):
+        noise = torch.randn(getattr(made[0], part).shape, generator=generator)
+        for each in made:
+            getattr(each, part).copy_(noise)
+    return made
+
+
+def small(decoder: Decoder, storage: KVBuffer) -> SmallDecoder:
+    made = small_decoder(decoder, storage)
+    assert made
+    return made
+
+
+def usual(
+    decoder: Decoder, storage: KVBuffer, ids: Tensor, slot: int, position: int, added: Tensor | None = None
+) -> Tensor:
+    """Logits [1, V] after ids by blocks of ten kernels."""
+    at = torch.tensor([slot, position], device=DEVICE)
+    steps = torch.arange(len(ids), device=DEVICE)
+    forward = ForwardGraphs(decoder, DEVICE).forward(WriteSlot(storage, slot))
+    return forward(ForwardInputs(ids, at[:1], at[1:], steps, added))[0][-1:]
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[found.dtype] * float(expected.abs().max())
+    torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [*TOLERANCE])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_forwards_of_few_tokens_say_and_store_the_same(sizes: dict[str, Any], dtype: torch.dtype) -> None:
+    decoder = decoder_of(dtype, **sizes)
+    mine, theirs = buffers(decoder, dtype)
+    quick, generator = small(decoder, mine), torch.Generator().manual_seed(2)
+    for n, slot in ((3, 0), (1, 3), (16, 4), (9, 150), (1, 159)):
+        ids = torch.randint(0, 48, (n,), generator=generator).to(DEVICE)
+        place = torch.tensor([slot - 2, slot + 5], device=DEVICE)
+        assert_close(quick(ids, place, 2), usual(decoder, theirs, ids, slot, slot + 7))
+        for found, expected in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
+            new = slice(slot, slot + n)
+            assert_close(found[:, :, new], expected[:, :, new])
+            assert torch.equal(found[:, :, slot + n :], expected[:, :, slot + n :])
+            found.copy_(expected)  # so that differences do not add up
+
+
+def test_what_is_added_to_the_embeddings_counts() -> None:
+    decoder = decoder_of(torch.float32, **SIZES[0])
+    mine, theirs = buffers(decoder, torch.float32)
+    ids, place = torch.tensor([4, 7, 9], device=DEVICE), torch.tensor([11, 11], device=DEVICE)
+    added = torch.randn(3, 96, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    found = small(decoder, mine)(ids, place, 0, added)
+    assert_close(found, usual(decoder, theirs, ids, 11, 11, added))
+    assert not torch.allclose(found, usual(decoder, theirs, ids, 11, 11), atol=1e-2)
+
+
+def test_equal_calls_give_equal_bits() -> None:
+    decoder = decoder_of(torch.bfloat16, **SIZES[1])
+    ids, place = torch.tensor([4, 7, 9], device=DEVICE), torch.tensor([60, 60], device=DEVICE)
+    first, second = (small(decoder, each)(ids, place, 0) for each in buffers(decoder, torch.bfloat16))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "changes"),
+    [
+        ("qwen2", torch.bfloat16, {}),  # biases
+        ("qwen3", torch.bfloat16, {}),  # norms of heads
+        ("llama", torch.float16, {}),  # could overflow
+        ("llama", torch.bfloat16, {"head_dim": 16}),  # its halves are no tile
+        ("llama", torch.bfloat16, {"hidden_size": 72}),
+        ("llama", torch.bfloat16, {"intermediate_size": 50}),
+    ],
+)
+def test_other_models_take_the_usual_blocks(
+    architecture: str, dtype: torch.dtype, changes: dict[str, Any]
+) -> None:
+    decoder = decoder_of(dtype, architecture, **{**SIZES[0], **changes})
+    (storage,) = buffers(decoder, dtype, 1)
+    assert small_decoder(decoder, storage) is None
+
+
+def test_eight_bits_take_the_usual_blocks() -> None:
+    decoder = decoder_of(torch.bfloat16, **SIZES[0])
+    (storage,) = buffers(decoder, torch.bfloat16, 1)
+    assert small_decoder(decoder.quantized(), storage) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [
+        ((256, 1024, 4, 64, 384), True),  # the draft of ``small``
+        ((384, 1536, 6, 64, 384), True),
+        ((768, 3072, 12, 64, 384), False),  # llama-68m: as many bytes as launches
+        ((256, 1024, 4, 64, 4096), False),  # a long cache
+        ((2048, 5632, 32, 64, 384), False),
+        ((512, 1040, 8, 64, 384), False),  # too many programs to sum up
+    ],
+)
+def test_known_shapes(sizes: tuple[int, int, int, int, int], fits: bool) -> None:
+    assert kernels.splittable(*sizes, torch.bfloat16) == fits

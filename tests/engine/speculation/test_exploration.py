@@ -1,0 +1,242 @@
+"""What is tried in an answer costs little beside what there is to win in it."""
+
+from __future__ import annotations
+
+from statistics import mean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.chances import Answering, Chance, arms_of
+
+from triforce_chat.engine.cuda_graph import Captures
+from triforce_chat.engine.speculation.arm import TRIALS
+from triforce_chat.engine.speculation.cost_model import GPU_ROW_PRIOR, STREAMED_ROW_PRIOR
+from triforce_chat.engine.speculation.forecast import BUS, LAYER, StepCost
+from triforce_chat.engine.speculation.investment import Investment
+from triforce_chat.engine.speculation.lookup import LEARN, ORDERS, PRIOR, NgramLookup
+from triforce_chat.engine.speculation.planner import TRY_AFTER, Plan, Planner, sizes
+
+TOKENS, SEEDS = 256, range(12)
+PLAIN = 0.003  # seconds per token of a fast GPU
+MIDDLE, DRAFT = Chance(0.0015, 0.55, built=False), Chance(0.0012, 0.45)  # neither pays
+
+
+def fresh(seed: int, *chances: Chance, trust: float = 0.0) -> Answering:
+    """A fresh text on a fast GPU, decoded ahead of the host."""
+    planner = Planner(arms_of(chances, PLAIN), NgramLookup(), most=16, row=GPU_ROW_PRIOR)
+    return Answering(planner, chances, 0.0036, 0.00004, 0.0005, PLAIN, trust, seed)
+
+
+@pytest.mark.parametrize("chances", [[MIDDLE], [DRAFT], [MIDDLE, DRAFT]])
+@pytest.mark.parametrize(("tokens", "share"), [(TOKENS, 0.98), (140, 0.97)])
+def test_on_fresh_text_trials_cost_two_per_cent(chances: list[Chance], tokens: int, share: float) -> None:
+    assert mean(fresh(seed, *chances).run(tokens) for seed in SEEDS) < PLAIN / share
+
+
+@pytest.mark.parametrize("trust", [0.8, 0.6, 0.3])
+def test_matches_that_mislead_cost_little(trust: float) -> None:
+    """Lookup promises more than it keeps; how much more is not known before."""
+    assert mean(fresh(seed, MIDDLE, trust=trust).run(TOKENS) for seed in SEEDS) < PLAIN / 0.96
+
+
+def test_matches_that_come_true_are_used_at_once() -> None:
+    assert mean(fresh(seed, MIDDLE, trust=1.2).run(TOKENS) for seed in SEEDS) < PLAIN / 1.5
+
+
+def test_a_token_that_waited_for_its_launch_is_no_measure_of_plain_decoding() -> None:
+    planner = Planner([], NgramLookup(), most=16, row=GPU_ROW_PRIOR)
+    assert planner.choose(9, 16, ORDERS).plain
+    planner.learn_plain(0.1)
+    assert planner.choose(9, 16, ORDERS).plain
+    planner.learn_plain(0.003)
+    assert planner.plain_seconds == pytest.approx(0.003, rel=0.01)
+    assert planner.choose(9, 16, ORDERS).n > 0
+
+
+def test_a_draft_costs_the_next_token_its_lead() -> None:
+    """So a match has to promise more while tokens are decoded ahead of the host."""
+    planner = Planner([], NgramLookup(), most=16, row=GPU_ROW_PRIOR)
+    planner.learn(Plan(0), 0, 0, 0, 0.0, 0.0045)
+    planner.learn(Plan(0), 0, 0, 0, 0.0, 0.0045)
+    for _ in range(4):
+        planner.learn_plain(0.003)
+    assert planner.choose(9, 16, 3).n == 0
+    planner.in_a_row = 0
+    assert planner.choose(9, 16, 3).n > 0
+
+
+# Where keys and values come from host memory
+
+
+def streamed(seed: int, fixed: bool, step: float, *chances: Chance) -> Answering:
+    """``fixed``: the first arm always drafts; otherwise there are lookup and plain decoding as well."""
+    lookup = None if fixed else NgramLookup()
+    planner = Planner(arms_of(chances, step), lookup, most=32, plain=not fixed, row=STREAMED_ROW_PRIOR)
+    return Answering(planner, chances, step, trust=0.7, seed=seed)
+
+
+@pytest.mark.parametrize("right", [0.97, 0.93, 0.9, 0.8, 0.6])
+@pytest.mark.parametrize(("step", "cost"), [(0.067, 0.004), (1.25, 0.006)])
+def test_where_verifications_are_dear_the_hierarchy_is_used_from_the_start(
+    step: float, cost: float, right: float
+) -> None:
+    """Within 256 tokens, of which there are hardly more rounds than the fixed stack needs."""
+    middle = Chance(cost, right, built=False)
+    took = [
+        mean(streamed(seed, fixed, step, middle).run(TOKENS) for seed in SEEDS) for fixed in (True, False)
+    ]
+    assert took[1] < took[0] / 0.95
+    chances = [right**i for i in range(1, 32)]
+    best = min((step + cost * n) / (1 + sum(chances[:n])) for n in sizes(1, 32))
+    assert took[0] < best / 0.78
+
+
+def test_its_first_drafts_are_long() -> None:
+    here = streamed(0, False, 1.25, Chance(0.006, 0.9, built=False))
+    here.run(64)
+    assert here.drafted[0][1] >= 11
+    assert min(n for _, n in here.drafted[:4]) > max(TRIALS)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_plain_decoding_ahead_of_the_host_is_measured_before_any_arm(ahead: bool) -> None:
+    """A round that is waited for would make it look slower than it is; elsewhere a promising arm drafts at once."""
+    planner, asked = Planner(arms_of([DRAFT], 1.0), most=8), list[int]()
+    planner.overlaps = ahead
+    for _ in range(TRY_AFTER + 1):
+        asked.append(planner.choose(100, 8, 0).n)
+        planner.learn_plain(PLAIN)
+    assert any(asked[:TRY_AFTER]) != ahead
+    assert (asked[TRY_AFTER if ahead else 0]) > 0
+
+
+def test_an_arm_that_cannot_beat_the_best_one_is_not_tried_there() -> None:
+    """Each of its trials would take a whole verification for a few tokens."""
+    here = streamed(0, False, 1.25, Chance(0.006, 0.97, built=False), Chance(0.2, 0.8))
+    here.run(TOKENS)
+    assert {place for place, _ in here.drafted[3:]} == {0}
+
+
+# Trials
+
+
+def tried(planner: Planner, rounds: int) -> int:
+    """Trials in so many rounds, none of which is run."""
+    return sum(planner.choose(100, 8, 0).trial for _ in range(rounds))
+
+
+def measured(plain: float = 0.1, rest: int = 1000, forecast: float = 0.5) -> Planner:
+    """A planner that knows its plain decoding, in an answer that may grow by ``rest`` tokens, with one untried arm."""
+    planner = Planner(arms_of([Chance(forecast * plain, 0.5)], plain), most=8)
+    for _ in range(4):
+        planner.learn(Plan(0), 0, 0, 0, 0.0, plain)
+    planner.rounds = TRY_AFTER
+    planner.investment.begin(rest)
+    planner.renew(rest)
+    return planner
+
+
+@pytest.mark.parametrize(("rest", "forecast", "trials"), [(1000, 0.3, 1), (2, 0.3, 0), (1000, 0.9, 0)])
+def test_a_first_trial_must_be_worth_it(rest: int, forecast: float, trials: int) -> None:
+    """It costs about half a step, and wins what its drafter saves in the rest of the answer if all goes well."""
+    assert tried(measured(rest=rest, forecast=forecast), 1) == trials
+
+
+def test_a_long_first_trial_gives_way_to_a_short_one_for_which_nothing_is_to_be_captured() -> None:
+    planner = measured(forecast=0.01)
+    assert planner.choose(100, 8, 0).n > max(TRIALS)
+    planner.lacking = lambda _, n: 1000 if n > 2 else 0
+    planner.investment.begin(1000)
+    planner.renew(1000)
+    assert planner.choose(100, 8, 0).n == TRIALS[0]
+    planner.lacking = lambda _, n: 1000 if n else 0
+    planner.investment.begin(1000)
+    planner.renew(1000)
+    assert planner.choose(100, 8, 0).plain
+
+
+def test_the_longer_an_answer_is_the_more_is_tried_again() -> None:
+    trials = []
+    for rounds in (50, 2000):
+        planner = measured()
+        arm = planner.arms[0]
+        arm.learn_cost(0.05, 1, 1, 0)
+        arm.learn_cost(0.05, 1, 1, 0)
+        arm.trials = len(TRIALS)
+        for _ in range(20):
+            arm.curve.learn(1, 0)
+        count = 0
+        for _ in range(rounds):
+            plan = planner.choose(100, 8, 0)
+            if plan.trial:
+                arm.tried()
+                count += 1
+            planner.learn(plan, 0, plan.n, 0, 0.05 * plan.n, 0.1)
+        trials.append(count)
+    assert trials[0] <= 1 < trials[1] <= 8
+
+
+@pytest.mark.parametrize(("cost", "rounds"), [(0.0775, 5), (0.0801, 9), (0.0865, 17)])
+def test_what_loses_next_to_nothing_is_tried_again_soon(cost: float, rounds: int) -> None:
+    """A drafter that failed by bad luck in its first trials, and would be about as fast as plain decoding."""
+    planner = measured(plain=0.1)
+    arm = planner.arms[0]
+    arm.learn_cost(cost, 1, 1, 0)
+    arm.learn_cost(cost, 1, 1, 0)
+    arm.trials, arm.measured_at = len(TRIALS), planner.rounds
+    assert next(i for i in range(1, 50) if planner.choose(100, 8, 0).trial) == rounds
+
+
+def test_a_trial_for_which_too_much_would_be_captured_does_not_stop_decoding_ahead() -> None:
+    planner = Planner(arms_of([MIDDLE]), most=8, investment=Investment(Captures()))
+    arm = planner.arms[0]
+    for _ in range(2):
+        arm.learn_cost(0.004, 1, 1, 0)
+        planner.learn(Plan(0), 0, 0, 0, 0.0, 0.004)
+    for _ in range(4):
+        planner.learn_plain(PLAIN)
+    arm.trials, planner.lacking = len(TRIALS), lambda _, n: int(n > 0)
+    planner.investment.begin(1000)
+    for made in range(300):
+        planner.renew(1000 - made)
+        assert planner.choose(100, 8, 0).plain
+        planner.learn_plain(PLAIN)
+
+
+def test_lookup_learns_quickly_at_first_and_slowly_from_what_it_knows() -> None:
+    new, old = NgramLookup(), NgramLookup()
+    old.go_on(PRIOR)
+    for lookup in (new, old):
+        lookup.learn(5, 0, 1)
+    assert new.rates[5] == pytest.approx(0.8 * PRIOR[5])
+    assert old.rates[5] == pytest.approx((1 - LEARN) * PRIOR[5])
+    for _ in range(100):
+        new.learn(5, 1, 1)
+    assert 0.9 < new.rates[5] <= 1
+    new.restart()
+    new.learn(5, 0, 1)
+    assert new.rates[5] == pytest.approx(0.8 * PRIOR[5])
+
+
+# Forecasts
+
+
+def runner(device: str, int8: int = 0, streamed: int = 0) -> Any:
+    shape = SimpleNamespace(layers=3, bytes_per_token=100, dtype=torch.bfloat16)
+    return SimpleNamespace(
+        weight_bytes=5000,
+        int8_numbers=int8,
+        streamed=SimpleNamespace(nbytes=streamed) if streamed else None,
+        shape=shape,
+        device=torch.device(device),
+    )
+
+
+def test_a_step_costs_what_it_reads() -> None:
+    assert StepCost.of(runner("cpu"))(10) == 5000 + 10 * 100
+    assert StepCost.of(runner("cpu", int8=2000))(10) == 3000 + 10 * 100
+    assert StepCost.of(runner("cuda"))(10) == 5000 + 3 * LAYER + 10 * 100
+    assert StepCost.of(runner("cuda"), streamed=True)(10) == 5000 + 3 * LAYER + BUS * 10 * 100
+    assert StepCost.of(runner("cuda", streamed=700))(10) == 5000 + BUS * 700 + 3 * LAYER + 10 * 100

@@ -1,0 +1,504 @@
+"""Decoder blocks of a small model in two kernels each, for a few tokens of one sequence.
+
+A step of a small model reads so few bytes that it takes as long as its kernels are many. So programs do again what
+others do, too, where they would otherwise wait for them in a further kernel: all of them sum up the residual stream and
+norm it, and each goes on with what is its own, a head's attention to some slots and its share of the output projection,
+or some neurons and theirs of the down projection. What they add to the residual stream they write one beside the
+other, and the programs of the next kernel sum it up, always in the same order.
+
+Whatever a program needs that the kernel before does not write is loaded while that is not over. Tensor cores take 16
+rows, so fewer tokens are repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from triforce_chat.engine.kernels.decoding import NOTHING, tiling
+from triforce_chat.engine.kernels.overlap import overlap, wait_for_previous
+from triforce_chat.engine.kernels.rows import Norm
+
+ROWS = tl.constexpr(16)  # of a tile
+MOST_TOKENS = 16
+MOST_CHANNELS = 512  # of models whose steps take as long as their kernels are many
+MOST_PARTS = 48  # programs whose sums all programs of the next kernel read
+NEURONS = 64  # of a program, unless there would be too many programs
+TILE_BYTES = 32_768  # of weights
+DEEPEST = 256  # inputs of a tile at most
+SUMS = 16_384  # numbers of parts that a program reads at once
+WARPS = 8
+
+
+class Stream(NamedTuple):
+    """The residual stream of n tokens: n rows of ``base``, the first ones or those listed, plus all of ``parts``.
+
+    Of parts of one head's attention the mean counts, in which each weighs 2 to the power of its number in ``logs``.
+    """
+
+    base: Tensor  # [m, C]
+    parts: Tensor  # [p, n, C], contiguous; there may be none
+    rows: Tensor | None = None  # [n], int64
+    logs: Tensor | None = None  # [p, n], fp32
+    splits: int = 1  # parts of one head
+
+
+class Turn(NamedTuple):
+    """A rotary embedding: ``frequencies`` [D/2], fp32; cos and sin are multiplied by ``factor``."""
+
+    frequencies: Tensor
+    factor: float
+
+
+def splittable(hidden: int, inner: int, heads: int, dim: int, capacity: int, dtype: torch.dtype) -> bool:
+    """Whether a model of these dimensions, over so many slots, is small and has tiles.
+
+    Not in fp16, where what is normed last could overflow.
+    """
+    return (
+        dtype in (torch.bfloat16, torch.float32)
+        and hidden <= MOST_CHANNELS
+        and dim.bit_count() == 1
+        and max(heads * splits(capacity, dim, dtype), inner // neurons(inner)) <= MOST_PARTS
+        and min(dim // 2, neurons(inner), tile_depth(hidden, max(dim, neurons(inner)), dtype)) >= ROWS.value
+    )
+
+
+def splits(capacity: int, dim: int, dtype: torch.dtype) -> int:
+    """Programs that divide the slots of a head, a tile for each."""
+    tiles: int = triton.cdiv(capacity, tiling(1, dim, dtype).slots)
+    return tiles
+
+
+def tile_depth(hidden: int, width: int, dtype: torch.dtype) -> int:
+    """Channels of a tile of ``width`` outputs: a power of two that divides them all."""
+    return min(hidden & -hidden, DEEPEST, TILE_BYTES // (width * dtype.itemsize))
+
+
+def neurons(inner: int) -> int:
+    """Neurons of a program, of which each has as many."""
+    fewest: int = triton.next_power_of_2(triton.cdiv(inner, MOST_PARTS))
+    return min(inner & -inner, max(NEURONS, fewest))
+
+
+def add_attention(
+    stream: Stream,
+    norm: Norm,
+    qkv: Tensor,
+    project: Tensor,
+    turn: Turn,
+    keys: Tensor,
+    values: Tensor,
+    place: Tensor,
+    step: int,
+) -> Stream:
+    """The stream after attention: norm, projections, rotary embedding, storing, attention and output projection.
+
+    qkv [(Hq + 2 Hkv) D, C] and ``project`` [C, Hq D] are contiguous; keys and values [Hkv, S, D] in the dtype of the
+    model. The first token goes to slot ``place[0] + step`` and has position ``place[1] + step``, numbers of the device;
+    each sees the slots before the first one, and the tokens up to itself. No kernel just before this one may write
+    ``place`` or those slots.
+    """
+    (kv_heads, capacity, dim), hidden = keys.shape, stream.base.shape[1]
+    heads = project.shape[1] // dim
+    parts = splits(capacity, dim, keys.dtype)
+    made = followed(stream, heads * parts, parts)
+    n = made.parts.shape[1]
+    tokens = triton.next_power_of_2(n)
+    _attend_head[(heads, parts)](
+        *given(stream),
+        norm.weight,
+        qkv,
+        project,
+        turn.frequencies,
+        place,
+        keys,
+        values,
+        *given(made),
+        n,
+        step,
+        norm.eps,
+        turn.factor,
+        dim**-0.5 * math.log2(math.e),
+        *keys.stride()[:2],
+        *values.stride()[:2],
+        **described(stream, tokens, tile_depth(hidden, dim, qkv.dtype)),
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=dim,
+        tokens=tokens,
+        width=tiling(1, dim, keys.dtype).slots,
+    )
+    return made
+
+
+def add_neurons(stream: Stream, norm: Norm, gate_up: Tensor, down: Tensor) -> Stream:
+    """The stream after a gated layer: norm, ``gate_up`` [2 I, C], gates, ``down`` [C, I]; weights are contiguous."""
+    hidden, inner = down.shape
+    width = neurons(inner)
+    made = followed(stream, inner // width)
+    n = made.parts.shape[1]
+    tokens = triton.next_power_of_2(n)
+    _add_neurons[(inner // width,)](
+        *given(stream),
+        norm.weight,
+        gate_up,
+        down,
+        *made[:2],
+        n,
+        norm.eps,
+        **described(stream, tokens, tile_depth(hidden, width, down.dtype)),
+        inner=inner,
+        tokens=tokens,
+        width=width,
+    )
+    return made
+
+
+def last_normed(stream: Stream, norm: Norm) -> Tensor:
+    """The last token's residual stream after an RMS norm: [1, C]."""
+    n, hidden = stream.parts.shape[1:]
+    out = stream.base.new_empty(1, hidden)
+    depth = tile_depth(hidden, 1, out.dtype)
+    _norm_last[(1,)](*given(stream), norm.weight, out, n, norm.eps, **described(stream, 1, depth))
+    return out
+
+
+def given(stream: Stream) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The stream as the kernels take it."""
+    base, parts, rows, logs, _ = stream
+    return base, parts, base if rows is None else rows, parts if logs is None else logs
+
+
+def described(stream: Stream, tokens: int, depth: int) -> dict[str, int]:
+    """What all kernels have to know of a stream to be compiled, and how they are launched."""
+    overlaps, count = overlap(), len(stream.parts)
+    spread = triton.next_power_of_2(stream.splits)
+    padded = triton.next_power_of_2(count // stream.splits) * spread if count else 0
+    return {
+        "hidden": stream.base.shape[1],
+        "count": count,
+        "splits": stream.splits,
+        "spread": spread,
+        "padded": padded,
+        "batch": max(spread, min(padded, SUMS // (tokens * depth))),
+        "indexed": stream.rows is not None,
+        "depth": depth,
+        "overlaps": overlaps,
+        "launch_pdl": overlaps,
+        "num_warps": WARPS,
+    }
+
+
+def followed(stream: Stream, count: int, splits: int = 1) -> Stream:
+    """Room for a stream after ``stream``, to which so many programs add."""
+    n, hidden = stream.parts.shape[1:]
+    sums = torch.empty((count, n, hidden), dtype=torch.float32, device=stream.base.device)
+    logs = sums.new_empty(count, n) if splits > 1 else None
+    return Stream(stream.base.new_empty(n, hidden), sums, None, logs, splits)
+
+
+@triton.jit
+def _summed(
+    base,
+    parts,
+    rows,
+    logs,
+    token,
+    n,
+    column,
+    hidden: tl.constexpr,
+    count: tl.constexpr,
+    splits: tl.constexpr,
+    spread: tl.constexpr,
+    padded: tl.constexpr,
+    batch: tl.constexpr,
+    indexed: tl.constexpr,
+):
+    """The stream [tokens, columns], rounded as it is kept, in fp32."""
+    tokens: tl.constexpr = token.shape[0]
+    there = token < n
+    row = token.to(tl.int64)
+    if indexed:
+        row = tl.load(rows + token, mask=there, other=0)
+    x = tl.load(base + row[:, None] * hidden + column[None, :], mask=there[:, None], other=0.0).to(tl.float32)
+    for first in tl.static_range(0, padded, batch):
+        # Those of a head are followed by as many as a power of two lacks.
+        place = first + tl.arange(0, batch)
+        part = place // spread * splits + place % spread
+        some = ((place % spread < splits) & (part < count))[:, None] & there[None, :]
+        at = part[:, None] * n + token[None, :]
+        to = parts + at[:, :, None] * hidden + column[None, None, :]
+        each = tl.load(to, mask=some[:, :, None], other=0.0).to(tl.float32)
+        if splits > 1:
+            log = tl.load(logs + at, mask=some, other=NOTHING).reshape(batch // spread, spread, tokens)
+            share = tl.exp2(log - tl.max(log, 1)[:, None, :])
+            share = share / tl.sum(share, 1)[:, None, :]
+            each *= share.reshape(batch, tokens)[:, :, None]
+        x += tl.sum(each, 0)
+    return x.to(base.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _repeated(x):
+    """Each row as often as a tile has rows for it: [tokens, k] -> [ROWS, k]."""
+    tokens: tl.constexpr = x.shape[0]
+    width: tl.constexpr = x.shape[1]
+    wide = tl.broadcast_to(x.reshape(tokens, 1, width), (tokens, ROWS // tokens, width))
+    return wide.reshape(ROWS, width)
+
+
+@triton.jit
+def _product(x, w):
+    """x [ROWS, k] times the transposed w [n, k], in fp32: [ROWS, n]."""
+    return tl.dot(x, tl.trans(w), input_precision="ieee")
+
+
+@triton.jit
+def _steady(squares, hidden, eps):
+    """What a row is multiplied by, from the sum of its squares: [tokens] -> [ROWS, 1]."""
+    return _repeated((1.0 / tl.sqrt_rn(squares / hidden + eps))[:, None])
+
+
+@triton.jit
+def _turned(x, y, position, frequencies, factor, kind: tl.constexpr):
+    """The halves x and y [rows, D/2] of heads, rotated to their positions [rows]."""
+    half: tl.constexpr = x.shape[1]
+    angle = position.to(tl.float32)[:, None] * tl.load(frequencies + tl.arange(0, half))[None, :]
+    cos = (tl.cos(angle) * factor).to(kind).to(tl.float32)
+    sin = (tl.sin(angle) * factor).to(kind).to(tl.float32)
+    x, y = x.to(kind).to(tl.float32), y.to(kind).to(tl.float32)
+    return (x * cos - y * sin).to(kind), (y * cos + x * sin).to(kind)
+
+
+@triton.jit(do_not_specialize=["n", "step"], do_not_specialize_on_alignment=["rows"])
+def _attend_head(
+    base,
+    parts,
+    rows,
+    logs,
+    norm,
+    qkv,
+    project,
+    frequencies,
+    place,
+    keys,
+    values,
+    stream,
+    sums,
+    _,
+    own_logs,
+    n,
+    step,
+    eps,
+    factor,
+    scale,  # of the scores, times log2(e)
+    keys_head,
+    keys_slot,
+    values_head,
+    values_slot,
+    hidden: tl.constexpr,
+    count: tl.constexpr,
+    splits: tl.constexpr,
+    spread: tl.constexpr,
+    padded: tl.constexpr,
+    batch: tl.constexpr,
+    indexed: tl.constexpr,
+    overlaps: tl.constexpr,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    dim: tl.constexpr,
+    tokens: tl.constexpr,
+    depth: tl.constexpr,
+    width: tl.constexpr,
+):
+    head, part = tl.program_id(0), tl.program_id(1)
+    kind: tl.constexpr = base.dtype.element_ty
+    half: tl.constexpr = dim // 2
+    times: tl.constexpr = ROWS // tokens
+    group: tl.constexpr = heads // kv_heads
+    token, low, across = tl.arange(0, tokens), tl.arange(0, half), tl.arange(0, dim)
+    q_row, k_row = head * dim + low, (heads + head // group) * dim + low
+    v_row = (heads + kv_heads + head // group) * dim + across
+    keys += head // group * keys_head
+    values += head // group * values_head
+
+    # Heads are kept as two halves, which is how they are rotated. Past the first cache, as another kernel has stored.
+    before, position = tl.load(place).to(tl.int32) + step, tl.load(place + 1).to(tl.int32) + step
+    slot = part * width + tl.arange(0, width)
+    stored = slot < before
+    at = keys + slot[None, :] * keys_slot + low[:, None]
+    old_x = tl.load(at, mask=stored[None, :], other=0.0, cache_modifier=".cg")
+    old_y = tl.load(at + half, mask=stored[None, :], other=0.0, cache_modifier=".cg")
+    at = values + slot[:, None] * values_slot + across[None, :]
+    old = tl.load(at, mask=stored[:, None], other=0.0, cache_modifier=".cg")
+    project_at = project + head * dim + across[None, :]
+    w = tl.load(project_at + tl.arange(0, depth)[:, None] * (heads * dim))
+
+    q_x, q_y = tl.zeros((ROWS, half), tl.float32), tl.zeros((ROWS, half), tl.float32)
+    k_x, k_y = tl.zeros((ROWS, half), tl.float32), tl.zeros((ROWS, half), tl.float32)
+    v, squares = tl.zeros((ROWS, dim), tl.float32), tl.zeros((tokens,), tl.float32)
+    first_one = tl.where(head + part == 0, n, 0)  # tokens whose stream this program writes
+    for start in tl.static_range(0, hidden, depth):
+        column = start + tl.arange(0, depth)
+        q_at = qkv + q_row[:, None] * hidden + column[None, :]
+        k_at = qkv + k_row[:, None] * hidden + column[None, :]
+        w_qx, w_qy = tl.load(q_at), tl.load(q_at + half * hidden)
+        w_kx, w_ky = tl.load(k_at), tl.load(k_at + half * hidden)
+        w_v = tl.load(qkv + v_row[:, None] * hidden + column[None, :])
+        weight = tl.load(norm + column).to(tl.float32)
+        if start == 0:
+            wait_for_previous(overlaps)
+        given = base, parts, rows, logs, token, n, column
+        x = _summed(*given, hidden, count, splits, spread, padded, batch, indexed)
+        to = stream + token[:, None] * hidden + column[None, :]
+        tl.store(to, x.to(kind), mask=(token < first_one)[:, None])
+        squares += tl.sum(x * x, 1)
+        normal = _repeated((x * weight[None, :]).to(kind))
+        q_x += _product(normal, w_qx)
+        q_y += _product(normal, w_qy)
+        k_x += _product(normal, w_kx)
+        k_y += _product(normal, w_ky)
+        v += _product(normal, w_v)
+    steady = _steady(squares, hidden, eps)
+
+    row = tl.arange(0, ROWS)
+    own = row // times  # whose token a row is
+    q_x, q_y = _turned(q_x * steady, q_y * steady, position + own, frequencies, factor, kind)
+    k_x, k_y = _turned(k_x * steady, k_y * steady, position + own, frequencies, factor, kind)
+    v = (v * steady).to(kind)
+    mine = (row % times == 0) & (own < n)
+    keeps = mine & (own < tl.where(head % group + part == 0, n, 0))
+    to = keys + (before + own)[:, None] * keys_slot + low[None, :]
+    tl.store(to, k_x, mask=keeps[:, None])
+    tl.store(to + half, k_y, mask=keeps[:, None])
+    tl.store(values + (before + own)[:, None] * values_slot + across[None, :], v, mask=keeps[:, None])
+
+    # The program of the first slots also attends to the new tokens.
+    among = tl.dot(q_x, tl.trans(k_x), input_precision="ieee")
+    among = tl.dot(q_y, tl.trans(k_y), among, input_precision="ieee") * scale
+    seen = (row % times == 0)[None, :] & (own[None, :] <= tl.where(part == 0, own, -1)[:, None])
+    among = tl.where(seen, among, NOTHING)
+    scores = tl.dot(q_x, old_x, input_precision="ieee")
+    scores = tl.dot(q_y, old_y, scores, input_precision="ieee") * scale
+    scores = tl.where(stored[None, :], scores, NOTHING)
+    top = tl.maximum(tl.max(among, 1), tl.max(scores, 1))
+    share, weights = tl.exp2(among - top[:, None]), tl.exp2(scores - top[:, None])
+    total = tl.sum(share, 1) + tl.sum(weights, 1)
+    mixed = tl.dot(share.to(kind), v, input_precision="ieee")
+    mixed = tl.dot(weights.to(kind), old, mixed, input_precision="ieee")
+    mixed = (mixed / total[:, None]).to(kind)
+    place_of = (head * tl.num_programs(1) + part) * n + own
+    if tl.num_programs(1) > 1:
+        tl.store(own_logs + place_of, top + tl.log2(total), mask=mine)
+    for start in tl.static_range(0, hidden, depth):
+        column = start + tl.arange(0, depth)
+        if start:
+            w = tl.load(project_at + column[:, None] * (heads * dim))
+        tl.store(sums + place_of[:, None] * hidden + column[None, :], _product(mixed, w), mask=mine[:, None])
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["rows"])
+def _add_neurons(
+    base,
+    parts,
+    rows,
+    logs,
+    norm,
+    gate_up,
+    down,
+    stream,
+    sums,
+    n,
+    eps,
+    hidden: tl.constexpr,
+    count: tl.constexpr,
+    splits: tl.constexpr,
+    spread: tl.constexpr,
+    padded: tl.constexpr,
+    batch: tl.constexpr,
+    indexed: tl.constexpr,
+    overlaps: tl.constexpr,
+    inner: tl.constexpr,
+    tokens: tl.constexpr,
+    depth: tl.constexpr,
+    width: tl.constexpr,
+):
+    part = tl.program_id(0)
+    kind: tl.constexpr = base.dtype.element_ty
+    times: tl.constexpr = ROWS // tokens
+    token, neuron = tl.arange(0, tokens), part * width + tl.arange(0, width)
+    down_at = down + neuron[None, :]
+    w = tl.load(down_at + tl.arange(0, depth)[:, None] * inner)
+    gate, up = tl.zeros((ROWS, width), tl.float32), tl.zeros((ROWS, width), tl.float32)
+    squares = tl.zeros((tokens,), tl.float32)
+    first_one = tl.where(part == 0, n, 0)  # tokens whose stream this program writes
+    for start in tl.static_range(0, hidden, depth):
+        column = start + tl.arange(0, depth)
+        at = gate_up + neuron[:, None] * hidden + column[None, :]
+        w_gate, w_up = tl.load(at), tl.load(at + inner * hidden)
+        weight = tl.load(norm + column).to(tl.float32)
+        if start == 0:
+            wait_for_previous(overlaps)
+        given = base, parts, rows, logs, token, n, column
+        x = _summed(*given, hidden, count, splits, spread, padded, batch, indexed)
+        to = stream + token[:, None] * hidden + column[None, :]
+        tl.store(to, x.to(kind), mask=(token < first_one)[:, None])
+        squares += tl.sum(x * x, 1)
+        normal = _repeated((x * weight[None, :]).to(kind))
+        gate += _product(normal, w_gate)
+        up += _product(normal, w_up)
+    steady = _steady(squares, hidden, eps)
+    gate, up = (gate * steady).to(kind).to(tl.float32), (up * steady).to(kind).to(tl.float32)
+    active = (gate * tl.sigmoid(gate) * up).to(kind)
+    row = tl.arange(0, ROWS)
+    own = row // times  # whose token a row is
+    mine = (row % times == 0) & (own < n)
+    for start in tl.static_range(0, hidden, depth):
+        column = start + tl.arange(0, depth)
+        if start:
+            w = tl.load(down_at + column[:, None] * inner)
+        to = sums + (part * n + own)[:, None] * hidden + column[None, :]
+        tl.store(to, _product(active, w), mask=mine[:, None])
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["rows"])
+def _norm_last(
+    base,
+    parts,
+    rows,
+    logs,
+    norm,
+    out,
+    n,
+    eps,
+    hidden: tl.constexpr,
+    count: tl.constexpr,
+    splits: tl.constexpr,
+    spread: tl.constexpr,
+    padded: tl.constexpr,
+    batch: tl.constexpr,
+    indexed: tl.constexpr,
+    overlaps: tl.constexpr,
+    depth: tl.constexpr,
+):
+    wait_for_previous(overlaps)
+    token, squares = n - 1 + tl.arange(0, 1), tl.zeros((1,), tl.float32)
+    for start in tl.static_range(0, hidden, depth):
+        column = start + tl.arange(0, depth)
+        given = base, parts, rows, logs, token, n, column
+        x = _summed(*given, hidden, count, splits, spread, padded, batch, indexed)
+        squares += tl.sum(x * x, 1)
+    steady = 1.0 / tl.sqrt_rn(squares / hidden + eps)
+    for start in tl.static_range(0, hidden, depth):
+        column = start + tl.arange(0, depth)
+        given = base, parts, rows, logs, token, n, column
+        x = _summed(*given, hidden, count, splits, spread, padded, batch, indexed)
+        normal = (x * steady[:, None]).to(base.dtype.element_ty).to(tl.float32)
+        scaled = normal * tl.load(norm + column).to(tl.float32)[None, :]
+        tl.store(out + tl.arange(0, 1)[:, None] + column[None, :], scaled.to(out.dtype.element_ty))
