@@ -169,6 +169,17 @@ def cold_ask(name: str) -> str:
     return table(header, lines) + "\n" + source(name)
 
 
+def warm_ask(name: str) -> str:
+    """From Enter to the first token of an answer about a book that was read before, and where the time goes."""
+    found = record(name)
+    header = ("prompt tokens", "kept", "first token, s (range)", "until loaded", "reading", "first token")
+    spans = (number(found["spans_s"][part]) for part in ("loaded", "read", "first_token"))
+    low, high = found["range_s"]
+    first = f"{found['first_token_s']:.1f} ({low:.1f}–{high:.1f})"
+    line = (f"{found['prompt_tokens']:,}", f"{found['cached_tokens']:,}", first, *spans)
+    return table(header, [line]) + "\n" + source(name)
+
+
 def same_text(name: str) -> str:
     """Every stack on the text that plain decoding drew: which is fastest, and how near `auto` comes to it."""
     found = rows(name)
@@ -776,6 +787,7 @@ TABLES = {
     "workers": partial(workers, "h100-batch"),
     "cpu-stock": cpu_stock,
     "cpu-peer": partial(peer, *PEERS),
+    "warm-ask": partial(warm_ask, "cpu-warm-ask"),
     "cpu-logits": partial(logits, "cpu-logits-0.5b-kv16", "cpu-logits-0.5b-kv32"),
     "cpu-kv": partial(
         formats, [f"cpu-perplexity-{each}" for each in KVS], [f"cpu-kv-{each}" for each in KVS]
