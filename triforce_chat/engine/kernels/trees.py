@@ -66,10 +66,7 @@ def walk(tokens: Tensor, probs: Tensor, target: Tensor, tests: Tensor | None, li
     ``tests`` [n], in [0, 1), decide on each token; None: all distributions are one-hot.
     """
     n, vocabulary = probs.shape
-    count = torch.empty(1, dtype=torch.long, device=tokens.device)
-    rows = torch.empty(n + 1, dtype=torch.long, device=tokens.device)
-    left = torch.empty(2, vocabulary, dtype=target.dtype, device=tokens.device)
-    side = torch.empty(1, dtype=torch.long, device=tokens.device)
+    count, rows, left, side = _room_for_path(n, target)
     _walk[(1,)](
         tokens,
         probs,
@@ -103,10 +100,7 @@ def walk_along(
     See ``verify_tree``. ``independent``: siblings have been drawn independently of one another.
     """
     n, vocabulary = probs.shape
-    count = torch.empty(1, dtype=torch.long, device=tokens.device)
-    rows = torch.empty(n + 1, dtype=torch.long, device=tokens.device)
-    left = torch.empty(2, vocabulary, dtype=target.dtype, device=tokens.device)
-    side = torch.empty(1, dtype=torch.long, device=tokens.device)
+    count, rows, left, side = _room_for_path(n, target)
     _walk_along[(1,)](
         tokens,
         probs,
@@ -127,6 +121,12 @@ def walk_along(
         num_warps=WARPS,
     )
     return Walked(count, rows, left.index_select(0, side))
+
+
+def _room_for_path(n: int, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where a walk writes how many tokens pass, their rows, what is left of two distributions, and which one counts."""
+    count, rows, side = (torch.empty(m, dtype=torch.long, device=target.device) for m in (1, n + 1, 1))
+    return count, rows, target.new_empty(2, target.shape[-1]), side
 
 
 def keep_slots(keys: Tensor, values: Tensor, at: Tensor, path: Tensor) -> None:

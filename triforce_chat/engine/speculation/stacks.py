@@ -161,7 +161,7 @@ class Builder:
     def makers(self) -> dict[str, Callable[[], Speculative]]:
         return {
             "auto": self.auto,
-            "triforce": lambda: self.over(*self.small_level()),
+            "triforce": lambda: self.over(*self.middle_level()),
             "triforce-int4": lambda: self.over(*self.confirming()[0]),
             "retrieval": lambda: self.over(self.middle(self.retrieval(), drafts=False), self.middle_step),
             "streaming": lambda: self.over(self.middle(self.streaming()), self.middle_step),
@@ -179,7 +179,7 @@ class Builder:
         arms, lookup = self.drafts(self.parts), NgramLookup()
         # Several sequences share the reading of the weights already; streamed ones take as long at any level.
         if self.target.gathering is None and self.target.streamed is None:
-            levels = self.confirming() if self.options.copies else [self.small_level()]
+            levels = self.confirming() if self.options.copies else [self.middle_level()]
             # In shorter histories the middle level would read nearly as much as the target itself.
             worth_above = 2 * self.options.budget.tokens
             arms = [*(Arm(level, worth_above, share(step, self.plain_step)) for level, step in levels), *arms]
@@ -285,7 +285,7 @@ class Builder:
             not self.options.repeatable and self.group.all_reduce_min(allowed_bytes(device)) > needed + SPARE
         )
 
-    def small_level(self) -> tuple[Speculative, Step]:
+    def middle_level(self) -> tuple[Speculative, Step]:
         """The middle level, and what a step of it costs."""
         return self.middle(self.retrieval()), self.middle_step
 
@@ -295,7 +295,7 @@ class Builder:
         The copy takes its memory first: 8-bit weights of the middle level have what is left.
         """
         cache = QuantizedCopy(self.full)
-        middle, step = self.small_level()
+        middle, step = self.middle_level()
         return [(self.over_copy(cache, middle), self.copy_step), (middle, step)]
 
     def over_copy(self, cache: QuantizedCopy, drafter: Speculative) -> Speculative:
