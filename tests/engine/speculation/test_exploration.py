@@ -13,7 +13,7 @@ from support.chances import Answering, Chance, arms_of
 from triforce_chat.engine.cuda_graph import Captures
 from triforce_chat.engine.speculation.arm import TRIALS
 from triforce_chat.engine.speculation.cost_model import GPU_ROW_PRIOR, STREAMED_ROW_PRIOR
-from triforce_chat.engine.speculation.forecast import BUS, LAYER, StepCost
+from triforce_chat.engine.speculation.forecast import FROM_HOST, LAYER, StepCost
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import LEARN, ORDERS, PRIOR, NgramLookup
 from triforce_chat.engine.speculation.planner import TRY_AFTER, Plan, Planner, sizes
@@ -238,5 +238,5 @@ def test_a_step_costs_what_it_reads() -> None:
     assert StepCost.of(runner("cpu"))(10) == 5000 + 10 * 100
     assert StepCost.of(runner("cpu", int8=2000))(10) == 3000 + 10 * 100
     assert StepCost.of(runner("cuda"))(10) == 5000 + 3 * LAYER + 10 * 100
-    assert StepCost.of(runner("cuda"), streamed=True)(10) == 5000 + 3 * LAYER + BUS * 10 * 100
-    assert StepCost.of(runner("cuda", streamed=700))(10) == 5000 + BUS * 700 + 3 * LAYER + 10 * 100
+    assert StepCost.of(runner("cuda"), streamed=True)(10) == 5000 + 3 * LAYER + FROM_HOST * 10 * 100
+    assert StepCost.of(runner("cuda", streamed=700))(10) == 5000 + FROM_HOST * 700 + 3 * LAYER + 10 * 100

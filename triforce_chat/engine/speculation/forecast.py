@@ -9,7 +9,7 @@ from triforce_chat.engine.forward.runner import Runner
 
 Step = Callable[[int], float]  # what a step costs after so many tokens
 LAYER = 180_000_000  # bytes that a GPU reads in the time that a layer takes even if it reads next to nothing, 45 us
-BUS = 80  # how many times longer a byte takes to come from host memory than from the GPU's own
+FROM_HOST = 80  # how many times longer a byte takes to come from host memory than from the GPU's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class StepCost:
     def of(runner: Runner, streamed: bool = False) -> StepCost:
         """``streamed``: the keys and values come from host memory."""
         weights = runner.weight_bytes - runner.int8_numbers * (runner.shape.dtype.itemsize - 1)
-        weights += runner.streamed.nbytes * BUS if runner.streamed else 0
+        weights += runner.streamed.nbytes * FROM_HOST if runner.streamed else 0
         layers = runner.shape.layers * LAYER if runner.device.type == "cuda" else 0
-        return StepCost(weights + layers, runner.shape.bytes_per_token * (BUS if streamed else 1))
+        return StepCost(weights + layers, runner.shape.bytes_per_token * (FROM_HOST if streamed else 1))
 
     def __call__(self, tokens: int) -> float:
         """After a context of so many tokens."""
