@@ -19,12 +19,29 @@ big() { bench "$1" --repetition-penalty 1 --inflate llama-2-7b "${@:2}"; }
 far() { big "$1" --offload --contexts $longer --stacks $pair --plain-tokens 8 "${@:2}"; }
 pair="autoregressive,triforce"
 
+# Chains beside trees of 40 and 64 tokens, SpecInfer's as 5 and 8 sequences of 8 tokens, on three kinds of text.
+short() { # NAME SHAPE option...
+    python "$here/short_texts.py" "$out/texts"
+    texts="the-scarlet-letter.txt $out/texts/chat.txt $out/texts/reports.txt" bench "$1" --inflate "$2" --same-text \
+        --repetition-penalty 1 --tokens 128 --stacks autoregressive,naive "${@:3}"
+}
+of_sizes() { short "$1" llama-2-7b --contexts 256 --prompts 3 "${@:2}"; }
+# Weights in host memory, one answer to a short prompt.
+streamed() { # NAME SHAPE option...
+    texts=a-tale-of-two-cities.txt bench "$1" --inflate "$2" --repetition-penalty 1 --contexts 512 --prompts 1 \
+        --temperatures 0,0.6 --tree-size 64 --stacks autoregressive,naive "${@:3}"
+}
+
 # Stacks side by side on what plain decoding writes, by models that were not trained on these novels.
 novels="a-tale-of-two-cities.txt bleak-house.txt david-copperfield.txt emma.txt little-women.txt middlemarch.txt
     vanity-fair.txt war-and-peace.txt"
 same() { # NAME option...
     triforce-chat bench $novels --no-cache --repeats 1 --same-text --tokens 256 --repetition-penalty 1 \
         --stacks autoregressive,auto,triforce --temperatures 0,0.6,1 "${@:2}" --json >"$out/$1.json"
+}
+
+forgets() { # NAME RULES
+    triforce-chat evaluate eviction $shelf --draft none --keep 4096 --tokens 1000000 --rules "$2" --json >"$out/$1.json"
 }
 
 for step in "$@"; do
@@ -50,6 +67,10 @@ for step in "$@"; do
         --one-by-one --vary chunk=1,2,4,8,16,32,64,128,256 \
         --vary budget=512,1024,2048,4096,8192,16384 --vary draft-gamma=1,2,3,4,5,6,8 --vary gamma=1,2,4,6,8,12,16 \
         --vary policy=mean,minmax --vary middle=full,int8 --vary tokens=256,512,1024,2048,4096 ;; # 200 s
+    ablations-same) texts=emma.txt big ablations-same --contexts $long --same-text --prompts 1 --temperatures 0.6 --stacks $pair \
+        --one-by-one --vary policy=mean,minmax,attention --vary chunk=1,2,4,8,16,32,64 \
+        --vary budget=512,1024,2048,4096,8192,16384 --vary draft-gamma=1,2,3,4,6,8 --vary gamma=2,4,6,8,12,16 \
+        --vary middle=full,int8 ;; # 100 s
     contexts) big contexts --contexts 4096,8192,16384,32768,65536,$long --stacks autoregressive,auto,triforce \
         --temperatures 0 --prompts 2 --plain-tokens 64 ;; # 150 s
     grouped) bench grouped --repetition-penalty 1 --inflate llama-3.1-8b --contexts $long --stacks $pair \
@@ -64,23 +85,30 @@ for step in "$@"; do
     card-8b) bench card-8b --repetition-penalty 1 --inflate llama-3.1-8b --device-memory 24GB --contexts 131072 \
         --same-text --stacks autoregressive,triforce,triforce-int4 --temperatures 0.6 --prompts 1 --plain-tokens 8 ;; # 150 s
     offload-budgets) far offload-budgets --temperatures 0.6 --prompts 1 --vary budget=4096,8192,16384,32768 ;; # 250 s
-    # Needs host memory for keys and values twice, 150 GB; 400 s
-    offload-baselines) far offload-baselines --baselines --temperatures 0.6 --prompts 1 ;;
+    # Needs host memory for keys and values twice, 34 GB; 70 s
+    offload-baselines) same "$step" --inflate llama-3.1-8b --offload --contexts $long --temperatures 0.6 --prompts 1 \
+        --plain-tokens 8 --stacks autoregressive,triforce,triforce-int4 --baselines ;;
+    # 70 GB: torch pins memory in powers of two, so a few tokens more would take twice as much; 85 s
+    offload-baselines-7b) same "$step" --inflate llama-2-7b --offload --contexts 65024 --temperatures 0.6 --prompts 1 \
+        --plain-tokens 8 --stacks autoregressive,triforce,triforce-int4 --baselines ;;
     offload-profile) big offload-profile --offload --contexts $longer --stacks triforce --temperatures 0.6 \
         --prompts 1 --profile --trace "$out/offload-trace.json" ;; # 120 s
-    # A million tokens of several novels: on the card, with keys and values in host memory, and ten planted facts. Reading
-    # them takes about 130 s each time; 500 s
-    million)
-        million() { texts=$shelf bench "$1" --repetition-penalty 1 --context 1048576 --contexts 1000000 --prompts 1 \
-            --temperatures 0.6 --same-text "${@:2}"; }
-        million million --stacks autoregressive,auto,triforce
-        million million-offload --offload --plain-tokens 8 --stacks autoregressive,auto,triforce,triforce-int4
-        triforce-chat evaluate facts $shelf --context 1048576 --contexts 1000000 --documents 1 --seed 0 \
-            --json >"$out/million-facts.json"
-        ;;
-    # What a cache of 4,096 tokens that forgets loses over a million tokens; 200 s
-    eviction) triforce-chat evaluate eviction $shelf --draft none --keep 4096 --tokens 1000000 \
-        --rules window,streaming,streaming-h2o,recomputation --json >"$out/eviction.json" ;;
+    # A million tokens of several novels, with ten planted facts: on the card, and with keys and values in host memory.
+    # Reading them takes about 130 s; 160 and 180 s
+    million) python "$here/million.py" $shelf --tokens 999744 >"$out/million.json" ;;
+    million-offload) python "$here/million.py" $shelf --tokens 999744 --offload --plain-tokens 4 \
+        --stacks autoregressive,triforce,triforce-int4 >"$out/million-offload.json" ;;
+    # What a cache of 4,096 tokens that forgets loses over a million tokens; 100 s each
+    eviction) forgets eviction window,streaming,recomputation ;;
+    eviction-h2o) forgets eviction-h2o streaming-h2o ;;
+    # Keys and values in fewer bits: quality, and plain decoding; 80 and 90 s
+    perplexity-kv) for kv in auto int8 fp8 int4; do
+        triforce-chat evaluate perplexity $unseen --draft none --reference none --strides 4096 --kv $kv --json \
+            >"$out/perplexity-$kv.json"
+    done ;;
+    kv) for kv in auto int8 fp8 int4; do
+        texts=bleak-house.txt big "kv-$kv" --contexts $long --tokens 64 --warmup 8 --temperatures 0 --stacks autoregressive --kv $kv
+    done ;;
     card) big card --device-memory 24GB --contexts $longer --stacks $pair --temperatures 0,0.6 --prompts 1 \
         --plain-tokens 8 ;; # 170 s
     four-bits) for shape in llama-3.1-8b llama-2-7b; do
@@ -115,6 +143,30 @@ for step in "$@"; do
     large-offload) same "$step" --model large --offload --contexts $long --prompts 1 ;; # 150 s
     large-7b-contexts) same "$step" --model large --draft medium --inflate llama-2-7b --contexts 4096,8192,32768 \
         --prompts 2 ;; # 170 s
+    trees-short | trees-short-13b) # 280 s, and 420 s for the larger shape
+        shape=llama-2-7b
+        [ "$step" = trees-short ] || shape=llama-2-13b
+        short "$step" $shape --contexts 128,256,512 --prompts 6 --temperatures 0,0.6 --tree-depth 8 \
+            --vary tree=chain,sequoia,specinfer --vary tree-size=40,64
+        ;;
+    trees-sizes) # 120 s
+        of_sizes "$step" --temperatures 0.6 --vary tree=sequoia,specinfer --vary tree-size=3,7,15,31,63
+        python -m triforce_chat.lab.bench.plot "$out/$step.json" --over tree-size \
+            --measures tokens_per_verification,ms_per_token --out "$out/$step.svg"
+        ;;
+    trees-best) of_sizes "$step" --temperatures 0,0.6 --tree sequoia --vary tree-size=15,31,63 \
+        --vary tree-depth=4,6,8,12 ;; # 150 s
+    trees-long) texts=a-tale-of-two-cities.txt bench "$step" --repetition-penalty 1 --inflate llama-2-7b --same-text \
+        --contexts $long --prompts 1 --temperatures 0.6 --tokens 192 --stacks $pair --tree-size 31 \
+        --vary tree=chain,sequoia,auto ;; # 60 s
+    trees-auto) texts=anna-karenina.txt bench "$step" --repetition-penalty 1 --inflate llama-2-7b --same-text \
+        --contexts $long --prompts 1 --temperatures 0.6 --tokens 512 --plain-tokens 64 --stacks $pair --tree-size 31 \
+        --vary tree=chain,auto ;; # 50 s
+    trees-offload) far "$step" --same-text --prompts 1 --temperatures 0.6 --tree-size 31 --vary tree=chain,sequoia,auto ;; # 200 s
+    weights-13b) streamed "$step" llama-2-13b --gpu-layers 20 --tokens 48 --warmup 24 --plain-tokens 6 \
+        --vary tree=chain,sequoia ;; # 75 s
+    weights-34b) streamed "$step" codellama-34b --device-memory 24GB --tokens 40 --warmup 12 --plain-tokens 3 \
+        --vary tree=chain,sequoia ;; # 150 s
     *)
         echo "no step $step" >&2
         exit 2

@@ -6,10 +6,13 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
@@ -84,6 +87,14 @@ def parsed_here() -> Iterator[None]:
     """Documents are parsed in the tests' own process, which is faster by a tenth of a second for each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(apart, "parse_apart", lambda *given: apart.parsed(child.answer(apart.request(*given))))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_program() -> Iterator[None]:
+    """The tree of commands is built once, as in a program's own process, not for each command that is called."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -149,23 +150,25 @@ def perplexity() -> str:
     return table(header, lines) + "\n" + last + "\n" + source("h200-perplexity")
 
 
-def eviction() -> str:
+def eviction(*names: str) -> str:
     """A stream that the cache forgets as it goes, by rule, and one text continued under each."""
-    read = record("cpu-eviction")
-    bands = read["rows"][0]["parts"]
+    read = [*map(record, names)]
+    bands = read[0]["rows"][0]["parts"]
     header = ("rule", *(f"{part['start']:,}–{part['end']:,}" for part in bands), "ms/token", "continued")
-    said = {name: text.replace("\n", " ").strip() for name, text in read["continued"].items()}
+    told = [pair for each in read for pair in each["continued"].items()]
+    said = {name: text.replace("\n", " ").strip() for name, text in told}
     lines = [
         (
             f"`{each['rule']}`",
             *(number(part["perplexity"], 1) for part in each["parts"]),
-            number(each["ms_per_token"], 0),
+            number(each["ms_per_token"], 0 if each["ms_per_token"] >= 20 else 1),
             said.get(each["rule"], "")[:120],
         )
-        for each in read["rows"]
+        for found in read
+        for each in found["rows"]
     ]
     lines.append(("nothing forgotten", *("" for _ in bands), "", said["full"][:120]))
-    return table(header, lines) + "\n" + source("cpu-eviction")
+    return table(header, lines) + "\n" + source(*names)
 
 
 def facts_by_kv() -> str:
@@ -401,7 +404,8 @@ TABLES = {
     "questions": questions,
     "perplexity": perplexity,
     "facts-by-kv": facts_by_kv,
-    "eviction": eviction,
+    "eviction": partial(eviction, "cpu-eviction"),
+    "h200-eviction": partial(eviction, "h200-eviction"),
     "eviction-example": eviction_example,
     "policies": policies,
     "acceptance": acceptance,

@@ -26,10 +26,14 @@ PUBLISHED = {0.0: 2.31, 0.2: 2.25, 0.4: 2.20, 0.6: 2.19, 0.8: 2.08, 1.0: 2.08, 1
 NAMES = {"autoregressive": "plain decoding", "transformers": "stock transformers"}
 LONG = 124_928
 # Records of stacks on the same text, by models that the preset names.
-SAME_TEXT = ("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload")
+SAME_TEXT = (
+    *("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload"),
+    *("small-same", "small-offload"),
+)
 PEER = "llama.cpp"
-PEERS = ("cpu-peer-small", "cpu-peer-0.5b", "cpu-peer-1.5b", "cpu-peer-1.5b-8192")
+PEERS = ("cpu-peer-small", "cpu-peer-0.5b", "cpu-peer-0.5b-32600", "cpu-peer-1.5b", "cpu-peer-1.5b-8192")
 KVS = ("float16", "int8", "int4")
+H200_KVS = ("auto", "int8", "fp8", "int4")
 LEAST_TEXTS = 4  # for a confidence interval
 
 
@@ -142,7 +146,7 @@ def formats(contents: Sequence[str], times: Sequence[str]) -> str:
             median_range(run),
         )
         for each, name in zip(read, times, strict=True)
-        for run in rows(name)
+        for run in rows(name, contender="autoregressive")
     ]
     return table(header, lines) + "\n" + source(*contents, *times)
 
@@ -180,9 +184,9 @@ def warm_ask(name: str) -> str:
     return table(header, [line]) + "\n" + source(name)
 
 
-def same_text(name: str) -> str:
+def same_text(*names: str) -> str:
     """Every stack on the text that plain decoding drew: which is fastest, and how near `auto` comes to it."""
-    found = rows(name)
+    found = [each for name in names for each in rows(name)]
     stacks = list(dict.fromkeys(each["contender"] for each in found if each["contender"] != "autoregressive"))
     header = (
         "context",
@@ -215,7 +219,7 @@ def same_text(name: str) -> str:
                 accepted(of["auto"]),
             )
         )
-    return table(header, lines) + "\n" + source(name)
+    return "\n".join([table(header, lines), *map(source, names)])
 
 
 def temperatures(name: str) -> str:
@@ -439,32 +443,28 @@ def small() -> str:
     return table(header, lines) + "\n" + source("h200-small")
 
 
-def ablations() -> str:
+def ablations(name: str) -> str:
     """One setting varied at a time."""
     header = ("setting", "value", "ms/token", "speed-up", "fresh", "accepted")
     lines = [
         (
-            f"`--{name}`",
+            f"`--{setting}`",
             f"{int(value):,}" if value.isdigit() else value,
             number(each["ms_per_token"]),
             factor(each["speedup"], 1),
             number(each["fresh"]),
             accepted(each),
         )
-        for each in rows("h200-ablations", contender="triforce")
-        for name, value in each["varied"].items()
+        for each in rows(name, contender="triforce")
+        for setting, value in each["varied"].items()
     ]
-    return table(header, lines) + "\n" + source("h200-ablations")
+    return table(header, lines) + "\n" + source(name)
 
 
-def policies() -> str:
+def policies(name: str) -> str:
     """How the middle level's chunks are selected: in copies that are built again, and in place."""
-    cases = [
-        (policy, each)
-        for policy in ("mean", "attention")
-        for each in rows(f"h200-policy-{policy}", contender="triforce")
-    ]
-    return rounds("`--policy`", cases) + source("h200-policy-mean", "h200-policy-attention")
+    cases = [(" ".join([each["contender"], *each["varied"].values()]), each) for each in rows(name)]
+    return rounds("stack, `--policy`", cases) + source(name)
 
 
 def offload_int4(name: str) -> str:
@@ -472,10 +472,77 @@ def offload_int4(name: str) -> str:
     return rounds("stack", [(each["contender"], each) for each in rows(name)]) + source(name)
 
 
+def four_bits(wide: str, narrow: str) -> str:
+    """The same model in 16 and in 4 bits."""
+    cases = [(f"16 bits, {each['contender']}", each) for each in rows(wide)]
+    cases += [(f"4 bits, {each['contender']}", each) for each in rows(narrow)]
+    return rounds("weights, stack", cases) + source(wide, narrow)
+
+
 def by_tree(name: str) -> str:
     """Stacks whose draft model drafts chains or trees, beside plain decoding."""
     cases = [(" ".join([each["contender"], *each["varied"].values()]), each) for each in rows(name)]
     return rounds("stack, `--tree`", cases) + source(name)
+
+
+def trees_short(name: str) -> str:
+    """Short prompts: chains beside trees of two kinds, on several texts."""
+    header = (
+        *("tokens", "T", "draft", "ms/token", "tokens/verification"),
+        *("speed-up, mean (95 %)", "each text", "fresh"),
+    )
+    lines = [
+        (
+            f"{each['context']:,}",
+            f"{each['temperature']:g}",
+            drafted_by(each),
+            number(each["ms_per_token"]),
+            number(each["tokens_per_verification"].get("target", 1.0)),
+            factor(each["speedup"]) + span(each["speedup_interval"]),
+            ", ".join(f"{ratio:.1f}" for ratio in each["speedups"]),
+            number(each["fresh"]),
+        )
+        for each in rows(name)
+    ]
+    return table(header, lines) + "\n" + source(name)
+
+
+def drafted_by(each: Json) -> str:
+    """What a row's draft model drafts; SpecInfer's trees as sequences by tokens where their depth is known."""
+    varied = each["varied"]
+    if not varied:
+        return f"`{each['contender']}`"
+    kind, size, depth = varied.get("tree", ""), varied.get("tree-size"), varied.get("tree-depth")
+    said = [f"`{kind}`" if kind else "", f"{size} tokens" if size else "", f"depth {depth}" if depth else ""]
+    return " ".join(filter(None, said))
+
+
+def trees_sizes(name: str) -> str:
+    """Trees by their kind, size and depth, the fastest of each kind marked."""
+    header = ("T", "draft", "tokens/verification", "ms/token", "speed-up")
+    lines: list[tuple[str, ...]] = []
+    for temperature, kind in dict.fromkeys((each["temperature"], kind_of(each)) for each in rows(name)):
+        alike = [each for each in rows(name, temperature=temperature) if kind_of(each) == kind]
+        fastest = min(each["ms_per_token"] for each in alike)
+        lines += [
+            (
+                f"{temperature:g}",
+                drafted_by(each),
+                number(each["tokens_per_verification"].get("target", 1.0)),
+                marked(number(each["ms_per_token"]), len(alike) > 1 and each["ms_per_token"] == fastest),
+                factor(each["speedup"]),
+            )
+            for each in alike
+        ]
+    return table(header, lines) + "\n" + source(name)
+
+
+def marked(text: str, best: bool) -> str:
+    return f"**{text}**" if best else text
+
+
+def kind_of(each: Json) -> tuple[str, str]:
+    return each["contender"], each["varied"].get("tree", "")
 
 
 def rounds(what: str, cases: Sequence[tuple[str, Json]]) -> str:
@@ -774,7 +841,7 @@ def _headline(words: str, name: str, each: Json) -> tuple[str, ...]:
 
 TABLES = {
     "cpu-stacks": cpu_stacks,
-    "cpu-same-text": partial(same_text, "cpu-same-text"),
+    "cpu-same-text": partial(same_text, "cpu-same-text", "cpu-same-text-32768"),
     **{name: partial(same_text, f"h200-{name}") for name in SAME_TEXT},
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
@@ -800,14 +867,27 @@ TABLES = {
     "offload": offload,
     "offload-int4": partial(offload_int4, "h200-offload-int4"),
     "offload-int4-same": partial(offload_int4, "h200-offload-int4-same"),
+    "four-bits": partial(four_bits, "h200-bf16-8b-4096", "h200-four-bits-8b-4096"),
+    "offload-int4-long": partial(offload_int4, "h200-offload-int4-long"),
+    "offload-baselines": partial(offload_int4, "h200-offload-baselines"),
+    "card-8b": partial(offload_int4, "h200-card-8b"),
+    "million": partial(offload_int4, "h200-million"),
+    "h200-kv": partial(
+        formats, [f"h200-perplexity-{each}" for each in H200_KVS], [f"h200-kv-{each}" for each in H200_KVS]
+    ),
     "weights": partial(by_tree, "h200-weights-13b"),
     "trees": partial(by_tree, "h200-trees-124928"),
+    "trees-auto": partial(by_tree, "h200-trees-auto"),
+    "trees-offload": partial(by_tree, "h200-trees-offload"),
+    "trees-short": partial(trees_short, "h200-trees-short"),
+    "trees-sizes": partial(trees_sizes, "h200-trees-sizes"),
     "card": card,
     "contexts": contexts,
     "stacks": stacks,
     "small": small,
-    "ablations": ablations,
-    "gpu-policies": policies,
+    "ablations": partial(ablations, "h200-ablations"),
+    "ablations-same": partial(ablations, "h200-ablations-same"),
+    "gpu-policies": partial(policies, "h200-7b-policies"),
     "parallel": parallel,
     "start-up": start_up,
     "exactness": exactness,

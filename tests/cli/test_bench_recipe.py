@@ -26,3 +26,12 @@ def test_kernels_of_trees_are_compiled_where_a_case_drafts_some(
     assert recipe.compiled.tree == compiled
     assert recipe.loaded.tree == "chain"  # the stack that is loaded first drafts none
     assert recipe.settings.tree == given
+
+
+@pytest.mark.parametrize(
+    ("stacks", "loaded"),
+    [("autoregressive,triforce,triforce-int4", "triforce-int4"), ("autoregressive,triforce", "auto")],
+)
+def test_memory_is_planned_for_a_quantized_copy_if_a_case_has_one(stacks: str, loaded: str) -> None:
+    recipe = plan_bench(BenchOptions(stacks=stacks), Options(), None, None)
+    assert recipe.loaded.stack == loaded

@@ -22,6 +22,7 @@ from triforce_chat.models.presets import PRESETS
 from triforce_chat.settings.sizes import parsed_size, readable
 
 CARD = ("--device-memory", "24GB", "--host-memory", "128GB")
+SMALL_CARD = ("--device-memory", "22GB", *CARD[2:])
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +113,7 @@ def test_weights_in_host_memory() -> None:
     fewer = plan_of(*model, "--gpu-layers", 3)
     assert (fewer["gpu_layers"], fewer["fits"]) == (3, True)
     assert "gpu_layers" not in plan_of(*model, "--gpu-layers", 32)
-    long = ("--model", "llama-3.1-8b", *CARD)
+    long = ("--model", "llama-3.1-8b", *SMALL_CARD)
     assert "gpu_layers" not in plan_of(*long)  # a shorter context fits
     assert plan_of(*long, "--context", 131_072)["gpu_layers"] < 32
     for stack in ("triforce", "retrieval"):  # would have to wait for the same weights at two levels
@@ -120,7 +121,7 @@ def test_weights_in_host_memory() -> None:
 
 
 def test_the_advice_is_good() -> None:
-    model = ("--model", "llama-3.1-8b", *CARD)
+    model = ("--model", "llama-3.1-8b", *SMALL_CARD)
     advised = plan_of(*model)["would_fit"]
     assert plan_of(*model, "--context", advised["context"])["verdict"] == "fits"
     assert plan_of(*model, "--context", advised["offloaded_context"])["verdict"] == "offloaded"

@@ -99,7 +99,7 @@ def test_weights_that_keep_their_format_launch_what_their_file_tells(
 ) -> None:
     missed, ahead = found[name]
     assert missed == []
-    assert set(ahead) == FORWARD | {"_multiply", "_multiply_few", "_expand"}
+    assert set(ahead) == FORWARD | {"_multiply_few", "_multiply_grouped", "_add_shares", "_expand"}
 
 
 def test_other_ranks_launch_what_the_first_does_not(found: dict[str, Any]) -> None:

@@ -160,7 +160,7 @@ def round_of(stack: Stack, walk: Walk, prompt: Context, most: int, forced: Conte
     """The distribution of what the first round commits."""
     found: Distribution = {}
     start = stack.save()
-    for after, chance, _ in rounds(
+    for after, chance in rounds(
         stack, Branching(PLAIN, len(prompt), walk, bool(forced)), prompt, most, forced
     ):
         made = after[len(prompt) :]

@@ -15,6 +15,8 @@ from support.no_sync import no_waits
 from triforce_chat.chat.events import Tally
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.detokenizer import TextCodec
@@ -181,10 +183,12 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     return captured_pair(request.param, monkeypatch)
 
 
-def captured(pair: tuple[Runner, Runner], name: str, tree: TreeOptions | None, **options: Any) -> Engine:
+def captured(
+    pair: tuple[Runner, Runner], name: str, tree: TreeOptions | None, storage: Any = KVBuffer, **options: Any
+) -> Engine:
     options = {"budget": SMALL_BUDGET, **options}
     made = StackOptions(name, tree=tree, **options)
-    engine = Engine(pair[0], 400, TextCodec(spell), pair[1], made)
+    engine = Engine(pair[0], 400, TextCodec(spell), pair[1], made, storage=storage)
     engine.executor = GraphExecutor()
     return engine
 
@@ -201,6 +205,17 @@ def test_captured_trees_decode_what_plain_decoding_does(
         made = tally(engine, request)
         assert made.token_ids == tokens_of(captured(pair, "autoregressive", None), request)
         assert made.rounds < 90  # fewer than tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_trees_below_a_target_with_keys_and_values_in_host_memory(
+    pair: tuple[Runner, Runner], kind: str
+) -> None:
+    engine = captured(pair, "triforce", TreeOptions(kind, 10, 4), OffloadedKV, gamma=5)
+    request = Request(TEXT[:60], 90)
+    made = tally(engine, request)
+    assert made.token_ids == tokens_of(captured(pair, "autoregressive", None), request)
+    assert made.levels["retrieval"].rounds > made.rounds
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -56,6 +56,7 @@ from triforce_chat.models import published
 from triforce_chat.models.describe import Description
 from triforce_chat.models.presets import PRESETS
 from triforce_chat.models.registry import resolve
+from triforce_chat.models.shapes import find_shape
 from triforce_chat.settings.settings import Settings
 
 GB = 10**9
@@ -540,10 +541,22 @@ def test_a_plan_that_fits_needs_no_remedy() -> None:
     assert verdict(plan) == "fits on the GPU"
 
 
+def test_a_card_of_24_gb_has_room_for_a_quantized_copy() -> None:
+    """Attention on it copies no keys for heads that share them, except in fp32."""
+    shape = {**find_shape("llama-3.1-8b").fields, "vocab_size": 49_152, "model_type": "llama"}
+    plan = place_kv(workload(shape, 131_328, stack="triforce-int4"), Memory(24 * GB, 64 * GB))
+    assert plan.verdict == "offloaded"
+    narrow, wide = (
+        workload(shape, 131_328, dtype=each).activations for each in (torch.bfloat16, torch.float32)
+    )
+    repeated = 2 * 131_392 * 4096 * 4
+    assert narrow < 0.3 * repeated < repeated < wide
+
+
 def test_the_plan_in_a_line() -> None:
     plan = place_kv(workload(published.MISTRAL_7B, 32_768, stack="lookup"), Memory(16 * GB, None), "never")
     assert plan_line(plan) == (
-        "32,768 tokens take 20.1 GB: weights 14.5 GB, KV 4.3 GB, activations 1.3 GB; 16.0 GB free"
+        "32,768 tokens take 19.8 GB: weights 14.5 GB, KV 4.3 GB, activations 1.0 GB; 16.0 GB free"
     )
 
 

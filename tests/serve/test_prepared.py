@@ -48,7 +48,7 @@ def answered(engines: ForkedEngines, requests: list[Request]) -> list[list[int]]
     said: list[list[int]] = [[] for _ in requests]
 
     def work(request: Request) -> Any:
-        stack, tokens = engines.origin.options, len(request.prompt) + request.max_tokens
+        stack, tokens = engines.origin.forked_options, len(request.prompt) + request.max_tokens
         with engines.lent(request.prompt, tokens, stack) as engine:
             yield from engine.answer(request)
 
@@ -95,7 +95,7 @@ def test_what_only_the_first_engine_would_need_takes_no_memory(captured: Any, do
     list(engines.read(book, spans, [Sampling()]))
     assert origin.top.planner.arms == []
     assert (origin.full._storage is not None) is documents
-    assert engines.origin.options.name == "triforce"
+    assert engines.origin.forked_options.name == "triforce"
     made = answered(engines, [Request([*book, 5, 6, 7], 30)] * 2)
     assert made[0] == made[1] == tokens_of(engine_of(captured, "triforce"), Request([*book, 5, 6, 7], 30))
     assert (origin.full._storage is not None) is documents
@@ -120,6 +120,7 @@ def test_a_released_cache_reads_again(captured: Any) -> None:
     expected = tokens_of(engine, request)
     engine.give_way(0)
     assert engine.cached == []
-    engine.restack(engine.options)
+    assert engine.options.name == "autoregressive"
+    engine.restack(engine.forked_options)
     assert tokens_of(engine, request) == expected
     assert engine.full.storage.slot(0).storage.capacity == 700 + SLACK  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from triforce_chat.engine.speculation.arm import Arm
+from triforce_chat.engine.speculation.arm import HOPE, Arm
 from triforce_chat.engine.speculation.lookup import ORDERS, PRIOR
 from triforce_chat.engine.speculation.planner import Plan, Planner
 
@@ -29,12 +29,13 @@ NOISE = 0.02  # share of a step's time
 class Chance(NamedTuple):
     """A drafter: what a token costs, and how often it is right.
 
-    One that is not ``built`` drafts nothing when it is asked for the first time.
+    One that is not ``built`` drafts nothing when it is asked for the first time. ``hope``: see ``Arm``.
     """
 
     cost: float  # seconds
     right: float
     built: bool = True
+    hope: float = HOPE
 
 
 class Nobody:
@@ -49,7 +50,8 @@ class Answering:
     """An answer whose rounds take ``step`` seconds, and ``row`` for each drafted token, with ``gap`` between two.
 
     ``ahead``: seconds of a token that is decoded while the host reads the one before it; 0 where every round is waited
-    for. ``trust``: matches of lookup come true as often as its prior says, times this.
+    for. ``trust``: matches of lookup come true as often as its prior says, times this. ``prepared``: seconds that the
+    first round which is waited for takes longer.
     """
 
     planner: Planner
@@ -60,6 +62,7 @@ class Answering:
     ahead: float = 0.0
     trust: float = 1.0
     seed: int = 0
+    prepared: float = 0.0
     seconds: float = 0.0
     made: int = 0
     drafted: list[tuple[int, int]] = field(
@@ -100,6 +103,8 @@ class Answering:
         self.planner.learn_gap(self.gap)
         n, drafting, accepted = self._draft(plan)
         verifying = (self.step + self.row * n) * (1 + NOISE * self.luck.uniform(-1, 1))
+        verifying += self.prepared
+        self.prepared = 0.0
         self.planner.learn(plan, self.match, n, accepted, drafting, verifying)
         self.seconds += drafting + verifying + self.gap
         self._learn_match(accepted + 1)
@@ -129,4 +134,7 @@ class Answering:
 def arms_of(chances: Sequence[Chance], plain: float = 0.0) -> list[Arm]:
     """Their arms; with the time of a token of plain decoding the costs are forecast."""
     shares = [chance.cost / plain if plain else 0.0 for chance in chances]
-    return [Arm(Nobody(), forecast=lambda _, share=share: share) for share in shares]  # type: ignore[arg-type,misc]
+    return [
+        Arm(Nobody(), forecast=lambda _, share=share: share, hope=chance.hope)  # type: ignore[arg-type,misc]
+        for chance, share in zip(chances, shares, strict=True)
+    ]

@@ -125,11 +125,11 @@ def encrypted(entries: bytes) -> bytes:
 
 
 def pdf_bombs() -> Iterator[Bomb]:
-    gigabytes = stream(zeros(3 << 30), b"/Filter /FlateDecode")
-    once = zlib.compress(zeros(256 * MIB), 9)
     cases: dict[str, Callable[[], bytes]] = {
-        "flate 1000:1": lambda: pdf({4: gigabytes}),
-        "flate of flate": lambda: pdf({4: stream(once, b"/Filter [/FlateDecode /FlateDecode]")}),
+        "flate 1000:1": lambda: pdf({4: stream(zeros(3 << 30), b"/Filter /FlateDecode")}),
+        "flate of flate": lambda: pdf(
+            {4: stream(zlib.compress(zeros(256 * MIB), 9), b"/Filter [/FlateDecode /FlateDecode]")}
+        ),
         "flate 40 deep": lambda: pdf({4: flate(TEXT, 40)}),
         "flate of operators": lambda: pdf({4: flate(TEXT * 600_000)}),
         "flate of brackets": lambda: pdf({4: flate(b"[" * 20_000_000)}),

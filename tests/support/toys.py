@@ -560,13 +560,27 @@ class Stack:
     parts: list[Any]
 
     def save(self) -> list[dict[str, Any]]:
-        return [copy.deepcopy(vars(part)) for part in self.parts]
+        return [duplicate(vars(part)) for part in self.parts]
 
     def load(self, state: list[dict[str, Any]]) -> None:
         for part, values in zip(self.parts, state, strict=True):
-            vars(part).update(copy.deepcopy(values))
+            vars(part).update(duplicate(values))
         for level in levels(self.top):
             level.found = None
+
+    def print_of(self, state: list[dict[str, Any]]) -> str:
+        """Two states with the same print behave alike.
+
+        Counters for statistics are left out, and what a cache has dropped: it is read again only where a level below
+        the top is not waited for, in its own cache.
+        """
+        below = [level.cache for level in levels(self.top) if level.unwaited and level is not self.top]
+        skip = ("fed", "verdicts", "beyond")
+        parts = [
+            {k: v for k, v in values.items() if k not in skip and (k != "memory" or part in below)}
+            for part, values in zip(self.parts, state, strict=True)
+        ]
+        return repr(parts)
 
     @property
     def middle(self) -> Speculative:
@@ -575,17 +589,18 @@ class Stack:
         return level
 
 
+def duplicate(values: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy. Lists hold numbers and tuples of them, for which a shallow one is enough."""
+    return {
+        name: value.copy() if type(value) is list else copy.deepcopy(value) for name, value in values.items()
+    }
+
+
 def levels(top: Speculative) -> Iterator[Speculative]:
     yield top
     for arm in top.planner.arms:
         if isinstance(arm.drafter, Speculative):
             yield from levels(arm.drafter)
-
-
-def print_of(state: list[dict[str, Any]]) -> str:
-    """Two states with the same print behave alike: counters for statistics are left out."""
-    skip = ("fed", "verdicts", "beyond")
-    return repr([{k: v for k, v in values.items() if k not in skip} for values in state])
 
 
 @dataclass(frozen=True)
@@ -624,8 +639,8 @@ def rounds(
     forced: Context = (),
     may: Callable[[Context], list[bool]] | None = None,
     guesses: int = 0,
-) -> Iterator[tuple[Context, float, Any]]:
-    """Every outcome of one round from the state that the stack is in."""
+) -> Iterator[tuple[Context, float]]:
+    """Every outcome of one round from the state that the stack is in; meanwhile the stack is in the state behind it."""
     start = stack.save()
     scripts: list[list[int]] = [[]]
     walk = sampler.walk
@@ -636,7 +651,7 @@ def rounds(
         made = stack.top.step(TokenBuffer.of(tokens, ROOM, CPU, forced), sampler, most)[1].ids
         assert len(made) >= 1
         scripts += [[*prefix, other] for prefix, other in walk.open]
-        yield (*tokens, *made), walk.chance, stack.save()
+        yield (*tokens, *made), walk.chance
 
 
 def distribution_of(
@@ -652,20 +667,22 @@ def distribution_of(
     horizon = len(prompt) + n
     sampler = Branching(sampling, len(prompt), Walk(horizon if lump else math.inf))
     found: Distribution = {}
-    waiting: dict[tuple[Context, str], tuple[float, Any]] = {(prompt, ""): (1.0, stack.save())}
-    while waiting:
-        (tokens, _), (mass, state) = waiting.popitem()
-        stack.load(state)
-        for after, chance, left in rounds(
-            stack, sampler, tokens, horizon - len(tokens) - 1, (), may, guesses
-        ):
-            if len(after) >= horizon:
-                made = after[len(prompt) : horizon]
-                found[made] = found.get(made, 0.0) + mass * chance
-            else:
-                key = (after, print_of(left))
-                before = waiting[key][0] if key in waiting else 0.0
-                waiting[key] = (before + mass * chance, left)
+    # By length, token and state: the chance to get there. A round only leads to longer ones, so that whatever leads to
+    # the shortest is known.
+    waiting: list[dict[tuple[Context, str], tuple[float, Any]]] = [{} for _ in range(n)]
+    waiting[0] = {(prompt, ""): (1.0, stack.save())}
+    for length, there in enumerate(waiting):
+        for (tokens, _), (mass, state) in there.items():
+            stack.load(state)
+            for after, chance in rounds(stack, sampler, tokens, n - length - 1, (), may, guesses):
+                if len(after) >= horizon:
+                    made = after[len(prompt) : horizon]
+                    found[made] = found.get(made, 0.0) + mass * chance
+                else:
+                    left, later = stack.save(), waiting[len(after) - len(prompt)]
+                    key = (after, stack.print_of(left))
+                    before = later[key][0] if key in later else 0.0
+                    later[key] = (before + mass * chance, left)
     return found
 
 

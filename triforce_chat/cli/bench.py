@@ -15,6 +15,7 @@ from triforce_chat.cli.engines import compile_ahead, open_answering, with_shown_
 from triforce_chat.cli.options import Documents, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_json, print_record, screen_of
 from triforce_chat.cli.reading import read_all
+from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO, TREES, Settings
@@ -159,8 +160,12 @@ class Recipe:
 
     @property
     def loaded(self) -> Settings:
-        """Those that the engine is loaded with before it takes the stacks of cases; not every stack drafts trees."""
-        return dataclasses.replace(self.settings, tree=TREES[0])
+        """Those that the engine is loaded with before it takes the stacks of cases; not every stack drafts trees.
+
+        Memory is planned for a level over a quantized copy of the keys and values if a case has one.
+        """
+        copies = [name for case in self.cases if STACKS[name := case.settings.stack].quantized_copies]
+        return dataclasses.replace(self.settings, stack=[*copies, self.settings.stack][0], tree=TREES[0])
 
     @property
     def compiled(self) -> Settings:

@@ -337,7 +337,6 @@ def open_model(options: Options, name: str, screen: Screen) -> LoadedModel:
 
         require_one_process(options.settings)
         device, dtype = device_and_dtype(options.settings)
-        attention.register()
         loaded = load_model(
             name,
             device=device,

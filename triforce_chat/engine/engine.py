@@ -145,7 +145,7 @@ class Engine:
         builder = self._builder(options)
         self.top = builder.build()
         self.calibrator = Calibrator(builder, self.top, self.calibrations)
-        self.options = options
+        self.options = self.forked_options = options  # its own stack, and that of engines forked from it
 
     def check(self, options: StackOptions) -> None:
         """Raise UsageError if ``restack`` would refuse these options."""
@@ -162,7 +162,7 @@ class Engine:
         """
         alone = not self.shareable or self.target.state is not None or self.group.size > 1
         on_gpu = self.target.device.type == "cuda"
-        copies = self.target.captures and self.options.copies
+        copies = self.target.captures and self.forked_options.copies
         return None if alone or copies or (on_gpu and not self.target.captures) else self
 
     def gathered_options(self, options: StackOptions, sequences: int, shared: int) -> StackOptions:
@@ -184,9 +184,9 @@ class Engine:
 
         They decode by the stack that this one had. Its keys and values stay for them if they have ``shared`` tokens.
         """
-        wanted = self.options
+        wanted = self.forked_options
         self.restack(PLAIN)
-        self.options = wanted
+        self.forked_options = wanted
         copies = vars(self.target).pop("quantized", None)
         if copies is not None:
             copies.alone = self.target  # what loading made is not looked through for cycles
@@ -225,7 +225,7 @@ class Engine:
             context,
             TextCodec(self.decode, self.eos_ids),
             self.draft and self.draft.gathered_by(gathering),
-            self.gathered_options(self.options, place.count, shared),
+            self.gathered_options(self.forked_options, place.count, shared),
             storage=place.storage,
             calibrations=self.shared_calibrations,
             buffer=place.buffer,

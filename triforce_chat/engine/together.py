@@ -189,7 +189,7 @@ def _prepared(engine: Engine, request: Request, places: Places) -> Iterator[Even
 
     Meanwhile a GPU's graphs of several sequences are captured.
     """
-    if engine.gathered_options(engine.options, places.count, places.shared).repeatable:
+    if engine.gathered_options(engine.forked_options, places.count, places.shared).repeatable:
         yield from engine.calibrate(request)
     engine.require_room(places.shared)
     meanwhile = places.preparations([request]) if engine.target.captures else ()

@@ -101,8 +101,8 @@ class CalibrationFile:
 
     def _about(self, options: StackOptions) -> dict[str, Any]:
         own = dataclasses.asdict(options)
-        # As before there were trees, and levels over copies that "auto" chooses.
-        own = {name: value for name, value in own.items() if name not in ("tree", "copy") or value}
+        # As before there were trees.
+        own = {name: value for name, value in own.items() if name != "tree" or value}
         return {**self.about, **own}
 
 

@@ -67,7 +67,6 @@ def load_engine(
     require_gpu_for_attention(settings, device)
     if spec.device_memory:
         cap_memory(torch.device(device), spec.device_memory)
-    attention.register()
     model = describe_source(resolve(settings.model, report=hooks.progress))
     wanted = model.reach(settings.room)  # fails before anything else is downloaded
     place = placement(torch.device(device), dtype)

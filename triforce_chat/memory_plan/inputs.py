@@ -15,7 +15,7 @@ from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.storage import GRAIN
 from triforce_chat.engine.engine import SLACK
-from triforce_chat.engine.forward import onednn
+from triforce_chat.engine.forward import onednn, prefill_attention
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.engine.prefix_cache import GPU_PREFILL_CHUNK, PREFILL_CHUNK
 from triforce_chat.engine.speculation.stack_specs import STACKS
@@ -96,10 +96,17 @@ def engine_layout(
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
         # One graph per draft length n, with n + 1 rows.
         kept_rows=0 if on_cpu else sum(range(MAX_DRAFT + 2)),
+        repeats=not on_cpu and repeats_heads(target.head_dim, dtype),
         # torch's kernel copies them if the processor has AMX.
         copied_kv=on_cpu and dtype.itemsize == 2 and torch.cpu._is_amx_tile_supported(),
         packed=packed and gpus == 1,  # the runner packs only whole models
     )
+
+
+def repeats_heads(dim: int, dtype: torch.dtype) -> bool:
+    """Whether the attention of many tokens on a GPU copies keys for every head that shares them."""
+    old = torch.cuda.is_available() and torch.cuda.get_device_capability() < prefill_attention.AMPERE
+    return old or not prefill_attention.flash_takes(dtype, dim)
 
 
 def selects_in_place(stack: StackOptions, device: torch.device, kv: torch.dtype | None) -> bool:

@@ -30,6 +30,7 @@ class EngineLayout:
         int  # rows of attention scores, each as long as the context, held at once; 0 with a flash kernel
     )
     kept_rows: int  # rows of logits and distributions that CUDA graphs keep
+    repeats: bool  # a GPU's attention repeats keys and values for the heads that share them
     copied_kv: bool  # attention first copies a layer's keys and values into another layout
     packed: bool  # linear layers are copied into another layout, and so is the output matrix if it is tied
 
@@ -193,7 +194,7 @@ class Workload:
     def _attention(self) -> int:
         """The tensors that attention over the whole context writes.
 
-        A GPU's kernels write no scores. Some of them do not support grouped heads: each KV head is repeated for its
+        A GPU's kernels write no scores. Where they do not support grouped heads, each KV head is repeated for its
         queries. Others read the keys in blocks, whose results are merged in fp32. Keys and values that are kept in
         another dtype are converted for a chunk.
         """
@@ -203,7 +204,7 @@ class Workload:
             # Of one head at a time, keys and values that are kept in another dtype are converted.
             copied += self.converts * 2 * slots * (d.keys // d.kv_heads) * self.itemsize
             return self.layout.score_rows * slots * self.itemsize + copied
-        repeats = d.query_heads > d.kv_heads
+        repeats = self.layout.repeats and d.query_heads > d.kv_heads
         blocks = self.prefill * (FP32 + self.itemsize) * d.queries
         copies = 2 * slots * self.itemsize * (repeats * d.queries + self.converts * d.keys)
         return (copies + blocks) // self.gpus

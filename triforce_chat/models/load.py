@@ -13,19 +13,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from triforce_chat.engine.cache.quantization import format_name
+from triforce_chat.engine.forward.attention import register
 from triforce_chat.errors import ModelError
 from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
+from triforce_chat.models.assemble import own_modules, read_model
 from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.draft_head import (
     OF_TARGET,
@@ -64,7 +60,7 @@ class LoadedModel:
 
     name: str
     source: ModelSource
-    model: PreTrainedModel
+    model: Any  # of this program's modules, or of transformers
     tokenizer: PreTrainedTokenizerBase
     context: int  # tokens it was made for
     vocab_size: int  # width of its logits
@@ -117,6 +113,7 @@ def load_model(
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
 
+    With this program's own function the model consists of this program's modules, as far as these fit.
     ``tokenizer``: of the target that it is to draft for, used if the model has none of its own. A ``context`` beyond
     the one that a YaRN model was made for stretches its positions. If ``ranks`` processes of one torch.distributed
     group call this together, each gets a part of the weights. With ``keep_format``, without ranks, the
@@ -335,6 +332,10 @@ def has_tokenizer(folder: Path) -> bool:
 def _weights(
     source: ModelSource, config: Any, device: str, dtype: torch.dtype, attention: str, ranks: int
 ) -> Any:
+    if ranks == 1 and source.gguf_file is None and own_modules(config, attention):
+        made = read_model(source.folder, config, dtype, torch.device(device))
+        if made is not None:
+            return made
     if ranks == 1:
         # A device map loads straight onto the device, without a copy in CPU memory.
         placement = {} if device == "cpu" else {"device_map": {"": device}}
@@ -358,6 +359,9 @@ def _settle(model: Any, device: str, settle: Settle) -> None:
 def _read(
     source: ModelSource, config: Any, dtype: torch.dtype, attention: str, placement: Mapping[str, Any]
 ) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    register()
     model, info = AutoModelForCausalLM.from_pretrained(
         source.folder,
         config=config,

@@ -21,16 +21,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from triforce_chat.engine.forward.modules import head_dim_of
 from triforce_chat.errors import ModelError
+from triforce_chat.models.assemble import empty_model
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.load import LoadedModel, Settle
 from triforce_chat.models.shapes import BigShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class HeadSlot(NamedTuple):
@@ -113,12 +117,6 @@ def rotated_dims(head_dim: int, shape: BigShape) -> Tensor:
     return torch.cat([slots, slots + shape.head_dim // 2])
 
 
-def head_dim_of(config: Any) -> int:
-    """The dimensions of one head; the configuration may leave them to be derived."""
-    declared: int | None = getattr(config, "head_dim", None)
-    return declared or int(config.hidden_size // config.num_attention_heads)
-
-
 def _check(config: Any, shape: BigShape) -> None:
     llama = config.model_type == "llama" and not (config.attention_bias or config.mlp_bias)
     if not llama and config.model_type != "qwen2":
@@ -146,10 +144,7 @@ def _allocated(model: Any, shape: BigShape, dtype: torch.dtype, device: torch.de
     config.update({**shape.fields, "rms_norm_eps": small.rms_norm_eps * small.hidden_size / shape.hidden})
     if getattr(config, "layer_types", None):
         config.layer_types = ["full_attention"] * shape.layers
-    with torch.device("meta"):
-        big = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=small._attn_implementation
-        )
+    big = empty_model(config, small._attn_implementation, dtype, torch.device(device))
     for part in (big.model.embed_tokens, big.model.norm, big.lm_head):
         part.to_empty(device=device)
     big.model.rotary_emb = _rotary(model.model.rotary_emb, config, shape).to(device)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from triforce_chat.errors import UsageError
+from triforce_chat.models.assemble import as_transformers
 
 MAX_LISTED = 64  # the largest number of ranks that an error message suggests
 
@@ -76,6 +77,7 @@ def all_agree(vote: bool, device: str) -> bool:
 
 def split(model: Any, ranks: int) -> Any:
     """Keep this rank's part of a model that was loaded whole."""
+    model = as_transformers(model)
     into, out = model.get_input_embeddings(), model.get_output_embeddings()
     if out.weight is into.weight:  # the plan names both, but tied weights have one name only
         out.weight = nn.Parameter(into.weight.clone())
@@ -91,12 +93,13 @@ def add_product(weight: Tensor, up: Tensor, down: Tensor, scale: float) -> None:
     by each rank its part; a whole one gets new memory, because writing to one that is mapped from a file would copy it
     page by page, which takes six times as long.
     """
-    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-
     up, down = up.to(weight.dtype), down.to(weight.dtype)
-    if not isinstance(weight, DTensor):
+    if not hasattr(weight, "placements"):
         weight.data = torch.addmm(weight, up, down, alpha=scale)
         return
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor  # takes long
+
+    assert isinstance(weight, DTensor)
     rows, columns = (
         [
             placement if getattr(placement, "dim", None) == dim else Replicate()

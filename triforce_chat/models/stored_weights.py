@@ -15,13 +15,13 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from torch import Tensor
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from triforce_chat.engine.forward.quantized import Matrix, QuantizedEmbedding, QuantizedLinear
 from triforce_chat.errors import ModelError
 from triforce_chat.models.adapter import fp32_bytes
+from triforce_chat.models.assemble import empty_model, put
 from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.dequantize import dequantize
 from triforce_chat.models.failures import convert_errors
@@ -119,14 +119,9 @@ def map_weights(source: ModelSource, config: Any, attention: str, place: Placeme
     """
     assert source.gguf_file is not None
     reader = QuickReader(source.folder / source.gguf_file)  # before anything is allocated
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=place.dtype, attn_implementation=attention, trust_remote_code=False
-        )
-    base = model.base_model
-    base.rotary_emb = type(base.rotary_emb)(config).to(place.device)  # computed, not stored
+    model = empty_model(config, attention, place.dtype, place.device)
     for name, weight in _weights(model, reader, place):
-        _place(model, name, weight)
+        put(model, name, weight)
     if config.tie_word_embeddings:
         _tie(model)
     check_loaded(source.name, (name for name, weight in model.named_parameters() if weight.is_meta))
@@ -163,22 +158,6 @@ def _names(model: Any, architecture: str) -> dict[str, str]:
     named = gguf.get_tensor_name_map(known[architecture], model.config.num_hidden_layers)
     parts = ((name, *name.rpartition(".")) for name in model.state_dict())
     return {f"{named.get_name(path)}.{role}": name for name, path, _, role in parts}
-
-
-def _place(model: nn.Module, name: str, weight: Tensor | Matrix) -> None:
-    """Put a weight where ``model`` has one of that name. Raises ModelError if their shapes differ."""
-    path, _, role = name.rpartition(".")
-    module: Any = model.get_submodule(path)
-    found = tuple(weight.shape)
-    expected = tuple(getattr(module, role).shape)
-    if found != expected:
-        raise ModelError(f"{name} has the shape {found} in the file, and {expected} by its configuration")
-    if isinstance(weight, Tensor):
-        setattr(module, role, nn.Parameter(weight, requires_grad=False))
-    elif isinstance(module, nn.Embedding):
-        model.set_submodule(path, QuantizedEmbedding(weight))
-    else:
-        model.set_submodule(path, QuantizedLinear(weight, module.bias))
 
 
 def _tie(model: Any) -> None:

@@ -138,7 +138,7 @@ class ForkedEngines:
     ) -> Iterator[Prefilled]:
         self.origin.require_room(len(prompt))
         if self.origin.target.captures:
-            stack = self._options(self.origin.options, self.width, shares=True).name
+            stack = self._options(self.origin.forked_options, self.width, shares=True).name
             asked = [*prompt, *LEAST_ROOM * [0]]
             requests = [Request(asked, 1, sampling) for sampling in samplings]
             self._preparations = self.places.preparations(requests, stack)
@@ -186,7 +186,7 @@ class ForkedEngines:
         if not shares and self.origin.target.device.type == "cuda":  # which takes all of it at once
             self._check(self.origin.context)
         room = self.places.place(place) if shares else OwnRoom()
-        room.begin(self._options(self.origin.options, room.count, shares).name)
+        room.begin(self._options(self.origin.forked_options, room.count, shares).name)
         shared, context = (self.shared, self.context) if shares else (0, self.origin.context)
         with convert_out_of_memory():
             engine = self.origin.fork(shared, context, self.gathered, room)

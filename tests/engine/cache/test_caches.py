@@ -28,7 +28,7 @@ from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import MeanKey
-from triforce_chat.engine.cache.storage import KVBuffer
+from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text
@@ -293,6 +293,17 @@ def test_the_query_ring_knows_what_it_lost(lab: Lab) -> None:
     assert torch.equal(latest(3), before)
     full.truncate(20)
     assert latest(16).shape[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "most", "expected"), [(6, 4, [5, 4, 3, 2]), (11, 3, [10, 9, 8]), (11, 8, range(10, 2, -1))]
+)
+def test_the_query_ring_gives_the_latest_first(written: int, most: int, expected: Sequence[int]) -> None:
+    """Also where they lie on both sides of its end."""
+    ring = QueryRing(Shape(2, 3, 1, 4, torch.float32, torch.device("cpu")), 8)
+    ring.write(slice(None), 0, torch.arange(float(written))[:, None].expand(2, 3, written, 4))
+    for found in (*ring.latest(slice(None), written, most), ring.latest(1, written, most)):
+        assert found[:, :, 0].tolist() == [[*expected]] * 3
 
 
 # Breaking off

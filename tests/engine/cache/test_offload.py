@@ -18,9 +18,9 @@ from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn, 
 from support.labs import SMALL_BUDGET, Lab, spell
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.offload import OffloadedKV, occupy
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape
+from triforce_chat.engine.cache.storage import PAGE, KVBuffer, KVStorage, Shape, zero_pages
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Rebuilt, Text, Verified
@@ -28,11 +28,19 @@ from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.tree_plan import TreeOptions
+from triforce_chat.errors import UsageError
 from triforce_chat.storage.kv.cache_directory import CacheDirectory
 from triforce_chat.storage.kv.disk_cache import KVDiskCache
 
 LAYERS = 5  # an odd number of layers that stream, and with two resident ones another
 RESIDENT = (0, 2, 3, 4, 5)
+MEMORY_IN_USE = Path("/proc/self/statm")
+
+
+def resident() -> int:
+    """Bytes of main memory that the system has allocated to this process."""
+    return int(MEMORY_IN_USE.read_text().split()[1]) * PAGE
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +51,11 @@ def deep() -> Lab:
 def engine_of(lab: Lab, stack: str = "triforce", storage: Any = KVBuffer, **more: Any) -> Engine:
     options = StackOptions(name=stack, gamma=4, draft_gamma=2, budget=SMALL_BUDGET)
     return Engine(lab.target, 400, TextCodec(spell), lab.draft, options, storage=storage, **more)
+
+
+def treed(lab: Lab, stack: str, storage: Any) -> Engine:
+    options = StackOptions(stack, gamma=4, budget=SMALL_BUDGET, tree=TreeOptions("sequoia", 8, 3))
+    return Engine(lab.target, 400, TextCodec(spell), lab.draft, options, storage=storage)
 
 
 def offloaded(engine: Engine) -> OffloadedKV:
@@ -74,6 +87,22 @@ def test_every_stack_says_and_does_the_same(
         for one, other in zip(caches(far, RetrievalCache), caches(near, RetrievalCache), strict=True):
             check_layout(one, other)
         prompt = [*near.cached[: len(near.cached) - cut], *deep.text(9, seed=turn)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("stack", ["triforce", "streaming"])
+def test_trees_are_drafted_below_a_middle_level(deep: Lab, stack: str, temperature: float) -> None:
+    """Its keys and values are on the device; the target itself verifies chains."""
+    near, far = treed(deep, stack, KVBuffer), treed(deep, stack, OffloadedKV)
+    prompt, sampling = deep.text(70), Sampling(temperature, seed=3)
+    expected = told(near, prompt, sampling)
+    assert told(far, prompt, sampling) == expected
+    assert (
+        max(each.proposed for each in expected if isinstance(each, Verified) and each.level != "target") == 8
+    )
+    check_same_numbers(far, near)
+    with pytest.raises(UsageError, match="with --offload choose --stack triforce"):
+        treed(deep, "naive", OffloadedKV)
 
 
 def test_attention_selects_at_every_verification(deep: Lab) -> None:
@@ -199,6 +228,29 @@ def test_a_full_store_overflows_as_a_slab_does() -> None:
     k = torch.zeros(1, 1, 6, 4)
     with pytest.raises(ValueError, match="slot 6 of 5"):
         store.write(0, 0, k, k)
+
+
+@pytest.mark.skipif(not MEMORY_IN_USE.exists(), reason="the system does not say which pages it has allocated")
+def test_memory_is_allocated_before_it_is_pinned() -> None:
+    size = 64 << 20
+    part = zero_pages((8, size // 16), torch.bfloat16)
+    part[3] = 1.5
+    before = resident()
+    occupy(part)
+    assert resident() - before > size * 3 // 4
+    assert bool((part[3] == 1.5).all())
+    assert int(part.count_nonzero()) == part[3].numel()
+
+
+@pytest.mark.skipif(not MEMORY_IN_USE.exists(), reason="the system does not say which pages it has allocated")
+def test_the_first_tokens_take_little_memory() -> None:
+    shape = Shape(12, 4, 4, 64, torch.float32, torch.device("cpu"))
+    store = KVBuffer(shape, 50_000)
+    before = resident()
+    k = torch.ones(1, 4, 10, 64)
+    for layer in range(shape.layers):
+        store.write(layer, 0, k, k)
+    assert resident() - before < 16 << 20  # it was 200 MB where the system allocates 2 MB at a time
 
 
 @pytest.mark.parametrize("stack", ["triforce", "auto"])

@@ -21,13 +21,12 @@ from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Text, Verified
+from triforce_chat.engine.events import Verified
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.speculation.stacks import (
     COPY_GAMMA,
     MOST_DRAFT_GAMMA,
     MOST_GAMMA,
-    Builder,
     StackOptions,
 )
 from triforce_chat.errors import UsageError
@@ -166,35 +165,6 @@ def test_large_histories_are_quantized_in_pieces(lab: Lab, monkeypatch: pytest.M
     feed(full, 900, 0)
     assert copy.quantized == 768
     check_copy(copy)
-
-
-def test_auto_chooses_between_the_level_and_the_one_below(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what it measures; both share the middle level, and answers stay the target's."""
-    monkeypatch.setattr(Builder, "room_for_copy", True)
-    stack = StackOptions(budget=SMALL_BUDGET)
-    engine = Engine(lab.target, 900, TextCodec(spell), lab.draft, stack, storage=OffloadedKV)
-    planner = engine.top.planner
-    assert planner.most == COPY_GAMMA
-    assert [arm.drafter.name for arm in planner.arms] == ["int4", "retrieval", "draft"]
-    longest, history = dict[str, int](), lab.text(400)
-    for turn in range(3):
-        expected, made = lab.greedy(history, 60), list[int]()
-        for event in engine.answer(Request(history, 60)):
-            if isinstance(event, Text):
-                made += event.token_ids
-            elif isinstance(event, Verified) and event.level == "target" and event.drafter:
-                longest[event.drafter] = max(longest.get(event.drafter, 0), event.proposed)
-        assert made == expected
-        check_copy(copy_of(engine))
-        history = [*history, *made, *lab.text(5, seed=turn)]
-    assert min(longest["int4"], longest["retrieval"]) >= 8
-
-
-def test_auto_has_no_such_level_where_nothing_streams_or_a_seed_decides(lab: Lab) -> None:
-    for storage, seeded in ((KVBuffer, False), (OffloadedKV, True), (OffloadedKV, False)):
-        stack = StackOptions(budget=SMALL_BUDGET, repeatable=seeded)
-        engine = Engine(lab.target, 900, TextCodec(spell), lab.draft, stack, storage=storage)
-        assert not caches(engine, QuantizedCopy)  # on a CPU there is no room but the host's
 
 
 @pytest.mark.parametrize("kv", ["int8", "int4"])

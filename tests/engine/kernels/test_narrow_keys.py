@@ -65,6 +65,16 @@ def test_attention_over_slots_of_8_bits(
         assert close(found[i], attention(q[i], seen, 0.3), dtype)
 
 
+def test_queries_over_slots_of_8_bits_may_be_larger_than_fp16_holds() -> None:
+    q, (keys, values) = 4e4 * noise(3, 2, 16, dtype=torch.bfloat16), noise(2, 1, 64, 16).to(FP8)
+    assert q.abs().max() > torch.finfo(torch.float16).max
+    place = torch.tensor([40], device=DEVICE)
+    found = kernels.decode_attention(q, keys, values, place, 1e-5, 43)
+    for i in range(3):
+        seen = (part[:, : 41 + i].float() for part in (keys, values))
+        assert close(found[i], attention(q[i], seen, 1e-5), torch.bfloat16)
+
+
 def test_attention_of_several_sequences_over_slots_of_8_bits() -> None:
     q = noise(5, 4, 16)
     own, before = noise(2, 3, 2, 80, 16).to(FP8), noise(2, 2, 128, 16, seed=1).to(FP8)
@@ -236,14 +246,30 @@ def test_every_token_reads_its_own_group_as_it_is(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [16, 32])
-def test_any_tile_serves_8_bits(rows: int, dtype: torch.dtype) -> None:
+def test_values_of_8_bits_may_be_as_large_as_numbers_of_16(dtype: torch.dtype) -> None:
+    quantized, keys, values = groups_of(INT8, 1, 16, 256)
+    values = values.clamp(-1, 1) * 6e4
+    quantized.write(0, keys, values)
+    q, own = noise(2, 1, 16, dtype=dtype, seed=4), noise(2, 1, 64, 16, dtype=dtype, seed=5)
+    count, at = torch.tensor([128], device=DEVICE), torch.tensor([0], device=DEVICE)
+    found = kernels.decode_quantized(q, quantized[:4], count, own[0], own[1], at, 0.3).double() / 6e4
+    coded = quantized._replace(tokens=128).of_head(0, torch.float32)
+    for i in range(2):
+        seen = (torch.cat([a[None], b[:, : 1 + i].float()], 1) for a, b in zip(coded, own, strict=True))
+        assert close(found[i], attention(q[i], seen, 0.3) / 6e4, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "slots", "warps"), [(16, GROUP, 4), (32, GROUP, 4), (16, 32, 1), (32, 16, 1)]
+)
+def test_any_tile_serves_8_bits(rows: int, slots: int, warps: int, dtype: torch.dtype) -> None:
     quantized, keys, values = groups_of(INT8, 1, 32, 256)
     quantized.write(0, keys, values)
     q, own = noise(20, 1, 32, dtype=dtype, seed=4), noise(2, 1, 64, 32, dtype=dtype, seed=5)
     count, at = torch.tensor([192], device=DEVICE), torch.tensor([9], device=DEVICE)
-    shape = Tiling(rows, GROUP, 2, 4)
-    found = kernels.decode_quantized(q, quantized[:4], count, own[0], own[1], at, 0.3, shape, 2)
+    shape = Tiling(rows, slots, 2, warps)
+    found = kernels.decode_quantized(q, quantized[:4], count, own[0], own[1], at, 0.3, shape, 3)
     coded = quantized._replace(tokens=192).of_head(0, torch.float32)
     for i in range(20):
         seen = (torch.cat([a[None], b[:, : 10 + i].float()], 1) for a, b in zip(coded, own, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from statistics import mean
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from support.chances import Answering, Chance, arms_of
 
 from triforce_chat.engine.cuda_graph import Captures
-from triforce_chat.engine.speculation.arm import TRIALS
-from triforce_chat.engine.speculation.cost_model import GPU_ROW_PRIOR, STREAMED_ROW_PRIOR
+from triforce_chat.engine.speculation.arm import LEVEL_HOPE, TRIALS
+from triforce_chat.engine.speculation.cost_model import GPU_ROW_PRIOR, STREAMED_ROW_PRIOR, Average, StepTimes
+from triforce_chat.engine.speculation.exploration import TRY_AFTER
 from triforce_chat.engine.speculation.forecast import FROM_HOST, LAYER, StepCost
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import LEARN, ORDERS, PRIOR, NgramLookup
-from triforce_chat.engine.speculation.planner import TRY_AFTER, Plan, Planner, sizes
+from triforce_chat.engine.speculation.planner import WAIT_AGAIN, Plan, Planner, sizes
 
 TOKENS, SEEDS = 256, range(12)
 PLAIN = 0.003  # seconds per token of a fast GPU
@@ -67,6 +69,82 @@ def test_a_draft_costs_the_next_token_its_lead() -> None:
     assert planner.choose(9, 16, 3).n > 0
 
 
+@pytest.mark.parametrize("right", [0.7, 0.9, 0.97])
+@pytest.mark.parametrize("prepared", [0.004, 0.02, 0.1])
+def test_a_slow_first_round_does_not_end_all_drafting(prepared: float, right: float) -> None:
+    """Something was prepared in it; while tokens are decoded ahead of the host, no other round says what one takes."""
+    cheap = Chance(0.0004, right, built=False)
+    took = []
+    for seconds in (0.0, prepared):
+        answers = [fresh(seed, cheap, trust=1.0) for seed in SEEDS]
+        for answer in answers:
+            answer.prepared = seconds
+        took.append(mean(answer.run(TOKENS) for answer in answers) - seconds / TOKENS)
+    assert took[1] < took[0] / 0.93
+
+
+def test_rounds_that_were_slow_are_not_held_against_drafts_forever() -> None:
+    planner = Planner([], NgramLookup(), most=16, row=GPU_ROW_PRIOR)
+    for _ in range(3):
+        planner.learn(Plan(0), 0, 0, 0, 0.0, 0.05)  # the machine was busy
+    drafted = []
+    for _ in range(WAIT_AGAIN + 4):
+        drafted.append(planner.choose(9, 16, ORDERS).n)
+        planner.learn_plain(PLAIN)
+    assert not any(drafted[3:WAIT_AGAIN])  # before, plain decoding was not known
+    assert drafted[-1] > 0
+
+
+# Plain decoding, measured again
+
+
+@pytest.mark.parametrize("cost", [0.9, 1.0, 1.2])
+def test_what_is_no_better_than_plain_decoding_costs_little(cost: float) -> None:
+    plain, took = 0.0566, []
+    for seed in SEEDS:
+        chances = [Chance(cost * plain, 1.0, built=False)]
+        planner = Planner(arms_of(chances, 1.5 * plain), NgramLookup(), most=16, row=0.15)
+        arm = planner.arms[0]
+        arm.use_costs(Average(0.9, 4.0, 4 * chances[0].cost), Average(0.9), 0)
+        answer = Answering(planner, chances, plain, 0.1 * plain, trust=0.2, seed=seed)
+        answer.run(40)
+        answer.seconds, answer.made = 0.0, 0
+        took.append(answer.run(TOKENS))
+    assert mean(took) < plain / 0.97
+
+
+def test_plain_decoding_is_measured_less_and_less_often() -> None:
+    planner = measured(plain=0.1, forecast=0.3, rest=1000)
+    arm = planner.arms[0]
+    arm.use_costs(Average(0.9, 4.0, 0.04), Average(0.9), planner.rounds)
+    for _ in range(50):
+        arm.curve.learn(8, 2)
+    plain = []
+    for _ in range(400):
+        plan = planner.choose(100, 8, 0)
+        accepted = min(2, plan.n)
+        planner.learn(plan, 0, plan.n, accepted, 0.01 * plan.n, 0.1)
+        planner.renew(max(1, planner.investment.rest - 1 - accepted))
+        if plan.plain:
+            plain.append(planner.rounds)
+    gaps = [after - before for before, after in itertools.pairwise(plain)]
+    assert 2 <= len(plain) <= 5
+    assert gaps == sorted(gaps)
+
+
+def test_a_step_of_one_row_is_known_by_such_steps() -> None:
+    times = StepTimes()
+    for _ in range(20):
+        times.add(1, 0.1)
+    for _ in range(20):
+        times.add(2, 0.15)  # dearer than the line through a long step says
+        times.add(16, 0.25)
+    assert times.one_row == pytest.approx(0.1, rel=0.01)
+    times.add(1, 0.2)
+    assert 0.14 < times.one_row < 0.16
+    assert StepTimes.of(times.plain()).one_row == pytest.approx(times.level.mean, rel=1e-3)
+
+
 # Where keys and values come from host memory
 
 
@@ -91,6 +169,19 @@ def test_where_verifications_are_dear_the_hierarchy_is_used_from_the_start(
     chances = [right**i for i in range(1, 32)]
     best = min((step + cost * n) / (1 + sum(chances[:n])) for n in sizes(1, 32))
     assert took[0] < best / 0.78
+
+
+@pytest.mark.parametrize(
+    ("step", "dear", "cheap"), [(0.03, 0.0043, 0.001), (0.03, 0.006, 0.002), (0.02, 0.004, 0.001)]
+)
+def test_the_better_of_two_good_levels_is_found(step: float, dear: float, cheap: float) -> None:
+    """The first one makes the other look worse than it is hoped to be."""
+    levels = [Chance(cost, 0.98, built=False, hope=LEVEL_HOPE) for cost in (dear, cheap)]
+    found, fixed = (
+        mean(streamed(seed, alone, step, *chosen).run(TOKENS) for seed in SEEDS)
+        for alone, chosen in ((False, levels), (True, levels[1:]))
+    )
+    assert found < fixed / 0.8
 
 
 def test_its_first_drafts_are_long() -> None:

@@ -24,8 +24,9 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.exploration import TRY_AFTER
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import TRY_AFTER, Plan, Planner
+from triforce_chat.engine.speculation.planner import Plan, Planner
 from triforce_chat.errors import DoesNotFit
 
 

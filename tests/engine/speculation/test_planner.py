@@ -30,12 +30,12 @@ from triforce_chat.engine.speculation.cost_model import (
     StepTimes,
 )
 from triforce_chat.engine.speculation.draft_model import DraftModel
+from triforce_chat.engine.speculation.exploration import TRY_AFTER
 from triforce_chat.engine.speculation.investment import INVESTED, SURE, Investment
 from triforce_chat.engine.speculation.lookup import Match, NgramLookup
 from triforce_chat.engine.speculation.planner import (
     GAIN,
     HABIT,
-    TRY_AFTER,
     Expected,
     Plan,
     Planner,
@@ -627,7 +627,7 @@ def test_captures_must_save_more_time_than_they_take(rest: int) -> None:
 def test_captures_get_a_share_of_the_time_at_the_present_pace() -> None:
     planner, _ = invested(0)
     plan_of(planner, 100)
-    assert planner.investment.rest_seconds == pytest.approx(SURE * steady()(1))
+    assert planner.investment.rest_seconds == pytest.approx(SURE * steady().one_row)
     planner.habit = Plan(4, planner.arms[0], rate=50.0)
     plan_of(planner, 100)
     assert planner.investment.rest_seconds == pytest.approx(SURE / 50)

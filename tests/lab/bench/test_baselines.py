@@ -128,6 +128,24 @@ def test_no_room_for_another_copy_leaves_one_out(command: list[str], monkeypatch
     assert [row["contender"] for row in json.loads(done.stdout)["rows"]][-1] == "host attention"
 
 
+@pytest.mark.parametrize(("tokens", "expected"), [(60, 1 << 16), (64, 1 << 16), (65, 1 << 17)])
+def test_a_copy_in_pinned_memory_takes_a_power_of_two(tokens: int, expected: int) -> None:
+    part = torch.zeros(8, 100, 64, dtype=torch.bfloat16)  # 1,024 bytes a token
+    assert baselines.copied_bytes(part, tokens) == expected
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
+def test_room_is_counted_with_the_tokens_to_come(
+    engine: Engine, spare: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = given(engine)
+    layers = list(asked.layers())
+    needed = 2 * len(layers) + baselines.SPARE
+    free = needed * baselines.copied_bytes(layers[0][0], asked.known + 20) + spare
+    monkeypatch.setattr(baselines, "free_bytes", lambda _: free)
+    assert (baselines.missing_memory(asked, 20) == "") == fits
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

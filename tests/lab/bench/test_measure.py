@@ -90,6 +90,15 @@ def test_one_setting_at_a_time() -> None:
     assert not alone_at_all.varied
 
 
+def test_chains_know_no_size_of_trees() -> None:
+    vary = ["tree=chain,specinfer", "tree-size=40,64", "gamma=4,8"]
+    made = [case.varied for case in cases(Settings(tree_depth=8), ["autoregressive", "naive"], [], vary)]
+    sizes = [{"tree-size": "40"}, {"tree-size": "64"}]
+    gammas = [{"gamma": "4"}, {"gamma": "8"}]
+    trees = [{"tree": "specinfer"} | size | gamma for size in sizes for gamma in gammas]
+    assert made == [{}, *({"tree": "chain"} | gamma for gamma in gammas), *trees]
+
+
 @pytest.mark.parametrize(
     "vary", ["budget", "budget=", "model=a", "budget=many", "chunk=0", "", "tokens=1", "tokens=a"]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
 from triforce_chat.engine.cache.layout import Budget
-from triforce_chat.engine.cache.storage import KVCache
+from triforce_chat.engine.cache.quantization import INT8
+from triforce_chat.engine.cache.storage import KVCache, Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.detokenizer import TextCodec
@@ -27,6 +29,7 @@ from triforce_chat.engine.speculation.planner import CUTOFF
 from triforce_chat.engine.tree import Branches
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation import acceptance as module
+from triforce_chat.lab.evaluation import continuations as making
 from triforce_chat.lab.evaluation.acceptance import (
     Acceptance,
     Plan,
@@ -364,6 +367,19 @@ def test_continuations_are_plain_samples_up_to_the_end(lab: Lab) -> None:
     assert continuations(engine, *behind(prompt, Sampling()), 20) == [greedy]
     ending = Engine(lab.target, 400, TextCodec(engine.decode, frozenset({greedy[3]})))
     assert continuations(ending, *behind(prompt, Sampling()), 20) == [greedy[: greedy.index(greedy[3]) + 1]]
+
+
+@pytest.mark.parametrize(("kv", "batched"), [(None, True), (torch.bfloat16, True), (INT8, False)])
+def test_only_keys_in_the_format_of_the_weights_are_batched(
+    kv: torch.dtype | None, batched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch has a cache of its own, in which nothing is quantized."""
+    asked = [Asked([3], Sampling())]
+    shape = Shape(2, 4, 2, 16, torch.bfloat16, torch.device("cuda"), kv)
+    engine: Any = SimpleNamespace(target=SimpleNamespace(shape=shape))
+    for name, made in (("at_once", [1]), ("one_by_one", [0])):
+        monkeypatch.setattr(making, name, lambda *_, made=made: [made])
+    assert continuations(engine, [1, 2], asked, 4) == [[int(batched)]]
 
 
 def test_continuations_at_once_are_those_made_one_by_one(lab: Lab) -> None:

@@ -85,6 +85,15 @@ def read(asked: Sequence[tuple[Tensor, KVView]], scale: float, many: OverView | 
     return read_attention(*asked[0], scale, many) if len(asked) == 1 else read_together(asked, scale)
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x with each dimension of the first half rotated with its twin in the second: [n, H, D], or [1, H, n, D].
+
+    cos and sin: [n, D], or [1, n, D].
+    """
+    first, second = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+
+
 class RotaryEmbedding:
     """Rotates queries and keys at ``positions`` [n] as a rotary module of transformers does."""
 
@@ -96,10 +105,8 @@ class RotaryEmbedding:
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q [n, Hq, D] and k [n, Hkv, D] rotated to their positions."""
-        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(q, k, *self._cos_sin(q))
-        return rotated
+        tables = self._cos_sin(q)
+        return rotated(q, *tables), rotated(k, *tables)
 
     def _cos_sin(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [n, D], computed once for all layers."""
@@ -245,13 +252,15 @@ def with_trees(causal: Tensor, asked: Sequence[tuple[Tensor, KVView]], group: in
 def causal_attention(query: Tensor, view: KVView, scale: float) -> Tensor:
     """``read_attention`` for many tokens.
 
-    No mask is stored, so that a GPU can use its flash kernel in 16 bits and its memory-efficient kernel in fp32. Keys
-    and values are repeated for the heads that share them, because the latter does not support groups.
+    No mask is stored, so that a GPU can use its flash kernel in 16 bits and its memory-efficient kernel in fp32. Only
+    for the latter, which does not support groups, keys and values are repeated for the heads that share them.
     """
     _, heads, n, _ = query.shape
     keys, values = view.all_heads(query.dtype)
     if prefill_attention.serves(query, view.total):
         return prefill_attention.attention(query, keys, values, scale)
+    if prefill_attention.flash_runs(query):
+        return prefill_attention.masked(query, keys, values, scale)[0]
     keys, values = repeated(keys, heads), repeated(values, heads)
     from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes a second
 
@@ -327,6 +336,13 @@ def partial_attention(rows: Tensor, view: KVView, mask: Tensor | None, scale: fl
         rows, keys, values, attn_mask=mask, scale=scale
     )
     return mixed, summed
+
+
+def attach(model: Any) -> None:
+    """Have a model of transformers attend by ``attend``, as this program's own modules do anyway."""
+    if hasattr(model, "set_attn_implementation"):
+        register()
+        model.set_attn_implementation(NAME)
 
 
 def register() -> None:

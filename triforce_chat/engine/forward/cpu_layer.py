@@ -15,8 +15,8 @@ from triforce_chat.engine.cpu_kernels.few_rows import Linear, Norm
 from triforce_chat.engine.cpu_kernels.projection import Projection
 from triforce_chat.engine.cpu_kernels.quantized_matrix import QuantizedMatrix
 from triforce_chat.engine.forward.attention import Part, read, updated
+from triforce_chat.engine.forward.modules import supports
 
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 # Tokens up to which the library attends, whose intermediate results grow with tokens and context: at most as large
 # as the scores of torch's products, which are used for more.
 FEW = 16
@@ -102,7 +102,7 @@ def fuse_layers(model: Any) -> None:
 
 def fusible(layer: Any, config: Any) -> bool:
     """Whether the layer is of a known family and all of its matrices are quantized."""
-    if type(layer).__name__.removesuffix("DecoderLayer") not in FAMILIES or config.hidden_act != "silu":
+    if not supports(config):
         return False
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)

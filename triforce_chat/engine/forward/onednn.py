@@ -49,7 +49,7 @@ def pack_linears(model: nn.Module) -> None:
     """Replace every linear layer of ``model`` by a packed one, layer by layer to save memory."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
+            if isinstance(child, nn.Linear):
                 setattr(module, name, PackedLinear(child))
 
 

@@ -19,7 +19,7 @@ from triforce_chat.engine.cache.storage import KVView
 
 CHUNK = 8192  # tokens of a full chunk; shorter ones are rare, and every shape costs a plan
 BLOCKS = (65536, 32768, 16384, 8192)  # keys per block
-HOPPER = (9, 0)  # compute capability
+AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities; the first one with flash-attention
 LARGEST_HEAD = 256  # dimensions that flash-attention has kernels for, in steps of 8
 HEADS = (64, 128)  # head dimensions for which the kernel is fast
 
@@ -132,8 +132,17 @@ def unmasked_parts(
 
 def joins(query: Tensor) -> bool:
     """Whether ``after_prefix`` takes queries [1, Hq, n, D]."""
-    sixteen = query.dtype in (torch.bfloat16, torch.float16)
-    return query.is_cuda and sixteen and query.shape[3] % 8 == 0 and query.shape[3] <= LARGEST_HEAD
+    return query.is_cuda and flash_takes(query.dtype, query.shape[3])
+
+
+def flash_takes(dtype: torch.dtype, dim: int) -> bool:
+    """Whether flash-attention has a kernel for heads of that size; it reads heads that share keys without copies."""
+    return dtype in (torch.bfloat16, torch.float16) and dim % 8 == 0 and dim <= LARGEST_HEAD
+
+
+def flash_runs(query: Tensor) -> bool:
+    """Whether ``masked`` takes queries [1, Hq, n, D] on their GPU."""
+    return joins(query) and torch.cuda.get_device_capability(query.device) >= AMPERE
 
 
 def masked(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:

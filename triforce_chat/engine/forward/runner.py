@@ -1,4 +1,4 @@
-"""One model's forward over any cache: by fused blocks where the family is supported, else by transformers."""
+"""One model's forward over any cache: by fused blocks where the family is supported, else by its modules."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from triforce_chat.engine.forward.attention_backend import USUAL as USUAL_BACKEN
 from triforce_chat.engine.forward.attention_backend import AttentionBackend
 from triforce_chat.engine.forward.cpu_layer import CpuLayer, fuse_layers
 from triforce_chat.engine.forward.loops import FusedLoop, LoopForward, SequencesLoop
+from triforce_chat.engine.forward.modules import supports
 from triforce_chat.engine.forward.quantized import weight_bytes
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.gathered import Gathering, Result, Task
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 
 Made = TypeVar("Made")
-FUSED = ("Llama", "Mistral", "Qwen2", "Qwen3")  # families with fused blocks
 SMALLEST_HEAD = 16  # head dimension; no tile of a tensor core is narrower
 SHORT = 256  # tokens up to which what follows a shared prefix is fed as if it were decoded
 SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU, for activations of a prefill and for graphs
@@ -179,8 +179,7 @@ class Runner:
         backend: AttentionBackend = USUAL_BACKEND,
         streamed: StreamedWeights | None = None,
     ) -> None:
-        attention.register()
-        model.set_attn_implementation(attention.NAME)
+        attention.attach(model)
         self.model, self.group, self.state, self.reader = model, group, state, reader
         self.weight_bytes = weight_bytes(model)  # before they are packed
         self.backend, self.streamed = backend, streamed
@@ -575,8 +574,7 @@ def fusible(model: Any) -> bool:
     return (
         kernels_run(model.device)
         and torch.cuda.get_device_capability(model.device) in ROOMY
-        and type(layer).__name__.removesuffix("DecoderLayer") in FUSED
-        and model.config.hidden_act == "silu"
+        and supports(model.config)
         and dim >= SMALLEST_HEAD
         and dim.bit_count() == 1
     )

@@ -8,7 +8,7 @@ import torch
 import triton
 
 from triforce_chat.engine.kernels.decoding import PROCESSORS
-from triforce_chat.engine.kernels.quantized_weight import RUN, QuantizedWeight
+from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
 
 MEMORY = 232_448  # bytes of shared memory of one multiprocessor
 RESERVED = 1_024  # bytes of it that the system reserves per program
@@ -16,8 +16,8 @@ MOST_SUMS = {2: 2048, 4: 512}  # accumulators of a tile that fit the registers, 
 TILES, MOST_TILES = 2, 3  # in flight per program, wanted and at most
 LINE = 128  # bytes of a cache line
 PIECES = (LINE, 64, 32, 16)  # candidates for the inputs of a tile that one warp reads
-MOST_GROUPED = 16  # tokens up to which a warp takes four runs of a grouped weight at once
-SHARED = 4  # bytes that a group shares
+MOST_GROUPED = 32  # tokens up to which a tile of a grouped weight is deep
+LEAST_TILES, MOST_SHARES = 4, 8  # of a grouped weight's inputs: tiles of a share, and shares
 WARP = 32  # threads
 
 
@@ -49,26 +49,26 @@ FEW = (
     FewCase(2, True, 0, 0, FewBlocking(4, 2)),
     FewCase(4, False, 0, 0, FewBlocking(4, 2)),
     FewCase(4, True, 0, 0, FewBlocking(4, 2)),
-    FewCase(8, False, 0, 0, FewBlocking(4, 2)),
 )
 
 
-class Blocking(NamedTuple):
-    """Compile-time parameters: outputs of a tile, bytes that a piece has of each, pipeline stages, warps, pieces.
+class GroupedBlocking(NamedTuple):
+    """Compile-time parameters on tensor cores: rows and bytes of each of a tile, stages, warps; shares of inputs."""
 
-    Without a number of pieces each warp reads one.
-    """
+    rows: int
+    bytes: int
+    stages: int
+    warps: int
+    shares: int
+
+
+class Blocking(NamedTuple):
+    """Compile-time parameters: outputs of a tile, bytes that a warp reads of each, pipeline stages, warps."""
 
     outputs: int
     inputs: int
     stages: int
     warps: int = 4
-    pieces: int = 0
-
-    @property
-    def parts(self) -> int:
-        """Pieces of a tile."""
-        return self.pieces or self.warps
 
 
 def blocking(n: int, outputs: int, dtype: torch.dtype, gated: bool = False) -> Blocking:
@@ -94,7 +94,7 @@ def tile_bytes(n: int, shape: Blocking, dtype: torch.dtype, gated: bool = False)
     """Bytes of shared memory that one pipeline stage takes: weights, x and the norm's weight."""
     heights = 2 * shape.outputs if gated else shape.outputs
     each: int = heights + dtype.itemsize * (padded(n) + 1)
-    return shape.parts * shape.inputs * each
+    return shape.warps * shape.inputs * each
 
 
 def few_blocking(n: int, outputs: int, inputs: int, gated: bool) -> FewBlocking | None:
@@ -104,17 +104,13 @@ def few_blocking(n: int, outputs: int, inputs: int, gated: bool) -> FewBlocking 
     return next((each.shape for each in cases if outputs >= each.outputs and inputs >= each.inputs), None)
 
 
-def grouped_blocking(
-    n: int, weight: QuantizedWeight, outputs: int, dtype: torch.dtype, gated: bool
-) -> Blocking:
-    """The tiling of a weight whose groups are scaled one by one: a piece is a run, so that only their number varies."""
-    parts, deep = weight.codes.parts, padded(n) <= MOST_GROUPED and not gated
-    pieces = 16 if deep else 8
-    height = 32 if deep and outputs >= 32 * 2 * PROCESSORS else 16
-    wide = height * (2 if gated else 1)
-    each = wide * (RUN + SHARED) + RUN * parts * dtype.itemsize * (padded(n) + 1)
-    stages = min(MOST_TILES, max(1, (MEMORY // 2 - RESERVED) // (pieces * each))) + 1
-    return Blocking(height, RUN, stages, 8 if deep else 4, pieces)
+def grouped_blocking(n: int, weight: QuantizedWeight, dtype: torch.dtype) -> GroupedBlocking:
+    """The tiling of a grouped weight on tensor cores, with shares enough for four programs per multiprocessor."""
+    rows, depth = (32, 32) if dtype == torch.float32 else (64, 64)
+    depth = depth if padded(n) <= MOST_GROUPED else 32
+    most = max(1, weight.data.shape[1] // (LEAST_TILES * depth))
+    blocks = triton.cdiv(weight.outputs, rows)
+    return GroupedBlocking(rows, depth, 3, 4, min(most, MOST_SHARES, max(1, 4 * PROCESSORS // blocks)))
 
 
 def padded(n: int) -> int:

@@ -25,10 +25,9 @@ LEAST = 128  # slots that are worth a program of their own
 MOST_SPLITS = 128
 GOOD = 0.95  # occupancy that the waves of programs should reach on average
 TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
-NARROW_WARPS = (
-    2  # of a program over keys and values of fewer bits than the queries, which take long to convert
-)
+NARROW_DIM = 128  # numbers of a row of keys in fewer bits than the queries' that each warp of a program takes
 GAIN = tl.constexpr(32768.0)  # of weights in fp16, so that small ones keep their bits
+SHARE = tl.constexpr(0.0625)  # of queries in fp16: those of bfloat16 may be larger than what fp16 holds
 LARGEST_ROWS = {2: 64, 4: 16}  # by bytes per element: without tensor cores, fp32 products fill registers
 WEIGHED = 256  # chunks that a program adds up
 WEIGHED_ROWS = 16  # of them at a time: the least that a tile has
@@ -56,10 +55,16 @@ def tiling(
     slots = TILE_BYTES // (dim * dtype.itemsize)
     height = max(16, min(LARGEST_ROWS[dtype.itemsize], triton.next_power_of_2(rows)))
     shape = Tiling(height, max(16, min(128, slots)))
-    if kept is not None and kept.itemsize == 1 and height == 16:
-        shape = shape._replace(warps=NARROW_WARPS)  # each warp computes what all of a tile's rows need
+    if kept is not None and kept.itemsize == 1 and height == 16 and dtype.itemsize == 2:
+        # One warp waits for no other, and several would each compute what all of a tile's rows need.
+        shape = shape._replace(slots=max(16, shape.slots // 2), warps=narrow_warps(dim))
     # Half of the stages load the list: so as many loads of keys and values are in flight as without one.
     return shape._replace(stages=2 * shape.stages - 1) if listed else shape
+
+
+def narrow_warps(dim: int) -> int:
+    """Warps of a program over keys and values in 8 bits for the rows of the smallest tile."""
+    return -(-dim // NARROW_DIM)
 
 
 def splits(heads: int, row_tiles: int, most: int, warps: int = WARPS) -> int:
@@ -405,7 +410,8 @@ def _attend(
     # From 8 bits to fp16 is a short way, even beside bfloat16.
     narrow: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth == 8 and queries.dtype != tl.float32
     if narrow:
-        queries = queries.to(tl.float16)
+        queries = (queries.to(tl.float32) * SHARE).to(tl.float16)
+        scale = scale / SHARE
     total, mixed = tl.zeros((height,), tl.float32), tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)
     k_at, v_at = keys + head.to(tl.int64) * keys_head, values + head.to(tl.int64) * values_head

@@ -9,12 +9,14 @@ from torch import Tensor
 from triforce_chat.engine.kernels.blocking import (
     Blocking,
     FewBlocking,
+    GroupedBlocking,
     blocking,
     few_blocking,
     grouped_blocking,
     padded,
 )
 from triforce_chat.engine.kernels.few import multiply_few
+from triforce_chat.engine.kernels.grouped import multiply_grouped
 from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
 from triforce_chat.engine.kernels.rows import Norm
 
@@ -38,7 +40,7 @@ def quantized_linear(
     add: Tensor | None = None,
     norm: Norm | None = None,
     gated: bool = False,
-    shape: Blocking | FewBlocking | None = None,
+    shape: Blocking | GroupedBlocking | FewBlocking | None = None,
 ) -> Tensor:
     """Norm x [n, I] (optional), multiply by the transposed weight and add ``add`` [n, O] (optional): [n, O].
 
@@ -46,24 +48,25 @@ def quantized_linear(
     and the result is silu(gates) * others [n, M], for which there is no ``add``. The last dimension of each tensor must
     be contiguous. ``shape`` overrides the tiling, and by its type the kernel.
 
-    Integers are multiplied with x, whose products are summed in fp32 and scaled then: no weight is rounded. The order
-    of a sum depends on the number of rows n, and so a result may differ by the rounding to its dtype.
+    No weight is rounded to x's dtype, and products are summed in fp32. The order of a sum depends on the number of rows
+    n, and so a result may differ by the rounding to its dtype.
     """
     n = len(x)
     outputs = weight.outputs // (2 if gated else 1)
     out = x.new_empty(n, outputs)
     if shape is None and not weight.whole:
-        shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(
-            n, weight, outputs, x.dtype, gated
-        )
-    if isinstance(shape, FewBlocking):
-        multiply_few(x, weight, out, add, norm, gated, shape)
-    else:
-        _by_tensor_cores(x, weight, out, add, norm, gated, shape or blocking(n, outputs, x.dtype, gated))
+        shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(n, weight, x.dtype)
+    match shape:
+        case FewBlocking():
+            multiply_few(x, weight, out, add, norm, gated, shape)
+        case GroupedBlocking():
+            multiply_grouped(x, weight, out, add, norm, gated, shape)
+        case _:
+            _multiply_rows(x, weight, out, add, norm, gated, shape or blocking(n, outputs, x.dtype, gated))
     return out
 
 
-def _by_tensor_cores(
+def _multiply_rows(
     x: Tensor,
     weight: QuantizedWeight,
     out: Tensor,
@@ -72,7 +75,7 @@ def _by_tensor_cores(
     gated: bool,
     shape: Blocking,
 ) -> None:
-    """x times the norm's weight is rounded to x's dtype here."""
+    """A weight of bytes with a scale for each row; x times the norm's weight is rounded to x's dtype here."""
     n, inputs = x.shape
     outputs, data, scale = out.shape[1], weight.data, weight.scale
     _multiply[(triton.cdiv(outputs, shape.outputs),)](
@@ -85,20 +88,17 @@ def _by_tensor_cores(
         n,
         outputs,
         inputs,
-        data.shape[1],
         0.0 if norm is None else norm.eps,
         x.stride(0),
         data.stride(0),
         scale.stride(0),
         0 if add is None else add.stride(0),
-        group=0 if weight.whole else weight.group,
-        zero=weight.codes.zero,
         adds=add is not None,
         norms=norm is not None,
         gates=gated,
         tokens=padded(n),
         height=shape.outputs,
-        pieces=shape.parts,
+        pieces=shape.warps,
         depth=shape.inputs,
         stages=shape.stages,
         num_stages=shape.stages,
@@ -129,24 +129,6 @@ def _weighed(part, norm, at, mask):
 
 
 @triton.jit
-def _scaled(total, made, sums, shared, sided: tl.constexpr, offset: tl.constexpr, zero: tl.constexpr):
-    """Add the products of groups of integers, which are too large by ``offset``, with their inputs.
-
-    ``sums`` of the inputs; ``shared``: 32 bits of each group.
-    """
-    if sided:
-        factor = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        least = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        total += made * factor[:, :, None]
-        total += sums * (least - offset * factor)[:, :, None]
-    elif offset:
-        total += (made - sums * (offset + zero)) * shared[:, :, None]
-    else:
-        total += made * shared[:, :, None]
-    return total
-
-
-@triton.jit
 def _multiply(
     x,
     data,
@@ -157,14 +139,11 @@ def _multiply(
     n,
     outputs,
     inputs,
-    words,
     eps,
     x_row,
     data_row,
     scale_row,
     add_row,
-    group: tl.constexpr,
-    zero: tl.constexpr,
     adds: tl.constexpr,
     norms: tl.constexpr,
     gates: tl.constexpr,
@@ -174,19 +153,13 @@ def _multiply(
     depth: tl.constexpr,
     stages: tl.constexpr,
 ):
-    # Integers in a byte; whether groups have a minimum; how much larger than themselves integers are multiplied.
-    paired: tl.constexpr = data.dtype.element_ty == tl.uint8
-    parts: tl.constexpr = 2 if paired else 1
-    sided: tl.constexpr = scale.dtype.element_ty == tl.int32
-    offset: tl.constexpr = BIAS if paired else 0
     output = tl.program_id(0) * height + tl.arange(0, height)
     token = tl.arange(0, tokens)
     row = tl.minimum(output, outputs - 1)
     valid = (output[:, None] < outputs) & (token[None, :] < n)
     # Load early what is needed at the end.
-    if not group:
-        factor = tl.load(scale + row * scale_row)
-        other_factor = tl.load(scale + (outputs + row) * scale_row) if gates else factor
+    factor = tl.load(scale + row * scale_row)
+    other_factor = tl.load(scale + (outputs + row) * scale_row) if gates else factor
     if adds:
         base = tl.load(add + token[None, :] * add_row + output[:, None], mask=valid, other=0.0).to(tl.float32)
 
@@ -195,55 +168,26 @@ def _multiply(
     lane = piece[:, None, None]
     across, down = tl.arange(0, depth)[None, None, :], tl.arange(0, depth)[None, :, None]
     w_at = data + row.to(tl.int64)[None, :, None] * data_row + lane + across
-    x_at = x + token[None, None, :] * x_row + lane * parts + down
+    x_at = x + token[None, None, :] * x_row + lane + down
     total = tl.zeros((pieces, height, tokens), tl.float32)
     other = tl.zeros((pieces, height, tokens), tl.float32)
     squares = tl.zeros((pieces, tokens), tl.float32)
-    ones = tl.full((pieces, height, depth), 1.0, x.dtype.element_ty)
-    for start in tl.range(0, words, pieces * depth, num_stages=stages):
-        inside = lane + across < words - start
+    for start in tl.range(0, inputs, pieces * depth, num_stages=stages):
+        inside = lane + across < inputs - start
         w = tl.load(w_at, mask=inside, other=0)
         if gates:
             v = tl.load(w_at + outputs.to(tl.int64) * data_row, mask=inside, other=0)
         w_at += pieces * depth
-        if group:
-            made = tl.zeros((pieces, height, tokens), tl.float32)
-            made_other = made
-            sums = made
-        for half in tl.static_range(parts):
-            at = start * parts + half * depth
-            some = lane * parts + down < inputs - at
-            part = tl.load(x_at + at, mask=(token[None, None, :] < n) & some, other=0.0)
-            if norms:
-                part, squared = _weighed(part, norm, lane * parts + down + at, some)
-                squares += squared
-            codes = unpacked(w, part.dtype)[half]
-            if gates:
-                other_codes = unpacked(v, part.dtype)[half]
-            if group:
-                made = tl.dot(codes, part, made, input_precision="ieee")
-                if sided or paired:
-                    # By a product, because that comes in the layout in which it is needed.
-                    sums = tl.dot(ones, part, sums, input_precision="ieee")
-                if gates:
-                    made_other = tl.dot(other_codes, part, made_other, input_precision="ieee")
-            else:
-                total = tl.dot(codes, part, total, input_precision="ieee")
-                if gates:
-                    other = tl.dot(other_codes, part, other, input_precision="ieee")
-        if group:
-            shared_at = (
-                scale + ((start + piece) * parts // group)[:, None] + row.to(tl.int64)[None, :] * scale_row
-            )
-            here = piece[:, None] < words - start
-            shared = tl.load(shared_at, mask=here, other=0)
-            total = _scaled(total, made, sums, shared, sided, offset, zero)
-            if gates:
-                shared = tl.load(shared_at + outputs.to(tl.int64) * scale_row, mask=here, other=0)
-                other = _scaled(other, made_other, sums, shared, sided, offset, zero)
-    made, made_other = tl.sum(total, 0), tl.sum(other, 0)
-    if not group:
-        made, made_other = made * factor[:, None], made_other * other_factor[:, None]
+        some = lane + down < inputs - start
+        part = tl.load(x_at + start, mask=(token[None, None, :] < n) & some, other=0.0)
+        if norms:
+            part, squared = _weighed(part, norm, lane + down + start, some)
+            squares += squared
+        # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
+        total = tl.dot(w.to(tl.bfloat16).to(part.dtype), part, total, input_precision="ieee")
+        if gates:
+            other = tl.dot(v.to(tl.bfloat16).to(part.dtype), part, other, input_precision="ieee")
+    made, made_other = tl.sum(total, 0) * factor[:, None], tl.sum(other, 0) * other_factor[:, None]
     if norms:
         steady = 1.0 / tl.sqrt_rn(tl.sum(squares, 0) / inputs + eps)
         made, made_other = made * steady[None, :], made_other * steady[None, :]

@@ -22,14 +22,16 @@ from triforce_chat.engine.kernels.decoding import (
     attend,
     checked_rows,
     joined,
+    narrow_warps,
     splits,
     tiling,
 )
 from triforce_chat.engine.kernels.linear import BIAS, unpacked
 
 STAGES, WARPS = 4, 4
-LEAST_ROWS, FEW_ROWS = 16, (3, 2)  # rows of the smallest tile; stages and warps of codes of 8 bits there
-GAIN = tl.constexpr(256.0)  # of weights in fp16, so that small ones keep their bits
+LEAST_ROWS, FEW_ROWS = 16, (32, 3)  # rows of the smallest tile; tokens and stages of codes of 8 bits there
+# Of weights in fp16, so that small ones keep their bits, and none is too large for values up to 130,000.
+GAIN = tl.constexpr(64.0)
 # Whole numbers of 8 bits become fp16 numbers by their bits: 0x6400 is 1024, and the last ten bits count in ones.
 BYTES = tl.constexpr("""{
 .reg .b32 raised, excess;
@@ -100,9 +102,9 @@ def group_tiling(q: Tensor, before: Quantized) -> Tiling:
     """The tiling of q [n, Hq, D] over groups."""
     heads, slots, _ = before[3].shape
     own, width = tiling(len(q) * q.shape[1] // heads, q.shape[2], q.dtype), slots // before[2].shape[1]
-    few = before[0].dtype == torch.int8 and own.rows == LEAST_ROWS
-    # What a tile's rows need is computed by each of its warps.
-    return Tiling(own.rows, width, *(FEW_ROWS if few else (STAGES, WARPS)))
+    # Products of fp32 would not fit the registers of one warp.
+    few = before[0].dtype == torch.int8 and own.rows == LEAST_ROWS and q.dtype.itemsize == 2
+    return Tiling(own.rows, *((*FEW_ROWS, narrow_warps(q.shape[2])) if few else (width, STAGES, WARPS)))
 
 
 def parts_of(
@@ -126,7 +128,9 @@ def attend_groups(
     shape: Tiling,
     growing: bool = False,
 ) -> None:
-    """Partial attention of q [n, Hq, D] over groups of ``shape.slots`` quantized tokens.
+    """Partial attention of q [n, Hq, D] over quantized tokens, a tile of ``shape.slots`` of a group at a time.
+
+    Codes of 4 bits take tiles of whole groups.
 
     ``tokens`` is a device tensor with one integer: how many of whole groups every row sees. If ``growing``, that of
     the tokens before the first row instead, and each row sees the groups before its own.
@@ -154,7 +158,8 @@ def attend_groups(
         group=group,
         dim=dim,
         height=shape.rows,
-        width=shape.slots,
+        width=value_scales.shape[1] // key_scales.shape[1],
+        tile=shape.slots,
         bits=bits,
         growing=growing,
         num_stages=shape.stages,
@@ -212,6 +217,7 @@ def _attend_groups(
     dim: tl.constexpr,
     height: tl.constexpr,
     width: tl.constexpr,  # tokens of a group
+    tile: tl.constexpr,  # those of them that are read at a time
     bits: tl.constexpr,
     growing: tl.constexpr,
 ):
@@ -221,16 +227,18 @@ def _attend_groups(
     token = row // group
     before = tl.load(tokens).to(tl.int32)
     seen = (before + token) // width if growing else before // width + token * 0  # groups, by row
-    groups = (before + n - 1) // width if growing else before // width
-    first, last = part * groups // parts, (part + 1) * groups // parts
+    pieces: tl.constexpr = width // tile
+    tiles = ((before + n - 1) // width if growing else before // width) * pieces
+    first, last = part * tiles // parts, (part + 1) * tiles // parts
     place = (part * heads + head).to(tl.int64) * rows + row
     top = tl.full((height,), NOTHING, tl.float32)
     if first == last:
         tl.store(tops + place, top, mask=row < rows)
         return
     stored: tl.constexpr = width * bits // 8  # rows of codes in a group
+    loaded: tl.constexpr = tile * bits // 8  # in a tile
     numbers: tl.constexpr = 1 if bits == 8 else 2  # that belong to a code
-    column, lane = tl.arange(0, dim), tl.arange(0, stored)
+    column, lane = tl.arange(0, dim), tl.arange(0, loaded)
     q_at = q + token.to(tl.int64) * q_token + (head * group + row % group) * q_head
     queries = tl.load(q_at[:, None] + column, mask=row[:, None] < rows, other=0.0)
 
@@ -240,22 +248,24 @@ def _attend_groups(
         queries = (queries.to(tl.float32) * scale).to(kind)
     total, offset = tl.zeros((height,), tl.float32), tl.zeros((height,), tl.float32)
     mixed = tl.zeros((height, dim), tl.float32)
-    k_at = keys + head.to(tl.int64) * keys_head + first.to(tl.int64) * stored * dim
-    v_at = values + head.to(tl.int64) * values_head + first.to(tl.int64) * stored * dim
+    k_at = keys + head.to(tl.int64) * keys_head + first.to(tl.int64) * loaded * dim
+    v_at = values + head.to(tl.int64) * values_head + (first // pieces).to(tl.int64) * stored * dim
+    v_at += first % pieces * loaded
     k_scale_at = key_scales + head.to(tl.int64) * key_scales_head + column
     shared_at = value_scales + head.to(tl.int64) * value_scales_head + lane
-    k_scale_at += first * numbers * dim
-    shared_at += first * stored
+    k_scale_at += first // pieces * numbers * dim
+    shared_at += first * loaded
     k_scale, k_low, shared = _scales(k_scale_at, shared_at, dim, bits)
     for this in range(first, last):
-        # Triton pipelines no loads as small as these: so the next group's are launched before anything else.
+        # Triton pipelines no loads as small as these: so the next tile's are launched before anything else.
         step = tl.minimum(1, last - 1 - this)
-        k_scale_at += step * numbers * dim
-        shared_at += step * stored
+        ends = this % pieces == pieces - 1  # its group
+        k_scale_at += step * ends * numbers * dim
+        shared_at += step * loaded
         next_scale, next_low, next_shared = _scales(k_scale_at, shared_at, dim, bits)
-        k = tl.load(k_at + lane[None, :] * dim + column[:, None])  # [dim, stored]
-        v = tl.load(v_at + lane[:, None] + column[None, :] * stored)  # [stored, dim]
-        hidden = (this >= seen)[:, None]
+        k = tl.load(k_at + lane[None, :] * dim + column[:, None])  # [dim, loaded]
+        v = tl.load(v_at + lane[:, None] + column[None, :] * stored)  # [loaded, dim]
+        hidden = (this // pieces >= seen)[:, None]
         if bits == 8:
             turned = queries * k_scale.to(queries.dtype)[None, :]
             scores = tl.dot(turned, _whole(k, queries.dtype), input_precision="ieee")
@@ -291,8 +301,8 @@ def _attend_groups(
             mixed = tl.dot(odd, v_odd, mixed, input_precision="ieee")
         top = highest
         k_scale, k_low, shared = next_scale, next_low, next_shared
-        k_at += stored * dim
-        v_at += stored * dim
+        k_at += loaded * dim
+        v_at += loaded + ends * stored * (dim - 1)
 
     mixed = mixed / GAIN if bits == 8 else mixed
     tl.store(tops + place, top, mask=row < rows)

@@ -17,6 +17,9 @@ TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried aga
 PREPARED = 3.0  # a draft this many times slower than the next one included preparations, such as captures
 OUTLIER = 3.0  # a draft counts as at most this many times slower than usual
 NOT_FAR_OFF = 0.8  # share of the best rate
+# Acceptance of a drafter that was not tested yet, if all goes well: the good ones must not be missed. Of a level, which
+# is the model that verifies it with a part of its cache or of its bits, nearly all may be accepted.
+HOPE, LEVEL_HOPE = 0.85, 0.97
 FAR_OFF = 4  # retry drafters below that this many times less often: the text may have changed
 
 
@@ -63,6 +66,7 @@ class Arm:
     worth_above: int = 0  # shortest history, in tokens, for which it can pay
     # What a drafted token is expected to cost after so many, as a share of plain decoding's; 0: not known
     forecast: Callable[[int], float] = lambda _: 0.0
+    hope: float = HOPE  # acceptance that is hoped for before the first tests
     cost: Average = field(default_factory=lambda: Average(FORGET))  # seconds per drafted token
     excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
     curve: AcceptanceCurve = field(default_factory=AcceptanceCurve)

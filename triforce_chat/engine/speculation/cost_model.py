@@ -20,6 +20,7 @@ GPU_ROW_PRIOR, STREAMED_ROW_PRIOR = 0.01, 0.001
 # The same where a CPU multiplies quantized weights: with few of them to read, computing bounds a step of several rows.
 COMPUTED_ROW_PRIOR = 0.15
 PRIOR_WEIGHT = 4.0  # in rows squared
+STALE = 16  # steps of several rows after which older ones of one row count for no more than a new one
 FIRST = (
     1e-6  # weight of the first measurement of a kind, which may include captures: it counts until the second
 )
@@ -94,6 +95,11 @@ class Average:
         """Forget all values."""
         self.weight = self.total = 0.0
 
+    def fade(self, most: float = 1.0) -> None:
+        """Let all values so far count as at most so many."""
+        share = min(1.0, most / self.weight) if self.weight else 1.0
+        self.weight, self.total = share * self.weight, share * self.total
+
     def plain(self) -> list[float]:
         """The mean and its weight."""
         return [_rounded(self.mean), _rounded(self.weight)]
@@ -119,6 +125,9 @@ class FixedAverage(Average):
     def clear(self) -> None:
         """Keep the mean."""
 
+    def fade(self, most: float = 1.0) -> None:
+        """Keep the weight."""
+
 
 class StepTimes:
     """Seconds of a forward by its number of rows: a level that moves quickly, times a shape that moves slowly.
@@ -129,7 +138,9 @@ class StepTimes:
 
     def __init__(self, row: float = ROW_PRIOR) -> None:
         self.row = row
-        self.level = Average(FORGET_TIME)  # seconds of a step of one row
+        self.level = Average(FORGET_TIME)  # seconds of a step of one row, by steps of any size
+        self.alone = Average(FORGET_TIME)  # seconds of steps of one row, as they were measured
+        self.others = 0  # steps of several rows since the latest of one
         self.rows2 = self.product = 0.0  # sums over steps of (rows - 1) squared, and times the excess
         self.seen: set[int] = set()
 
@@ -144,6 +155,15 @@ class StepTimes:
             self.rows2 = FORGET_SHAPE * self.rows2 + weight * more * more
             self.product = FORGET_SHAPE * self.product + weight * more * excess
         self.level.add(seconds / (1 + self._slope * (rows - 1)), weight)
+        self.others += 1
+        if rows == 1:
+            self._add_alone(seconds, weight)
+
+    def _add_alone(self, seconds: float, weight: float) -> None:
+        if self.others > STALE:
+            self.alone.fade()
+        self.others = 0
+        self.alone.add(seconds, weight)
 
     def plain(self) -> dict[str, Any]:
         """Seconds of a step of one row with their weight, and the two sums of the shape."""
@@ -173,6 +193,14 @@ class StepTimes:
         """Expected seconds of a step's first row, and of each further one."""
         first = self.level.mean
         return first, first * self._slope
+
+    @property
+    def one_row(self) -> float:
+        """Expected seconds of a step of one row, by such steps alone where there were some.
+
+        By others it cannot be told whether the machine has become slower or each row dearer.
+        """
+        return self.alone.mean if self.alone.weight else self.level.mean
 
     @property
     def _slope(self) -> float:

@@ -1,8 +1,21 @@
-"""Limits what a planner's trials of drafters may cost to a part of what there is to win."""
+"""A planner's trials of what it hardly knows, which may cost a part of what there is to win.
+
+Of drafters, and of plain decoding where something else is used: how long that takes is measured without drafts alone.
+"""
 
 from __future__ import annotations
 
-HOPE = 0.85  # acceptance of a drafter that was not tested yet, if all goes well: the good ones must not be missed
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from triforce_chat.engine.speculation.arm import FAR_OFF, NOT_FAR_OFF, TRIALS, TRY_AGAIN, Arm
+from triforce_chat.engine.speculation.cost_model import AcceptanceCurve
+
+if TYPE_CHECKING:
+    from triforce_chat.engine.speculation.planner import Plan, Planner
+
+TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial, unless much is expected of it
 # A first trial may lose this share of what its drafter would win in the expected rest of the answer if its drafts were
 # accepted as hoped: many are not.
 CHANCE = 0.25
@@ -15,14 +28,34 @@ DEAR, SOONEST = 0.08, 0.25
 # ahead of the host: how fast that is must be known first.
 ALREADY = 2.0
 RISKED = 0.25  # share of a step that the tokens of a first trial may cost, if they are more than the fewest
+AHEAD = 2  # tokens of a trial of plain decoding ahead of the host, the first of which waits for its launch
+
+Trial = tuple[Arm | None, int]  # who drafts how many tokens; nobody none, to measure plain decoding
 
 
 class Exploration:
-    """What a planner's trials have cost, by its own forecasts, which do not follow the clock where its times do not."""
+    """Decides what is tried next, and counts what trials have cost.
+
+    By the planner's own forecasts, which do not follow the clock where its times do not.
+    """
 
     def __init__(self) -> None:
         self.passed = 0.0  # seconds of all rounds so far
         self.lost = 0.0  # seconds of further trials beyond what the best plan takes for as many tokens
+        self.plain_at = 0  # round of the last measurement of plain decoding
+        self.plain_patience = TRY_AGAIN  # rounds until the next one
+
+    # What was done
+
+    def passes(self, seconds: float, loss: float = 0.0) -> None:
+        """Count a round of so many seconds, and what is lost by it if it is a further trial."""
+        self.passed += seconds
+        self.lost += max(0.0, loss)
+
+    def plain_measured(self, now: int, tried: bool) -> None:
+        """Plain decoding was measured in round ``now``; ``tried``: although something else promised more."""
+        self.plain_at = now
+        self.plain_patience = 2 * self.plain_patience if tried else TRY_AGAIN
 
     def worth(self, loss: float, won: float) -> bool:
         """Whether a first trial may lose so many seconds where ``won`` can be won in the rest of the answer."""
@@ -32,7 +65,81 @@ class Exploration:
         """Whether a further trial may lose so many seconds; ``rest``: those that the rest of the answer takes."""
         return self.lost + loss <= EXPLORED * (self.passed + rest)
 
-    def passes(self, seconds: float, loss: float = 0.0) -> None:
-        """Count a round of so many seconds, and what is lost by it if it is a further trial."""
-        self.passed += seconds
-        self.lost += max(0.0, loss)
+    # What is tried
+
+    def trial(
+        self, planner: Planner, able: Sequence[Arm], best: Plan, most: int, length: int
+    ) -> Trial | None:
+        """A trial of what was never measured, or not recently, if it is due and worth its time; else None.
+
+        ``able``: the arms to choose from, ``best``: what promises most, with at most ``most`` drafted tokens after
+        ``length``.
+        """
+        for arm in able:
+            n = self._first(planner, arm, best, most, length) if arm.trials < len(TRIALS) else 0
+            if not n and arm is not best.arm:
+                n = self._further(planner, arm, best.rate, most)
+            if n:
+                return arm, n
+        return (None, 0) if best.n and self._plain_is_due(planner, best.rate) else None
+
+    def _first(self, planner: Planner, arm: Arm, best: Plan, most: int, length: int) -> int:
+        """Tokens of a trial of an arm that is hardly known; 0 if it has to wait, or is not worth it."""
+        (step, more), forecast = planner.step, arm.forecast(length)
+        curve = arm.curve if arm.curve.tested else AcceptanceCurve(arm.hope)
+        hopes = planner.rates(arm, most, forecast * step, curve)
+        hoped = max(hopes, key=hopes.__getitem__)
+        each = forecast + more / step if forecast else math.inf
+        few, many = first_lengths(min(TRIALS[arm.trials], most), hopes, hoped, each)
+        if not planner.may_be_plain:
+            return many
+        n = next((n for n in (many, few) if planner.affordable(arm, n, planner.plain_seconds)), 0)
+        if best.arm is arm:
+            return n
+        dear = forecast > 0 and hopes[hoped] * step > ALREADY
+        early = planner.rounds <= TRY_AFTER and (planner.overlaps or not dear)
+        if early or not n:
+            return 0
+        won = planner.expected_rest * (1 / best.rate - 1 / hopes[hoped]) if best.rate else math.inf
+        loss = planner.loss(n, forecast * step or step, best.rate, 0.0)
+        return n if self.worth(loss, won) else 0
+
+    def _further(self, planner: Planner, arm: Arm, best: float, most: int) -> int:
+        """Tokens of a trial of an arm that was tried before; 0 if none is due."""
+        waited = planner.rounds - arm.measured_at
+        if waited <= SOONEST * arm.patience:
+            return 0
+        n, rate = planner.again(arm, most, best)
+        near = rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience
+        if not near or not planner.affordable(arm, n, planner.plain_seconds):
+            return 0
+        loss = planner.further_loss(arm, n, best)
+        if waited <= arm.patience * min(1.0, loss / (DEAR * planner.step[0])):
+            return 0
+        rest = planner.expected_rest / best if best else math.inf
+        return n if not planner.may_be_plain or self.affords(loss, rest) else 0
+
+    def _plain_is_due(self, planner: Planner, best: float) -> bool:
+        """Whether plain decoding is to be measured again, which promises less than ``best`` tokens a second.
+
+        What it takes is known from rounds without drafts: those with drafts say the same of a slow machine as of dear
+        rows. Repeatable plans go by fixed times.
+        """
+        seconds, all_ = planner.plain_seconds, planner.sequences
+        if not (planner.may_be_plain and seconds and best) or planner.investment.unlimited:
+            return False
+        patience = self.plain_patience * (1 if all_ / seconds > NOT_FAR_OFF * best else FAR_OFF)
+        if planner.rounds - self.plain_at <= patience:
+            return False
+        tokens = 1 + AHEAD if planner.overlaps else 1
+        begun = planner.in_a_row > 0
+        return begun or self.affords(tokens * (seconds - all_ / best), planner.expected_rest / best)
+
+
+def first_lengths(few: int, able: Iterable[int], hoped: int, each: float) -> tuple[int, int]:
+    """Tokens of an arm's first trial: few, and as many of ``able`` as cost next to nothing, if those are more.
+
+    ``each``: a token's cost as a share of a step. ``hoped``: how many tokens would pay if all goes well.
+    """
+    longest = min(hoped, RISKED / each)
+    return few, max([few, *(n for n in able if n <= longest)])

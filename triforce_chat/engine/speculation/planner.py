@@ -16,16 +16,17 @@ from typing import NamedTuple
 
 from triforce_chat.engine.cuda_graph import SIZES, Captures
 from triforce_chat.engine.group import SINGLE, RankGroup
-from triforce_chat.engine.speculation.arm import FAR_OFF, NOT_FAR_OFF, TRIALS, TRY_AGAIN, Arm
+from triforce_chat.engine.speculation.arm import TRIALS, TRY_AGAIN, Arm
 from triforce_chat.engine.speculation.calibration import FORGET, LevelAcceptance, LevelTimes
 from triforce_chat.engine.speculation.cost_model import (
     FIRST,
     ROW_PRIOR,
+    STALE,
     AcceptanceCurve,
     Average,
     StepTimes,
 )
-from triforce_chat.engine.speculation.exploration import ALREADY, DEAR, HOPE, RISKED, SOONEST, Exploration
+from triforce_chat.engine.speculation.exploration import AHEAD, Exploration
 from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup
 from triforce_chat.engine.speculation.tree_plan import RoundCosts, TreePlan
@@ -37,11 +38,13 @@ from triforce_chat.engine.tree import Parents, levels
 ROWS = (*SIZES[:-1], 48, 64)
 GAIN = 1.03  # speculation must promise this much over plain decoding
 HABIT = 1.05  # another plan must promise this much more than the last one
-TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial, unless much is expected of it
+# After so many rounds, what a waited round takes is no longer known, but taken to be at most so many times what a token
+# takes that is decoded ahead of the host.
+WAIT_AGAIN, AT_MOST = 64, 1.5
 PAUSE = 3.0  # steps; a longer pause between two rounds is not part of their cost
 FORGET_RECORD = 0.98  # weight of the past in the record of lookup
 FORGET_UNUSED = 0.997  # weight of the past in a round without lookup
-CANDID = 6.0  # looked-up tokens for which the predicted acceptance is trusted as it is
+CANDID = 3.0  # looked-up tokens for which the predicted acceptance is trusted as it is
 CUTOFF = 0.25  # without planning, lookup proposes tokens that are at least this likely to be accepted
 MOST = 64  # tokens that the rounds of one proposal may make; the draft's window has room for as many
 NEVER = ORDERS + 1  # longer than any match
@@ -144,6 +147,7 @@ class Planner:
         self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
         # Tokens decoded without drafts up to now, each launched before the host had read the one before it.
         self.in_a_row = 0
+        self.waited_at = 0  # the latest round that was waited for
         self.exploration = Exploration()
 
     # Figures that outlive this planner
@@ -356,7 +360,7 @@ class Planner:
             if self.investment.unlimited or not self._lacked(arm, n):
                 return n
             slowest = self._slowest(arm, rates) if slowest is None else slowest
-            if self._affordable(arm, n, slowest - 1 / rates[n]):
+            if self.affordable(arm, n, slowest - 1 / rates[n]):
                 return n
         return 0
 
@@ -370,7 +374,7 @@ class Planner:
         best = max(ready, default=0)
         return 1 / best if best else math.inf
 
-    def _affordable(self, arm: Arm | None, n: int, saved: float) -> bool:
+    def affordable(self, arm: Arm | None, n: int, saved: float) -> bool:
         """Whether what ``arm`` lacks for n tokens may be captured, if that saves ``saved`` seconds a token."""
         return self.investment.unlimited or self.investment.allows(self._lacked(arm, n), saved)
 
@@ -413,7 +417,8 @@ class Planner:
         if trees is None or arm is None or not chain.rate or most < 1 or self.agenda:
             return chain
         tree = self._tree(arm, trees, trees.most(most), match)
-        if not tree.rate or not trees.rivalry.drafts_tree(tree.rate, chain.rate, self.rounds):
+        how = tree.rate, chain.rate, self.rounds, chain.rounds, trees.measured
+        if not tree.rate or not trees.rivalry.drafts_tree(*how):
             return chain
         saved = 1 / chain.rate - 1 / tree.rate
         able = self.investment.unlimited or self.investment.allows(self._lacked_by(trees, tree), saved)
@@ -454,77 +459,39 @@ class Planner:
         if self.may_be_plain and (self.times.known or self.undrafted.weight):
             options += [Plan(0, rate=self.sequences / self.plain_seconds), self._looked_up(n, match)]
         best = max(options, key=self._appeal, default=Plan(0))
-        trial = self._trial(able, best, n, length)
-        if trial:
-            return trial
+        trial = self.exploration.trial(self, able, best, n, length)
+        if trial is not None:
+            arm, tokens = trial
+            return Plan(tokens, arm)
         if best.arm:
             best.arm.patience = TRY_AGAIN
         if best.arm or best.n == 0:  # lookup is no habit: matches come and go
             self.habit = best
         return best
 
-    def _trial(self, able: Sequence[Arm], best: Plan, most: int, length: int) -> Plan | None:
-        """A trial of an arm that was never measured, or not recently, if it is due and worth its time; else None."""
-        for arm in able:
-            n = self._first_trial(arm, best, most, length) if arm.trials < len(TRIALS) else 0
-            if not n and arm is not best.arm:
-                n = self._further_trial(arm, best.rate, most)
-            if n:
-                return Plan(n, arm)
-        return None
-
-    def _first_trial(self, arm: Arm, best: Plan, most: int, length: int) -> int:
-        """Tokens of a trial of an arm that is hardly known; 0 if it has to wait, or is not worth it."""
-        (step, more), forecast = self._step, arm.forecast(length)
-        curve = arm.curve if arm.curve.tested else AcceptanceCurve(HOPE)
-        hopes = self._rates(arm, most, forecast * step, curve)
-        hoped = max(hopes, key=hopes.__getitem__)
-        each = forecast + more / step if forecast else math.inf
-        few, many = _first_lengths(TRIALS[arm.trials], each, hoped, most)
-        if not self.may_be_plain:
-            return many
-        n = next((n for n in (many, few) if self._affordable(arm, n, self.plain_seconds)), 0)
-        if best.arm is arm:
-            return n
-        dear = forecast > 0 and hopes[hoped] * step > ALREADY
-        early = self.rounds <= TRY_AFTER and (self.overlaps or not dear)
-        if early or not n:
-            return 0
-        won = self._expected_rest * (1 / best.rate - 1 / hopes[hoped]) if best.rate else math.inf
-        loss = self._loss(n, forecast * step or step, best.rate, 0.0)
-        return n if self.exploration.worth(loss, won) else 0
-
-    def _further_trial(self, arm: Arm, best: float, most: int) -> int:
-        """Tokens of a trial of an arm that was tried before; 0 if none is due."""
-        waited = self.rounds - arm.measured_at
-        if waited <= SOONEST * arm.patience:
-            return 0
-        again = self._drafted(arm, most) if arm.measured else Plan(min(TRIALS[0], most), arm, best)
-        near = again.rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience
-        if not near or not self._affordable(arm, again.n, self.plain_seconds):
-            return 0
-        loss = self._further_loss(arm, again.n, best)
-        if waited <= arm.patience * min(1.0, loss / (DEAR * self._step[0])):
-            return 0
-        rest = self._expected_rest / best if best else math.inf
-        return again.n if not self.may_be_plain or self.exploration.affords(loss, rest) else 0
-
     @property
-    def _expected_rest(self) -> int:
+    def expected_rest(self) -> int:
         """Tokens that all sequences are expected to add to their answers."""
         return self.sequences * self.investment.expected_rest
 
-    def _further_loss(self, arm: Arm, n: int, best: float) -> float:
+    def again(self, arm: Arm, most: int, best: float) -> tuple[int, float]:
+        """What a trial of an arm that was tried before drafts, and promises; ``best``, where it was never measured."""
+        if not arm.measured:
+            return min(TRIALS[0], most), best
+        plan = self._drafted(arm, most)
+        return plan.n, plan.rate
+
+    def further_loss(self, arm: Arm, n: int, best: float) -> float:
         """What a trial of an arm that was tried before is expected to lose.
 
         A drafted token that cost more than one of plain decoding is taken to cost as much: something was prepared then.
         """
         each = min(arm.cost.mean, self.plain_seconds) if arm.measured else self.plain_seconds
-        return self._loss(n, each, best, sum(arm.curve.chances(n)))
+        return self.loss(n, each, best, sum(arm.curve.chances(n)))
 
-    def _loss(self, n: int, each: float, best: float, accepted: float) -> float:
+    def loss(self, n: int, each: float, best: float, accepted: float) -> float:
         """Seconds by which n drafted tokens, of so many seconds each, take longer than the best plan for as many."""
-        first, more = self._step
+        first, more = self.step
         seconds = first + self._interruption + (more + each) * n
         return seconds - self.sequences * (1 + accepted) / best if best else 0.0
 
@@ -533,12 +500,24 @@ class Planner:
         """Seconds of a round without a draft, and of verifying each drafted token."""
         if not self.times.known:
             return self.undrafted.mean, self.row * self.undrafted.mean
-        first, more = self.times.line
-        return first + self.gap.mean, more
+        (first, more), gap = self.times.line, self.gap.mean
+        if self.undrafted.weight >= 1 and not self._waited_lately:
+            usual = AT_MOST * self.undrafted.mean
+            return min(first + gap, usual), min(more, self.row * usual)
+        return first + gap, more
 
     @property
-    def _step(self) -> tuple[float, float]:
-        """``_round``, in shares of a step before anything was measured."""
+    def _waited_lately(self) -> bool:
+        """Whether what a waited round takes was measured by more than the first one, and not long ago.
+
+        Otherwise, where tokens are decoded ahead of the host, a single round in which something was prepared, or the
+        host was busy, would keep drafts from ever being made again.
+        """
+        return self.times.level.weight >= 1 and self.rounds - self.waited_at <= WAIT_AGAIN
+
+    @property
+    def step(self) -> tuple[float, float]:
+        """Seconds of a round without a draft, and of verifying each drafted token; shares of a step until measured."""
         first, more = self._round
         return (first, more) if first else (1.0, self.row)
 
@@ -555,7 +534,9 @@ class Planner:
     @property
     def plain_seconds(self) -> float:
         """Seconds per token without drafts; 0 before the first measurement."""
-        return self.undrafted.mean if self.undrafted.weight else self._round[0]
+        if self.undrafted.weight or not self.times.known:
+            return self.undrafted.mean
+        return self.times.one_row + self.gap.mean
 
     # The device idles during these two, so they avoid tensors.
 
@@ -572,7 +553,7 @@ class Planner:
         return Plan(n, rate=rates[n])
 
     def _drafted(self, arm: Arm, most: int) -> Plan:
-        rates = self._rates(arm, most, arm.cost.mean, arm.curve)
+        rates = self.rates(arm, most, arm.cost.mean, arm.curve)
         appeal = {n: rate * self._habit(arm, n) for n, rate in rates.items()}
         n = self._best(arm, appeal)
         if not n and self.may_be_plain:
@@ -580,10 +561,10 @@ class Planner:
         n = n or self._least_lacking(arm, appeal)
         return Plan(n, arm, rates[n])
 
-    def _rates(self, arm: Arm, most: int, each: float, curve: AcceptanceCurve) -> dict[int, float]:
+    def rates(self, arm: Arm, most: int, each: float, curve: AcceptanceCurve) -> dict[int, float]:
         """Expected tokens per second by the number of tokens that the arm is asked for, each of which costs so much."""
         hopes = [0.0, *accumulate(curve.chances(arm.makes(most)))]
-        (first, more), all_ = self._step, self.sequences
+        (first, more), all_ = self.step, self.sequences
         made = {n: arm.makes(n) for n in sizes(1, most)}
         return {n: all_ * (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
 
@@ -619,7 +600,12 @@ class Planner:
         timed = timed or self.investment.unlimited
         if timed:
             self._surveyed(drafted)
+            if self.rounds - self.waited_at > WAIT_AGAIN:
+                self.times.level.fade()
+            self.waited_at = self.rounds
             self._learn_step(plan, drafted, verifying)
+        if timed and not drafted:
+            self.exploration.plain_measured(self.rounds, self.habit.n > 0)
         if plan.forced:  # says nothing about any drafter
             return
         arm = plan.arm
@@ -681,7 +667,7 @@ class Planner:
         if timed or self.investment.unlimited:
             self._learn_plain_time(seconds)
         self._remember([], 0)
-        self.exploration.passes(self.undrafted.mean)
+        self.exploration.passes(self.undrafted.mean, self._plain_loss)
         self.expected = Expected(self.expected.seconds + self.undrafted.mean, self.expected.tokens + 1)
 
     def _learn_plain_time(self, seconds: float) -> None:
@@ -689,8 +675,12 @@ class Planner:
         if self.undrafted.weight:
             seconds = min(seconds, PAUSE * self.undrafted.mean)
         # The first of several waits for its launch.
+        if self.in_a_row and self.rounds - self.exploration.plain_at > STALE:
+            self.undrafted.fade()
         self.undrafted.add(seconds, 1.0 if self.in_a_row else FIRST)
         self.in_a_row += 1
+        if self.in_a_row >= AHEAD:
+            self.exploration.plain_measured(self.rounds, self.habit.n > 0)
         self._surveyed(0)
 
     def learn_unwaited(
@@ -728,7 +718,8 @@ class Planner:
 
     def learn_gap(self, seconds: float) -> None:
         """Learn how long the host was busy with other things between two rounds."""
-        self.gap.add(min(seconds, PAUSE * self.times(1)))
+        usual = min(self.times(1), self.undrafted.mean) if self.undrafted.weight else self.times(1)
+        self.gap.add(min(seconds, PAUSE * usual))
 
     def _hopes(self, match: int, n: int) -> list[float]:
         return self.lookup.survival(match, n) if self.lookup and match else []
@@ -748,11 +739,17 @@ class Planner:
     def _explored(self, plan: Plan, drafted: int) -> None:
         """Count the time of a round, and what is lost by it if it is a trial."""
         arm, (first, more) = plan.arm, self._round
-        loss = 0.0
+        loss = self._plain_loss if plan.plain else 0.0
         if arm is not None and plan.trial and arm.again and self.habit.rate:
-            loss = self._further_loss(arm, drafted, self.habit.rate)
+            loss = self.further_loss(arm, drafted, self.habit.rate)
         self.exploration.passes(first + (more + (arm.cost.mean if arm else 0.0)) * drafted, loss)
         self.in_a_row = 0
+
+    @property
+    def _plain_loss(self) -> float:
+        """Seconds that a token without a draft takes longer than the plan by which tokens are made otherwise."""
+        habit = self.habit
+        return self.plain_seconds - self.sequences / habit.rate if habit.n and habit.rate else 0.0
 
     def _expect(
         self, plan: Plan, match: int, drafted: int, accepted: int, drafting: float, verifying: float
@@ -803,15 +800,6 @@ def rounds_together(wishes: Sequence[Wish]) -> list[tuple[int, int]]:
     made = 1 + sum(sum(planner._blend.chances(drafted)) for planner in planners) / count
     rounds = min(round(n / made) or min(math.ceil(n), 1), MOST // (drafted + 1))
     return count * [(drafted, rounds)]
-
-
-def _first_lengths(fewest: int, each: float, hoped: int, most: int) -> tuple[int, int]:
-    """Tokens of an arm's first trial: few, and as many as cost next to nothing, if those are more.
-
-    ``each``: a token's cost as a share of a step. ``hoped``: how many tokens would pay if all goes well.
-    """
-    few, longest = min(fewest, most), min(hoped, RISKED / each)
-    return few, max([few, *(n for n in sizes(1, most) if n <= longest)])
 
 
 def sizes(least: int, most: int) -> list[int]:

@@ -18,9 +18,9 @@ from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
 from triforce_chat.engine.cache.streaming import HOP, TREE_HOP, StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.events import Event
-from triforce_chat.engine.forward.runner import SPARE, Runner, allowed_bytes
+from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SINGLE, RankGroup
-from triforce_chat.engine.speculation.arm import Arm
+from triforce_chat.engine.speculation.arm import LEVEL_HOPE, Arm
 from triforce_chat.engine.speculation.cost_model import (
     COMPUTED_ROW_PRIOR,
     GPU_ROW_PRIOR,
@@ -63,14 +63,12 @@ class StackOptions:
     budget: Budget = field(default_factory=Budget)
     middle: str = "auto"  # weights of the middle level: "full", "int8", or "auto" for 8 bits if there is room
     repeatable: bool = False  # plan by measured times that never change, not by the clock
-    # Whether "auto" has a level over a 4-bit copy of the full cache; None: if that is in host memory and there is room.
-    copy: bool | None = None
     tree: TreeOptions | None = None  # that the draft model drafts; None: chains
 
     @property
     def copies(self) -> bool:
         """Whether there is a level over a quantized copy of the full cache."""
-        return STACKS[self.name].quantized_copies > 0 or bool(self.copy)
+        return STACKS[self.name].quantized_copies > 0
 
     @property
     def hop(self) -> int:
@@ -152,17 +150,21 @@ class Builder:
                 f"--tree {tree.kind} needs the middle level's keys and values in one place: not with "
                 f"--policy {self.options.policy}"
             )
-        if self.full.storage.slot(self.full.length) is None:
+        if self.full.shape.kv_format in BITS:
+            raise UsageError(f"--tree {tree.kind} drafts no trees with --kv int8 or --kv int4, so far")
+        # Below a middle level, whose keys and values are on the device, the target itself verifies chains.
+        below = STACKS[self.options.name].retrieval_caches > 0
+        if not below and self.full.storage.slot(self.full.length) is None:
             raise UsageError(
-                f"--tree {tree.kind} needs all keys and values in one place, unquantized: not with --offload, "
-                "--kv int8 or --kv int4"
+                f"--tree {tree.kind} needs all keys and values in one place under the target itself: with --offload "
+                "choose --stack triforce"
             )
 
     def makers(self) -> dict[str, Callable[[], Speculative]]:
         return {
             "auto": self.auto,
             "triforce": lambda: self.over(*self.middle_level()),
-            "triforce-int4": lambda: self.over(*self.confirming()[0]),
+            "triforce-int4": lambda: self.over(self.over_copy(), self.copy_step),
             "retrieval": lambda: self.over(self.middle(self.retrieval(), drafts=False), self.middle_step),
             "streaming": lambda: self.over(self.middle(self.streaming()), self.middle_step),
             "naive": self.naive,
@@ -174,15 +176,13 @@ class Builder:
 
     def auto(self) -> Speculative:
         """A target whose planner chooses among all drafters by what it measures while decoding."""
-        if self.options.copy is None and self.room_for_copy:
-            self.options = replace(self.options, copy=True)
         arms, lookup = self.drafts(self.parts), NgramLookup()
         # Several sequences share the reading of the weights already; streamed ones take as long at any level.
         if self.target.gathering is None and self.target.streamed is None:
-            levels = self.confirming() if self.options.copies else [self.middle_level()]
+            level, step = self.middle_level()
             # In shorter histories the middle level would read nearly as much as the target itself.
             worth_above = 2 * self.options.budget.tokens
-            arms = [*(Arm(level, worth_above, share(step, self.plain_step)) for level, step in levels), *arms]
+            arms = [Arm(level, worth_above, share(step, self.plain_step), LEVEL_HOPE), *arms]
         return self.top(
             Planner(arms, lookup, most=self.most, group=self.group, investment=self.investment, row=self.row)
         )
@@ -273,36 +273,20 @@ class Builder:
         """Whether every verification streams keys and values, or weights, from host memory."""
         return self.full.storage.streams or self.target.streamed is not None
 
-    @property
-    def room_for_copy(self) -> bool:
-        """Whether verifications stream keys and values to a GPU that has room for a quantized copy of them."""
-        device = self.target.device
-        streamed = self.full.storage.streams and self.target.streamed is None
-        if not streamed or device.type != "cuda" or self.target.gathering is not None:
-            return False
-        needed = copy_bytes(self.full.shape, self.full.storage.capacity)
-        return (
-            not self.options.repeatable and self.group.all_reduce_min(allowed_bytes(device)) > needed + SPARE
-        )
-
     def middle_level(self) -> tuple[Speculative, Step]:
         """The middle level, and what a step of it costs."""
         return self.middle(self.retrieval()), self.middle_step
 
-    def confirming(self) -> list[tuple[Speculative, Step]]:
-        """The target over a quantized copy of the full cache, and the middle level, which drafts for it.
+    def over_copy(self) -> Speculative:
+        """The target over a quantized copy of the full cache, for which the middle level always drafts.
 
         The copy takes its memory first: 8-bit weights of the middle level have what is left.
         """
         cache = QuantizedCopy(self.full)
-        middle, step = self.middle_level()
-        return [(self.over_copy(cache, middle), self.copy_step), (middle, step)]
-
-    def over_copy(self, cache: QuantizedCopy, drafter: Speculative) -> Speculative:
-        """The target over a quantized copy of the full cache, for which ``drafter`` always drafts."""
+        drafter, step = self.middle_level()
         gamma = self.options.gamma
         planner = Planner(
-            [Arm(drafter, forecast=share(self.middle_step, self.copy_step))],
+            [Arm(drafter, forecast=share(step, self.copy_step))],
             None,
             gamma and -(-gamma // 2),
             MOST_GAMMA,

@@ -11,7 +11,6 @@ import numpy as np
 from triforce_chat.engine.cuda_graph import TREE_DEPTHS, TREE_SIZES, Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation.arm import FAR_OFF, NOT_FAR_OFF
 from triforce_chat.engine.speculation.calibration import TreeTimes
 from triforce_chat.engine.speculation.cost_model import FIRST, ROW_PRIOR
 from triforce_chat.engine.speculation.draft_model import DraftModel
@@ -34,6 +33,8 @@ REFRESH = 64  # verifications after which a shape is planned anew, at the latest
 CHANGE = 1.02  # another shape must promise this many times more tokens than the latest one
 PAYS = 1.03  # a tree must promise this many times more tokens a second than a chain before it takes the chain's place
 PATIENCE = 64  # rounds after which the one of the two that promises less is measured again, doubled each time in vain
+LOST = 0.01  # the most that these measurements may cost, as a share of the time since the last one
+DOUBTED = 2.0  # what was never measured is taken to be this many times slower than it promises, until it was
 WARMUPS = 2  # rounds until times count
 OUTLIER = 3.0  # a level counts as at most this many times slower than usual
 USUAL_SIZE, USUAL_DEPTH = 16, 6
@@ -85,7 +86,8 @@ def usual(choices: Sequence[int], wanted: int) -> int:
 class Rivalry:
     """Whether rounds draft trees or chains: what promises more tokens a second, and now and then the other one.
 
-    A tree takes a chain's place only where it promises clearly more, and not for longer than it promises more.
+    A tree takes a chain's place only where it promises clearly more, and not for longer than it promises more. The
+    worse the other one is, and the more rounds draft it at once, the longer it waits: what it loses has to be little.
     """
 
     def __init__(self) -> None:
@@ -94,12 +96,16 @@ class Rivalry:
         self.measured_at = [0, 0]  # rounds, of the latest chain and of the latest tree
         self.patience = [PATIENCE, PATIENCE]
 
-    def drafts_tree(self, tree: float, chain: float, now: int) -> bool:
-        """Whether the next round, after ``now`` of them, drafts a tree; changes no choice."""
+    def drafts_tree(self, tree: float, chain: float, now: int, rounds: int = 1, known: bool = True) -> bool:
+        """Whether the next ``rounds``, after ``now`` of them, draft trees; changes no choice.
+
+        ``known``: what a tree promises goes by its own measured times.
+        """
         self.tree, self.chain = tree, chain
         better = self._better
-        far_off = min(tree, chain) < NOT_FAR_OFF * max(tree, chain)
-        patience = self.patience[not better] * (FAR_OFF if far_off else 1)
+        least, most = sorted((tree, chain))
+        loss = rounds * ((1.0 if known else DOUBTED) * most / least - 1) if least else 0.0
+        patience = max(self.patience[not better], loss / LOST)
         return better if now - self.measured_at[not better] <= patience else not better
 
     def drafted(self, tree: bool, now: int) -> None:

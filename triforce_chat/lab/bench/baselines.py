@@ -28,6 +28,7 @@ from triforce_chat.errors import UsageError
 from triforce_chat.lab.bench.row import Row
 from triforce_chat.lab.bench.stock import Clock
 from triforce_chat.lab.machine import finish, peak_bytes, reset_peak
+from triforce_chat.models.assemble import as_transformers
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.models.memory import free_bytes
 from triforce_chat.models.progress import Note
@@ -38,7 +39,7 @@ from triforce_chat.settings.sizes import readable
 OFFLOADED, ON_HOST = "transformers offloaded", "host attention"
 HOST = torch.device("cpu")
 LEAST = 2  # tokens, of which the first is not timed
-SPARE = 1.1  # times the bytes of keys and values must be free for another copy of them
+SPARE = 4  # more copies of a layer's keys that exist for a moment
 
 
 class Baseline(NamedTuple):
@@ -96,10 +97,10 @@ def baselines(
     storage = storage_of(engine, loaded)
     for _ in engine.prefill(prompt[:-1]):
         pass
-    given = Baseline(loaded.model, storage, prompt)
+    given = Baseline(as_transformers(loaded.model), storage, prompt)
     for base in plain:
         yield measured(ON_HOST, decoded_on_host, given, base, repeats)
-    if lacking := missing_memory(given):
+    if lacking := missing_memory(given, max(map(_tokens, plain))):
         note(lacking)
     else:
         for base in plain:
@@ -110,7 +111,7 @@ def baselines(
 def measured(name: str, decode: Decode, given: Baseline, base: Row, repeats: int) -> Row:
     """The figures of one baseline beside those of plain decoding, for as many tokens of an answer."""
     reset_peak()
-    tokens = max(LEAST, base.tokens // base.prompts)
+    tokens = _tokens(base)
     runs = [decode(given, tokens, base.temperature)[1] for _ in range(repeats)]
     each = [1000 * (ticks[-1] - ticks[0]) / (len(ticks) - 1) for ticks in runs]  # the first token warms up
     found = statistics.median(each)
@@ -139,6 +140,11 @@ def measured(name: str, decode: Decode, given: Baseline, base: Row, repeats: int
         mismatches=None,
         widest_tie=None,
     )
+
+
+def _tokens(base: Row) -> int:
+    """How many tokens to decode beside a row of plain decoding."""
+    return max(LEAST, base.tokens // base.prompts)
 
 
 def decoded_on_host(given: Baseline, tokens: int, temperature: float) -> tuple[list[int], list[float]]:
@@ -214,16 +220,22 @@ def decoded_by_transformers(
     return out[0, len(given.prompt) :].tolist(), clock.ticks[1:]  # the first tick is the prompt's echo
 
 
-def missing_memory(given: Baseline) -> str:
-    """Why there is no room for another copy of the prompt's keys and values; empty if there is."""
-    size = sum(2 * keys[:, : given.known].nbytes for keys, _ in given.layers())
+def missing_memory(given: Baseline, tokens: int) -> str:
+    """Why there is no room for another copy of keys and values, with so many more tokens; empty if there is."""
+    size = sum(copied_bytes(part, given.known + tokens) for layer in given.layers() for part in layer)
+    size += SPARE * copied_bytes(given.storage.layer(0)[0], given.known + tokens)
     free = free_bytes(HOST)
-    if free is None or free >= SPARE * size:
+    if free is None or free >= size:
         return ""
     return (
         f"{OFFLOADED} is left out at {len(given.prompt):,} tokens: it takes {readable(size)} of host memory beside "
         f"ours, and {readable(free)} are free"
     )
+
+
+def copied_bytes(part: Tensor, tokens: int) -> int:
+    """Bytes of a copy of keys or values [Hkv, capacity, D] in pinned memory, which torch allots in powers of two."""
+    return 1 << (part[:, :1].nbytes * tokens - 1).bit_length()
 
 
 def handed_over(given: Baseline) -> Any:

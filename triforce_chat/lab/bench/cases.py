@@ -28,6 +28,7 @@ VARIABLE = (
     "tree-depth",
     LENGTH,
 )
+OF_TREES = ("tree-size", "tree-depth")  # settings that chains do not know
 LEAST = 2  # tokens of an answer
 Choice = tuple[str, str]  # a setting and its value, as they are typed
 
@@ -63,7 +64,7 @@ def cases(
     """Every stack at every temperature with every combination of ``vary``, each item like "budget=512,1024".
 
     ``one_by_one`` varies one setting at a time, the others stay as in ``settings``. Plain decoding, which knows the
-    answer's length alone, comes once for each. Raises UsageError.
+    answer's length alone, comes once for each, and so do chains whatever the sizes of trees. Raises UsageError.
     """
     choices = [_choices(text) for text in vary]
     if len({name for [(name, _), *_] in choices}) < len(choices):
@@ -78,8 +79,15 @@ def cases(
         base = replace(settings, temperature=temperature, stack=stack)
         known = [each for each in choices if stack != PLAIN.name or each[0][0] == LENGTH]
         combined: Iterable[Sequence[Choice]] = _alone(known, base) if one_by_one else product(*known)
-        made += [Case(reduce(_changed, chosen, base), dict(chosen)) for chosen in combined]
+        different = dict.fromkeys(_relevant(chosen, base) for chosen in combined)
+        made += [Case(reduce(_changed, chosen, base), dict(chosen)) for chosen in different]
     return made
+
+
+def _relevant(chosen: Sequence[Choice], base: Settings) -> tuple[Choice, ...]:
+    """Those of the choices that the stack knows."""
+    branching = reduce(_changed, chosen, base).drafts_trees
+    return tuple(each for each in chosen if branching or each[0] not in OF_TREES)
 
 
 def _alone(choices: Sequence[Sequence[Choice]], base: Settings) -> list[list[Choice]]:

@@ -31,9 +31,9 @@ from triforce_chat.engine.forward.attention_backend import flash_decode, flash_l
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs, own_groups
 from triforce_chat.engine.forward.small_decoder import small_decoder
-from triforce_chat.engine.kernels.blocking import Blocking
+from triforce_chat.engine.kernels.blocking import Blocking, GroupedBlocking
 from triforce_chat.engine.kernels.decoding import Tiling, splits, tiling
-from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, WeightFormat
+from triforce_chat.engine.kernels.quantized_weight import Codes, WeightFormat
 from triforce_chat.engine.sampling.executor import SamplerInputs, Verification
 from triforce_chat.engine.sampling.ops import CANDIDATES, Uniforms
 from triforce_chat.engine.sampling.options import Sampling
@@ -139,12 +139,13 @@ BLOCKINGS = tuple(
 )
 
 
-# Of grouped weights: rows of a tile, bytes of a piece, stages, warps, pieces.
+# Of grouped weights on tensor cores.
 GROUPED_BLOCKINGS = tuple(
-    Blocking(height, RUN, stages, warps, pieces)
-    for warps, pieces in ((4, 16), (4, 8), (4, 32), (8, 16), (8, 32), (2, 8))
-    for height in (16, 32, 64)
-    for stages in (3, 4, 6)
+    GroupedBlocking(rows, depth, stages, warps, shares)
+    for rows, warps in ((128, 8), (64, 4), (128, 4))
+    for depth in (32, 64, 128)
+    for stages in (3, 4, 2)
+    for shares in (1, 2, 4, 8)
 )
 
 
@@ -553,7 +554,7 @@ class Form(NamedTuple):
         kernels.expand(each.weight, dense)
         return self.dense(each._replace(dense=dense))
 
-    def fused(self, each: Layer, tiles: Blocking | None = None) -> Tensor:
+    def fused(self, each: Layer, tiles: Blocking | GroupedBlocking | None = None) -> Tensor:
         return kernels.quantized_linear(each.x, each.weight, each.residual, each.norm, self.gated, tiles)
 
     def dense(self, each: Layer) -> Tensor:
@@ -758,7 +759,7 @@ def _sweeps() -> Iterator[tuple[str, Callable[[], Iterator[Case]]]]:
     for n in (8, 17):
         yield "sweep-copied", partial(copied_cases, MODELS[0], long, n, True)
     yield "sweep-linear", partial(linear_sweep, MODELS[0], (8, 4))
-    for n in (1, 8):
+    for n in (8, 17):
         yield "sweep-quantized", partial(quantized_sweep, MODELS[1], n)
     for model, n in ((MODELS[1], 1), (MODELS[1], 17), (MODELS[2], 8)):
         yield "sweep-attention", partial(attention_cases, model, long, n, True)

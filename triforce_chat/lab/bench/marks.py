@@ -13,6 +13,7 @@ from torch.profiler import record_function
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.forward import attention
+from triforce_chat.engine.forward.modules import SelfAttention
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
@@ -27,6 +28,7 @@ PHASES: tuple[tuple[type, str, Callable[[Any], str], Callable[[Any], int]], ...]
     (NgramLookup, "find", lambda _: LEVEL + "lookup", lambda _: 0),
     (Planner, "choose", lambda _: LEVEL + "planner", lambda _: 0),
     (Planner, "several", lambda _: LEVEL + "planner", lambda _: 0),
+    (SelfAttention, "mixed", lambda _: PART + ATTENTION, lambda _: 0),
     (Sampler, "run", lambda _: PART + SAMPLING, lambda _: 0),
     (RetrievalCache, "on_layer", lambda _: PART + RETRIEVAL, lambda _: 0),
     (RetrievalCache, "on_graph_forward", lambda _: PART + RETRIEVAL, lambda _: 0),

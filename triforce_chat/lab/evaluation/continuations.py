@@ -11,6 +11,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.lab.generation import Generator, Temper
+from triforce_chat.models.assemble import as_transformers
 
 LONGEST = 1 << 18  # tokens of a prefix that is read in one forward, whose activations take memory
 
@@ -29,9 +30,10 @@ def continuations(
     """One answer for each suffix behind ``prefix``, of at most ``tokens`` tokens and up to its end token.
 
     A GPU makes all of them at once where it can: in 16 bit, without stop strings and truncation, behind a prefix that
-    is not too long.
+    is not too long, and over keys and values in the format of the weights.
     """
-    batched = engine.target.device.type == "cuda" and engine.target.shape.dtype.itemsize == 2
+    shape = engine.target.shape
+    batched = shape.device.type == "cuda" and shape.dtype.itemsize == 2 and shape.kv_format == shape.dtype
     if stop or not batched or len(prefix) > LONGEST or any(truncates(each.sampling) for each in asked):
         return one_by_one(engine, prefix, asked, tokens, stop)
     return at_once(engine, prefix, asked, tokens)
@@ -61,7 +63,7 @@ def at_once(engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], token
         torch.tensor([each.sampling.repetition_penalty for each in asked], device=device),
     )
     torch.manual_seed(asked[0].sampling.seed or 0)
-    generator = Generator(engine.target.model, engine.eos_ids)
+    generator = Generator(as_transformers(engine.target.model), engine.eos_ids)
     suffixes = [each.suffix for each in asked]
     made = generator.run(torch.tensor([list(prefix)], device=device), suffixes, temper, tokens)
     return [row[:n] for row, n in zip(made.tokens.tolist(), made.lengths.tolist(), strict=True)]
