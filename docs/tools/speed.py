@@ -31,7 +31,10 @@ SAME_TEXT = (
     *("small-same", "small-offload"),
 )
 PEER = "llama.cpp"
-PEERS = ("cpu-peer-small", "cpu-peer-0.5b", "cpu-peer-0.5b-32600", "cpu-peer-1.5b", "cpu-peer-1.5b-8192")
+PEERS = (
+    *("cpu-peer-small", "cpu-peer-0.5b", "cpu-peer-0.5b-8192", "cpu-peer-0.5b-32600"),
+    *("cpu-peer-1.5b", "cpu-peer-1.5b-8192"),
+)
 KVS = ("float16", "int8", "int4")
 H200_KVS = ("auto", "int8", "fp8", "int4")
 LEAST_TEXTS = 4  # for a confidence interval

@@ -1,8 +1,8 @@
 """A Llama, Mistral, Qwen2 or Qwen3 of plain modules of torch.
 
 Modules and weights have the names that they have in transformers, and compute the same numbers, but over this program's
-caches alone. To import transformers' own takes about a second and 170 MB: they come with what training, compiling and
-many other architectures need.
+caches alone. To import transformers' own takes half a second or more and 170 MB: they come with what training,
+compiling and many other architectures need.
 """
 
 from __future__ import annotations
