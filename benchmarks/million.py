@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from triforce_chat.chat.template import ChatFormat
-from triforce_chat.cli.bench import BenchOptions, open_bench, plan_bench
+from triforce_chat.cli.bench import BenchOptions, conditions, open_bench, plan_bench
 from triforce_chat.cli.output import print_record, screen_of
 from triforce_chat.documents import read
 from triforce_chat.engine.engine import Engine
@@ -89,15 +89,8 @@ def measured(asked: argparse.Namespace) -> dict[str, Any]:
     found = [] if asked.offload else [*facts(engine, asked.tokens, cases, Sampling(), form.stop)]
     there = [each for each in found if each.kind != "absent"]
     return {
-        **recipe.record(),
+        **conditions(recipe, run, seconds),
         "command": " ".join(["python", "benchmarks/million.py", *sys.argv[1:]]),
-        "offloaded": run.loaded.offloaded,
-        "load_s": seconds,
-        "warmup": chosen.warmup,
-        "repeats": chosen.repeats,
-        "plain_tokens": chosen.plain_tokens,
-        "past_end": run.past_end,
-        "same_text": chosen.same_text,
         "rows": [dataclasses.asdict(row) for row in rows],
         "profiles": [],
         "facts": {"right": sum(each.right for each in there), "asked": len(there)},

@@ -464,12 +464,6 @@ def ablations(name: str) -> str:
     return table(header, lines) + "\n" + source(name)
 
 
-def policies(name: str) -> str:
-    """How the middle level's chunks are selected: in copies that are built again, and in place."""
-    cases = [(" ".join([each["contender"], *each["varied"].values()]), each) for each in rows(name)]
-    return rounds("stack, `--policy`", cases) + source(name)
-
-
 def offload_int4(name: str) -> str:
     """Keys and values in host memory, with and without a level over a 4-bit copy of them."""
     return rounds("stack", [(each["contender"], each) for each in rows(name)]) + source(name)
@@ -482,10 +476,10 @@ def four_bits(wide: str, narrow: str) -> str:
     return rounds("weights, stack", cases) + source(wide, narrow)
 
 
-def by_tree(name: str) -> str:
-    """Stacks whose draft model drafts chains or trees, beside plain decoding."""
+def by_setting(setting: str, name: str) -> str:
+    """Stacks with each value of one setting, beside plain decoding."""
     cases = [(" ".join([each["contender"], *each["varied"].values()]), each) for each in rows(name)]
-    return rounds("stack, `--tree`", cases) + source(name)
+    return rounds(f"stack, `--{setting}`", cases) + source(name)
 
 
 def trees_short(name: str) -> str:
@@ -878,10 +872,10 @@ TABLES = {
     "h200-kv": partial(
         formats, [f"h200-perplexity-{each}" for each in H200_KVS], [f"h200-kv-{each}" for each in H200_KVS]
     ),
-    "weights": partial(by_tree, "h200-weights-13b"),
-    "trees": partial(by_tree, "h200-trees-124928"),
-    "trees-auto": partial(by_tree, "h200-trees-auto"),
-    "trees-offload": partial(by_tree, "h200-trees-offload"),
+    "weights": partial(by_setting, "tree", "h200-weights-13b"),
+    "trees": partial(by_setting, "tree", "h200-trees-124928"),
+    "trees-auto": partial(by_setting, "tree", "h200-trees-auto"),
+    "trees-offload": partial(by_setting, "tree", "h200-trees-offload"),
     "trees-short": partial(trees_short, "h200-trees-short"),
     "trees-sizes": partial(trees_sizes, "h200-trees-sizes"),
     "card": card,
@@ -890,7 +884,7 @@ TABLES = {
     "small": small,
     "ablations": partial(ablations, "h200-ablations"),
     "ablations-same": partial(ablations, "h200-ablations-same"),
-    "gpu-policies": partial(policies, "h200-7b-policies"),
+    "gpu-policies": partial(by_setting, "policy", "h200-7b-policies"),
     "parallel": parallel,
     "start-up": start_up,
     "exactness": exactness,

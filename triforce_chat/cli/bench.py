@@ -229,19 +229,7 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     recipe = dataclasses.replace(plan_bench(chosen, options, shape, cap), peer=peer)
     run, seconds = open_bench(recipe, options, screen)
     prompts = prompts_per_length(run.loaded, texts, recipe)
-    record: dict[str, Any] = {
-        **recipe.record(),
-        **({"kv": run.loaded.kv_format} if run.loaded.kv_format else {}),
-        "attention": dict(zip(("prefill", "decoding"), run.loaded.attention, strict=True)),
-        "offloaded": run.loaded.offloaded,
-        **({"gpu_layers": run.loaded.streamed.resident} if run.loaded.streamed else {}),
-        "load_s": seconds,
-        "warmup": chosen.warmup,
-        "repeats": chosen.repeats,
-        "plain_tokens": chosen.plain_tokens,
-        "past_end": run.past_end,
-        "same_text": chosen.same_text,
-    }
+    record = conditions(recipe, run, seconds)
     if chosen.profile:
         show_profiles(run, prompts, recipe, record, options, screen)
         return
@@ -256,6 +244,24 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
         raise Interrupted("interrupted: the figures cover what had been measured by then")
     if run.ended:
         raise run.ended
+
+
+def conditions(recipe: Recipe, run: Bench, seconds: float) -> dict[str, Any]:
+    """What the record of any measurement begins with; ``seconds``: those of loading."""
+    chosen, loaded = recipe.chosen, run.loaded
+    return {
+        **recipe.record(),
+        **({"kv": loaded.kv_format} if loaded.kv_format else {}),
+        "attention": dict(zip(("prefill", "decoding"), loaded.attention, strict=True)),
+        "offloaded": loaded.offloaded,
+        **({"gpu_layers": loaded.streamed.resident} if loaded.streamed else {}),
+        "load_s": seconds,
+        "warmup": chosen.warmup,
+        "repeats": chosen.repeats,
+        "plain_tokens": chosen.plain_tokens,
+        "past_end": run.past_end,
+        "same_text": chosen.same_text,
+    }
 
 
 def require_chains_on_gpu(several: str, settings: Settings) -> None:

@@ -47,6 +47,14 @@ def _expanded(weight: QuantizedWeight, ids: Tensor | None, out: Tensor) -> None:
 
 
 @triton.jit
+def scale_and_low(shared):
+    """The two numbers of 16 bits, as fp32, of which ``shared`` ends."""
+    scale = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    low = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return scale, low
+
+
+@triton.jit
 def _expand(
     data,
     scale,
@@ -78,8 +86,7 @@ def _expand(
     for half in tl.static_range(parts):
         numbers = ((w >> (half * 4)) & 15 if paired else w).to(tl.float32)
         if scale.dtype.element_ty == tl.int32:
-            factor = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-            least = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            factor, least = scale_and_low(shared)
             made = numbers * factor[:, :, None] + least[:, :, None]
         else:
             made = (numbers - zero) * shared[:, :, None]

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce_chat.engine.kernels.blocking import WARP, FewBlocking
+from triforce_chat.engine.kernels.expanding import scale_and_low
 from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
 from triforce_chat.engine.kernels.rows import Norm
 
@@ -149,8 +150,7 @@ def _scaled(made, sums, shared, packed: tl.constexpr, sided: tl.constexpr, zero:
     """
     bias: tl.constexpr = NIBBLE_BIAS if packed else 0.0
     if sided:
-        factor = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        least = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        factor, least = scale_and_low(shared)
         return made * factor[None] + sums[:, None] * (least - bias * factor)[None]
     if packed:
         return (made - sums[:, None] * (bias + zero)) * shared[None]

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce_chat.engine.kernels.blocking import GroupedBlocking, padded
+from triforce_chat.engine.kernels.expanding import scale_and_low
 from triforce_chat.engine.kernels.quantized_weight import RUN, QuantizedWeight
 from triforce_chat.engine.kernels.rows import Norm
 
@@ -129,8 +130,7 @@ def _multiply_grouped(
         group_at = (start // run + lap) * (run * parts) // group
         shared = tl.load(shared_at + group_at[None, :], mask=(lap * run < last - start)[None, :], other=0)
         if sided:
-            factor = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-            least = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            factor, least = scale_and_low(shared)
         else:
             factor = shared
             least = -zero * shared

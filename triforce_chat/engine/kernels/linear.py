@@ -20,19 +20,6 @@ from triforce_chat.engine.kernels.grouped import multiply_grouped
 from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight
 from triforce_chat.engine.kernels.rows import Norm
 
-# Integers become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones.
-BIAS = tl.constexpr(128)
-NIBBLES = tl.constexpr("""{
-.reg .b32 low, high;
-and.b32 low, $4, 0x0F0F0F0F;
-shr.u32 high, $4, 4;
-and.b32 high, high, 0x0F0F0F0F;
-prmt.b32 $0, low, 0x43434343, 0x4140;
-prmt.b32 $1, low, 0x43434343, 0x4342;
-prmt.b32 $2, high, 0x43434343, 0x4140;
-prmt.b32 $3, high, 0x43434343, 0x4342;
-}""")
-
 
 def quantized_linear(
     x: Tensor,
@@ -104,20 +91,6 @@ def _multiply_rows(
         num_stages=shape.stages,
         num_warps=shape.warps,
     )
-
-
-@triton.jit
-def unpacked(words, kind: tl.constexpr):
-    """The integers of each byte in ``kind``; two are larger by 128, a single one is given twice."""
-    if words.dtype == tl.uint8:
-        low, high = tl.inline_asm_elementwise(
-            NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
-    else:
-        # 127 is exact in every dtype; via bfloat16, to which Triton converts four bytes at a time.
-        low = words.to(tl.bfloat16)
-        high = low
-    return low.to(kind), high.to(kind)
 
 
 @triton.jit

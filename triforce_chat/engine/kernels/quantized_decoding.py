@@ -26,7 +26,7 @@ from triforce_chat.engine.kernels.decoding import (
     splits,
     tiling,
 )
-from triforce_chat.engine.kernels.linear import BIAS, unpacked
+from triforce_chat.engine.kernels.expanding import scale_and_low
 
 STAGES, WARPS = 4, 4
 LEAST_ROWS, FEW_ROWS = 16, (32, 3)  # rows of the smallest tile; tokens and stages of codes of 8 bits there
@@ -41,6 +41,18 @@ prmt.b32 $0, raised, 0x64646464, 0x4140;
 prmt.b32 $1, raised, 0x64646464, 0x4342;
 sub.f16x2 $0, $0, excess;
 sub.f16x2 $1, $1, excess;
+}""")
+# Integers of 4 bits become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones.
+BIAS = tl.constexpr(128)
+NIBBLES = tl.constexpr("""{
+.reg .b32 low, high;
+and.b32 low, $4, 0x0F0F0F0F;
+shr.u32 high, $4, 4;
+and.b32 high, high, 0x0F0F0F0F;
+prmt.b32 $0, low, 0x43434343, 0x4140;
+prmt.b32 $1, low, 0x43434343, 0x4342;
+prmt.b32 $2, high, 0x43434343, 0x4140;
+prmt.b32 $3, high, 0x43434343, 0x4342;
 }""")
 # The first four fields of ``QuantizedTokens``: codes of keys [Hkv, rows, D] and of values [Hkv, S/group, rows, D] whose
 # rows lie side by side; a scale, in 4 bits also a lowest number, of each channel of the keys of a group
@@ -186,11 +198,12 @@ def _whole(words, kind: tl.constexpr):
 
 
 @triton.jit
-def _scale_and_low(shared):
-    """Two numbers of 16 bits, as fp32, of which ``shared`` ends."""
-    scale = shared.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    low = (shared >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return scale, low
+def _halves(words, kind: tl.constexpr):
+    """The two integers of 4 bits in each byte in ``kind``, larger by BIAS."""
+    low, high = tl.inline_asm_elementwise(
+        NIBBLES, "=r,=r,=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+    )
+    return low.to(kind), high.to(kind)
 
 
 @triton.jit
@@ -279,7 +292,7 @@ def _attend_groups(
             mixed = tl.dot(weights, v, mixed * fading[:, None], input_precision="ieee")
         else:  # codes are too large by BIAS
             turned = (queries.to(tl.float32) * k_scale.to(tl.float32)[None, :]).to(queries.dtype)
-            k_even, k_odd = unpacked(k, queries.dtype)
+            k_even, k_odd = _halves(k, queries.dtype)
             shift = queries.to(tl.float32) * k_low.to(tl.float32)[None, :] - BIAS * turned.to(tl.float32)
             shift = tl.sum(shift, 1)[:, None]
             even = (tl.dot(turned, k_even, input_precision="ieee") + shift) * scale
@@ -289,14 +302,14 @@ def _attend_groups(
             even, odd = tl.exp2(even - highest[:, None]), tl.exp2(odd - highest[:, None])
             fading = tl.exp2(top - highest)
             total = total * fading + tl.sum(even + odd, 1)
-            even_scale, even_low = _scale_and_low(shared)
-            odd_scale, odd_low = _scale_and_low(shared >> 32)
+            even_scale, even_low = scale_and_low(shared)
+            odd_scale, odd_low = scale_and_low(shared >> 32)
             lowest = tl.sum(even * even_low[None, :] + odd * odd_low[None, :], 1)
             even = (even * even_scale[None, :]).to(queries.dtype)
             odd = (odd * odd_scale[None, :]).to(queries.dtype)
             excess = BIAS * tl.sum(even.to(tl.float32) + odd.to(tl.float32), 1)
             offset = offset * fading + lowest - excess
-            v_even, v_odd = unpacked(v, queries.dtype)
+            v_even, v_odd = _halves(v, queries.dtype)
             mixed = tl.dot(even, v_even, mixed * fading[:, None], input_precision="ieee")
             mixed = tl.dot(odd, v_odd, mixed, input_precision="ieee")
         top = highest
