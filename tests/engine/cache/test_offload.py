@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -20,7 +21,7 @@ from support.labs import SMALL_BUDGET, Lab, spell
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.offload import OffloadedKV, occupy
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
-from triforce_chat.engine.cache.storage import PAGE, KVBuffer, KVStorage, Shape, zero_pages
+from triforce_chat.engine.cache.storage import PAGE, KVBuffer, KVStorage, Shape
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Rebuilt, Text, Verified
@@ -233,7 +234,9 @@ def test_a_full_store_overflows_as_a_slab_does() -> None:
 @pytest.mark.skipif(not MEMORY_IN_USE.exists(), reason="the system does not say which pages it has allocated")
 def test_memory_is_allocated_before_it_is_pinned() -> None:
     size = 64 << 20
-    part = zero_pages((8, size // 16), torch.bfloat16)
+    # Not from the heap, which may give back memory that was allocated before.
+    fresh = mmap(-1, size, MAP_PRIVATE | MAP_ANONYMOUS)
+    part = torch.frombuffer(fresh, dtype=torch.bfloat16).view(8, size // 16)
     part[3] = 1.5
     before = resident()
     occupy(part)
